@@ -16,7 +16,7 @@ from drabridge.agent.reload import ConfigFollower
 from drabridge.agent.standby import Standby
 from drabridge.coexistence.vendor_software import LOOK_SECONDS
 from drabridge.config.schema import Config
-from drabridge.inventory.model import Snapshot
+from drabridge.inventory.model import Collision, Snapshot
 from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
 from drabridge.ledger.events import NodeBooted
 from drabridge.ledger.model import Ledger
@@ -58,6 +58,7 @@ class ServingAgent:
         self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
         self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
         self._configuring = asyncio.Lock()
+        self._collisions: tuple[Collision, ...] = ()  # that were reported
         self._refresh: asyncio.TimerHandle | None = None
         self._watches: ApiWatches | None = None
         self._tasks: list[asyncio.Task[None]] = []  # ended first when the agent ends
@@ -153,7 +154,9 @@ class ServingAgent:
         self._behind = not await parts.merge.discover(config, snapshot, first, rebooted=self._rebooted)
         parts.identities.save(parts.inventory.identities())
         for collision in snapshot.collisions:
-            log.error("devices with one identity are not offered", extra={"collision": str(collision)})
+            if collision not in self._collisions:
+                log.error("devices with one identity are not offered", extra={"collision": str(collision)})
+        self._collisions = snapshot.collisions
 
     async def _merge(self) -> None:
         """Merge and begin to serve. While the disk is full only a ledger of before is enough to serve from."""
@@ -161,7 +164,8 @@ class ServingAgent:
         service = parts.ledger_service
         merged = False
         if self._boot_recorded and not self._behind:
-            merged = await parts.merge.merge(parts.current.config, rebooted=self._rebooted)
+            names = [resource.name for resource in parts.inventory.file.resources]
+            merged = await parts.merge.merge(parts.current.config, names, rebooted=self._rebooted)
         if merged:
             parts.legacy_files.restore_soon(service.ledger, parts.current.devices)
         self._behind = not merged  # again when the disk works

@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from deviceplugin import kubelet_process
+from drabridge.config.name_template import stands_for
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_spec import ClaimDeviceName
 from drabridge.containers.cdi_store import CdiStore, Family
@@ -59,8 +60,10 @@ class StartupMerge:
         self._paths = paths
         self._boot_id = boot_id
 
-    async def merge(self, config: Config, *, rebooted: bool) -> bool:
+    async def merge(self, config: Config, names: Collection[str], *, rebooted: bool) -> bool:
         """Merge once; return whether that is on disk. If not, it is to be tried again, and nothing is served before.
+
+        ``names``: of resources as the file has them, with the templates of those that no device has now.
 
         If kubelet is away the ledger alone counts. On a new node it may be empty: where kubelet has no checkpoint no
         plugin has ever registered, and in a directory that is not kubelet's no kubelet asks for devices.
@@ -74,7 +77,7 @@ class StartupMerge:
             doubt = self._doubt_from_files()
             if not doubt and checkpoint is None and checkpoint_file.exists(self._paths.device_plugins):
                 doubt = "kubelet's checkpoint of devices is not understood, and it alone knows every pod"
-            doubt = doubt or self._doubt_from_ids(config, listed, checkpoint)
+            doubt = doubt or self._doubt_from_ids(names, listed, checkpoint)
             if doubt and not await self._lose(doubt):
                 return False
         elif not await self._doubt_strangers(config, listed, checkpoint):
@@ -122,20 +125,22 @@ class StartupMerge:
             return f"the files in {cdi.directory if left else records} are of an agent whose ledger is gone"
         return ""
 
-    def _doubt_from_ids(self, config: Config, listed: KubeletList | None, checkpoint: CheckpointRead | None) -> str:
+    def _doubt_from_ids(
+        self, names: Collection[str], listed: KubeletList | None, checkpoint: CheckpointRead | None
+    ) -> str:
         """Say that kubelet shows pods with our resources, or claims of our driver, by names that no device here has.
 
         They have some of the hardware, and nobody can say which: an earlier driver called it otherwise.
         """
         devices = [entry.device for entry in self._ledger_service.ledger.entries.values()]
-        ids, ours = {device.id for device in devices}, {resource.name for resource in config.resources}
-        shown = _units_of_pods(listed, checkpoint)
+        ids, shown = {device.id for device in devices}, _units_of_pods(listed, checkpoint)
+        ours = {name for name, _ in shown if any(stands_for(template, name) for template in names)}
         unknown = {f"{name} {unit}" for name, unit in shown if name in ours and device_id_of(unit) not in ids}
         uses = [
             (one.claim, use.device) for one in (listed.claims if listed else ()) for use in one.uses if not use.admin
         ]
-        names = {device.name for device in devices}
-        unknown |= {f"{name} of claim {claim.namespace}/{claim.name}" for claim, name in uses if name not in names}
+        known = {device.name for device in devices}
+        unknown |= {f"{name} of claim {claim.namespace}/{claim.name}" for claim, name in uses if name not in known}
         if not unknown:
             return ""
         words = ", ".join(sorted(unknown)[:NAMED])

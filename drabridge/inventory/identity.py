@@ -157,13 +157,13 @@ class _Assignment:
 
     def result(self) -> tuple[dict[Key, DeviceIdentity], tuple[Collision, ...]]:
         chosen: dict[str, list[tuple[Key, str]]] = defaultdict(list)  # name -> who chose it, with the value
-        nameless = []
+        nameless: dict[tuple[str, str], list[str]] = defaultdict(list)  # one message for all with the same hint
         for candidate in self.newcomers:
             if value := self._choose(candidate.key):
                 chosen[name_of(value)].append((candidate.key, value))
             else:
                 hint = candidate.hint or "No identity template gives it a value"
-                nameless.append(Collision("", candidate.resource, (candidate.syspath,), hint))
+                nameless[candidate.resource, hint].append(candidate.syspath)
         identities = dict(self.kept)
         collisions = []
         for name, choices in chosen.items():
@@ -175,7 +175,8 @@ class _Assignment:
                 collisions.append(self._collision(value, sharing))
             else:
                 identities[key] = DeviceIdentity(value, name)
-        return identities, tuple(sorted([*collisions, *nameless], key=lambda c: (c.resource, c.identity, c.syspaths)))
+        collisions += [Collision("", resource, tuple(paths), hint) for (resource, hint), paths in nameless.items()]
+        return identities, tuple(sorted(collisions, key=lambda c: (c.resource, c.identity, c.syspaths)))
 
     def _choose(self, key: Key) -> str:
         """The first value that no other device has; else the first value at all, which then collides."""

@@ -130,6 +130,11 @@ class Inventory:
         """The configuration in use, with plain names: what templates in names stand for follows the devices."""
         return self._config
 
+    @property
+    def file(self) -> Config:
+        """The configuration as it was given."""
+        return self._names.file
+
     def identities(self) -> KnownIdentities:
         """The identities of devices that are here, or held."""
         named_by = self._builder.named_by
@@ -160,7 +165,7 @@ class Inventory:
         return distinct_configs((self._config, *self._builder.named_by.values()))
 
     def _scope(self) -> UdevScope:
-        return union(map(scope_of, self._scoped()))
+        return union(scope_of(config) for config in self._scoped() if config.resources)
 
     def _scoped(self) -> list[Config]:
         """And the configuration as it was given: its templates may stand for nothing yet."""
@@ -297,8 +302,11 @@ class Inventory:
         self._cache.note_first_seen(now)
         devices = self._mig.beside(self._cache.devices, self._nvidia)
         if self._names.update(devices.values()):
+            devices = dict(devices)
             self._config = self._names.config
             self._use_new_configuration()
+            if not self._monitors:  # it reads more than before
+                self._wake.set()
         built = self._builder.build(
             devices,
             self._nvidia,

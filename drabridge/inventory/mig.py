@@ -34,7 +34,11 @@ NO_IDENTITY = (
 _INSTANCE = re.compile(r"gi(\d{1,4})/ci(\d{1,4})", re.ASCII)
 _EXTENSION = re.compile(r"((?:\d+c\.)?\d+g\.\d+gb)\.(.+)", re.ASCII)
 _MEMORY_SLICES = 8  # of an A100 and its successors
-_NOT_OF_THE_INSTANCE = ("uuid", "memory_mib", MODE)  # what is said of a GPU and not true of its instances
+_AS_THE_GPU = frozenset({
+    "minor", "model", "driver_version", "architecture", "brand", "compute_capability", "cuda_version",
+    "addressing_mode", "serial", "excluded",
+})  # fmt: skip
+"""What is said of a GPU and true of its instances as well."""
 
 
 # --- what the driver's files say --------------------------------------------------------------------------------------
@@ -157,7 +161,7 @@ def fields_of(facts: NvidiaFacts, device: UdevDevice) -> Mapping[str, str]:
     gpu = facts.of(topology.pci_bus_id(device))
     if device.subsystem != MIG:
         return gpu
-    shared = {name: value for name, value in gpu.items() if name not in _NOT_OF_THE_INSTANCE}
+    shared = {name: value for name, value in gpu.items() if name in _AS_THE_GPU}
     return {**shared, "parent_uuid": gpu.get("uuid", ""), **device.attributes}
 
 

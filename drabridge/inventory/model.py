@@ -96,8 +96,8 @@ def device_id_of(unit: str) -> str:
 class Collision(Struct, frozen=True):
     """Devices that resolve to one name or id: none of them is offered until the operator decides.
 
-    A device that had the name before the others came keeps it; it is listed here all the same. A single syspath with an
-    empty ``identity`` is a device for which no identity template has a value.
+    A device that had the name before the others came keeps it; it is listed here all the same. With an empty
+    ``identity`` these are devices for which no identity template has a value, for one and the same reason.
     """
 
     identity: str
@@ -107,7 +107,10 @@ class Collision(Struct, frozen=True):
 
     def __str__(self) -> str:
         if not self.identity:
-            return f"{self.resource}: {', '.join(self.syspaths)} has no identity. {self.hint}"
+            several = len(self.syspaths) > 1
+            return (
+                f"{self.resource}: {', '.join(self.syspaths)} {'have' if several else 'has'} no identity. {self.hint}"
+            )
         return f"{self.resource}: {', '.join(self.syspaths)} all resolve to the identity {self.identity!r}. {self.hint}"
 
 

@@ -5,6 +5,7 @@ A resource that was once there stays while the agent runs: its pods and its plac
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from drabridge.config.matcher import any_of
@@ -34,16 +35,16 @@ class NamedResources:
         """Look at all devices; return whether ``config`` is another one now."""
         if self.config is self.file:
             return False
-        collisions = []
+        nameless: dict[tuple[str, str], list[str]] = defaultdict(list)  # one message for all with the same reason
         before = dict(self.values)
         for device in devices:
             for resource, field, rule in self._rules:
                 if not holds(rule, device):
                     continue
                 if field is not None and (why := self._take(resource.name, field.key, device)):
-                    collisions.append(Collision("", resource.name, (device.syspath,), why))
+                    nameless[resource.name, why].append(device.syspath)
                 break
-        self.collisions = tuple(collisions)
+        self.collisions = tuple(Collision("", name, tuple(paths), why) for (name, why), paths in nameless.items())
         if before == self.values:
             return False
         self.config = expanded(self.file, self.values)

@@ -106,7 +106,8 @@ def test_hardware_cannot_make_resources_without_end() -> None:
     found = NamedResources(config(RESOURCE))
     found.update([port(index, f"k{index:04}") for index in range(VALUES_MAX + 5)])
     assert len(found.config.resources) == VALUES_MAX
-    assert len(found.collisions) == 5
+    (collision,) = found.collisions
+    assert len(collision.syspaths) == 5
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,15 @@ def test_an_instance_is_a_part_of_its_gpu_with_nvidia_s_names() -> None:
     }
 
 
+def test_what_its_gpu_has_is_not_an_instance_s() -> None:
+    server = Server(mixed())
+    bare = MigInstance("MIG-bare", machines.gpu_address(0), 1, 0, "1g.10gb")
+    (device,) = server.show(bare, gpu0={"multiprocessor_count": "132", "decoders": "7"}).values()
+    assert device.capacity == {}
+    assert device.presence is Presence.FAULTY
+    assert "/dev/nvidia-caps/nvidia-cap{nvidia.gi_cap} cannot be filled in" in device.reason
+
+
 @pytest.mark.parametrize(
     ("profile", "resource", "published"),
     [
@@ -238,6 +247,33 @@ def test_the_slices_have_the_instances_and_not_their_gpu() -> None:
     assert [one["name"] for one in sets] == [WHOLE]
 
 
+@pytest.mark.parametrize("kind", ["instance", "whole"])
+@pytest.mark.parametrize("holder", ["pod", "claim"])
+def test_another_strategy_gives_nobody_what_is_held(holder: str, kind: str) -> None:
+    """From mixed to none while an instance is held, and from none to mixed while the GPU is."""
+    none = load(EXAMPLES / "nvidia-gpu.yaml")
+    before, after = (mixed(), none) if kind == "instance" else (none, mixed())
+    server = Server(before, count=2)
+    server.show(instance(0, 1), instance(0, 2))
+    held = name(0, 1) if kind == "instance" else WHOLE
+    if holder == "claim":
+        server.to_claims(held)
+    assert server.allocate(held) if holder == "pod" else server.prepare(CLAIM, held)
+    server.reconfigure(after)
+    server.show(instance(0, 1), instance(0, 2))
+    other = machines.GPU_UUID.format(1).lower()
+    assert {one for names in server.resources().values() for one in names} <= {held, other}
+    assert server.held(held)
+    for taken in (name(0, 2), WHOLE):
+        if taken != held and taken in server.ledger.entries:
+            assert not server.allocate(taken), server.said
+    if holder == "pod":
+        server.let_go()
+        server.show(instance(0, 1), instance(0, 2))
+        free = {one for names in server.resources().values() for one in names}
+        assert free == ({WHOLE, other} if kind == "instance" else {name(0, 1), name(0, 2), other})
+
+
 # --- what others change -----------------------------------------------------------------------------------------------
 
 
@@ -324,8 +360,9 @@ def test_without_nvml_no_instance_is_offered_nor_its_gpu_and_it_is_said(config: 
     server.nvidia = mig_devices.with_capabilities(read(proc / "driver/nvidia"), proc)
     server.see(gpu(0), gpu(1))
     assert list(server.resources().values()) == [[machines.GPU_UUID.format(1).lower()]]
-    assert {collision.hint for collision in server.collisions} == {mig_devices.NO_IDENTITY}
-    assert len(server.collisions) == 2
+    (collision,) = server.collisions
+    assert collision.hint == mig_devices.NO_IDENTITY
+    assert len(collision.syspaths) == 2, "one message for all"
 
 
 def test_rules_see_instances_as_udev_devices() -> None:

@@ -66,7 +66,7 @@ async def check() -> None:
         whole = await watched.snapshot_with(lambda s: gpus[0] not in s.by_name())
         assert whole.by_name()[gpus[1]].presence is Presence.PRESENT
 
-        assert inventory.notes == ()
+        assert not inventory.notes
         from_nvml["mig_mode"] = "enabled"  # of the other GPU, and no instance yet
         inventory.refresh()
         await watched.snapshot_with(lambda s: gpus[1] not in s.by_name())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from drabridge.config.schema import Config
 from drabridge.inventory.builder import DeviceBuilder
+from drabridge.inventory.identity import name_of
 from drabridge.inventory.mig import MigDevices
 from drabridge.inventory.model import Device
 from drabridge.inventory.named_resources import NamedResources
@@ -53,6 +54,12 @@ class Machine:
         self.ledger = Ledger.of(entries, self.ledger.node, self.ledger.seq)
         self.builder = DeviceBuilder(self.names.config, self.host, file=self.names.file)
         self.tracker = DeviceTracker(self.held)
+
+    def reconfigure(self, config: Config) -> None:
+        """Use another configuration from the next look on, as the inventory does."""
+        self.names = NamedResources(config, self.names.values)
+        named_by = {i: by for i, by in self.builder.named_by.items() if self.held(name_of(i))}
+        self.builder = DeviceBuilder(self.names.config, self.host, named_by, self.names.file)
 
     def held(self, name: str) -> bool:
         entry = self.ledger.entries.get(name)

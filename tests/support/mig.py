@@ -91,7 +91,7 @@ def nodes(instances: Iterable[MigInstance] = (), count: int = 1) -> dict[str, tu
     """The device nodes of ``count`` GPUs and of instances."""
     found = {**SHARED_NODES, **{f"/dev/nvidia{index}": (195, index) for index in range(count)}}
     for one in instances:
-        for name in ("gi_cap", "ci_cap"):
+        for name in {"gi_cap", "ci_cap"} & one.fields.keys():
             found[f"/dev/nvidia-caps/nvidia-cap{one.fields[name]}"] = (237, int(one.fields[name]))
     return found
 
