@@ -395,7 +395,8 @@ def _edits(resource: Json) -> Iterator[Json]:
 
 def _named(profile: Json, name: str) -> Json:
     """Return a copy of the profile's resource."""
-    return deepcopy(next(one for one in profile["resources"] if one["name"] == name))
+    found: Json = next(one for one in profile["resources"] if one["name"] == name)
+    return deepcopy(found)
 
 
 def _mig_resource(profile: Json, name: str) -> Json:
