@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -277,26 +278,18 @@ class _Conversion:
         """Return the resource with the roots and the companions that the flags name."""
         driver_root = _root(self._flags.nvidia_driver_root)
         dev_root = _root(self._flags.nvidia_dev_root or self._flags.nvidia_driver_root)
-        if dev_root:
-            resource["nodes"] = [
-                {**node, "path": dev_root + node["path"], "as": node.get("as", node["path"])}
-                if "path" in node
-                else node
-                for node in resource["nodes"]
-            ]
-        if driver_root:
-            resource["mounts"] = [
-                {
-                    **mount,
-                    "hostPath": driver_root + mount["hostPath"],
-                    "containerPath": mount.get("containerPath", mount["hostPath"]),
-                }
-                for mount in resource.get("mounts", ())
-            ]
-        if self._flags.gdrcopy_enabled:
-            resource["nodes"].append({"path": "/dev/gdrdrv", "optional": True})
+        for given in _edits(resource):
+            for node in given.get("nodes", ()) if dev_root else ():
+                if "path" in node:
+                    node |= {"path": dev_root + node["path"], "as": node.get("as", node["path"])}
+            for mount in given.get("mounts", ()) if driver_root else ():
+                path = mount["hostPath"]
+                mount |= {"hostPath": driver_root + path, "containerPath": mount.get("containerPath", path)}
+        added: list[Json] = [{"path": "/dev/gdrdrv", "optional": True}] if self._flags.gdrcopy_enabled else []
         if (imex := self._file.imex) is not None and imex.channel_ids:
-            resource["nodes"].append({"path": IMEX_CHANNEL} | ({} if imex.required else {"optional": True}))
+            added.append({"path": IMEX_CHANNEL} | ({} if imex.required else {"optional": True}))
+        if added:
+            resource["nodes"] = [*resource.get("nodes", ()), *added]
         return resource
 
     # --- notes ---
@@ -390,10 +383,16 @@ def _renamed(asked: _Replicated, sharing: _Sharing | None) -> str:
     return asked.name + (SHARED_SUFFIX if sharing and sharing.rename_by_default else "")
 
 
+def _edits(resource: Json) -> Iterator[Json]:
+    """Yield what has nodes and mounts: the resource, and each of its keys that has some of its own."""
+    yield resource
+    yield from (value for value in resource.values() if isinstance(value, dict) and value.keys() & {"nodes", "mounts"})
+
+
 def _named(profile: Json, name: str) -> Json:
     """Return a copy of the profile's resource."""
     found: Json = next(one for one in profile["resources"] if one["name"] == name)
-    return {**found, "nodes": [dict(node) for node in found["nodes"]]}
+    return deepcopy(found)
 
 
 def _mig_resource(profile: Json, name: str) -> Json:
