@@ -43,8 +43,12 @@ async def test_labels_follow_the_devices_and_the_configuration_and_outlive_the_a
         assert (labels(cluster), patches(cluster)) == (ALL, 1)
         agent.config.write_text(LABELLED.replace('[zero, "null", full, random]', "[zero, full]"))
         await until(lambda: labels(cluster) == ALL | {"example.com/mem.count": "2"}, 20, agent.text)
-        agent.config.write_text(LABELLED.replace("    example.com/mem.kind:", "    example.com/mem.sort:"))
-        await until(lambda: labels(cluster).keys() == {name.replace("kind", "sort") for name in ALL}, 20, agent.text)
+        # Another label, of an attribute that nothing else reads.
+        agent.config.write_text(
+            LABELLED.replace("mem.kind:", "mem.number:").replace("{subsystem} of major {major}", "n{attr:dev}")
+        )
+        await until(lambda: labels(cluster).get("example.com/mem.number", "").startswith("n1"), 20, agent.text)
+        assert labels(cluster).keys() == {name.replace("kind", "number") for name in ALL}
         agent.config.write_text(BOTH_LANES)
         await until(lambda: labels(cluster) == {}, 20, agent.text)
 

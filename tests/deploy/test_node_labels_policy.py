@@ -106,7 +106,7 @@ def test_the_labels_of_gfd_are_those_that_the_agent_writes(name: str) -> None:
 
 
 def test_every_label_of_gfd_is_allowed() -> None:
-    mig = "{name: nvidia.com/mig-1g.10gb, match: {subsystem: x}, partition: {of: nvidia.com/gpu}}"
+    mig = "{name: nvidia.com/mig-1g.10gb, match: {subsystem: nvidia-mig}, partition: {of: nvidia.com/gpu}}"
     of = load(
         "apiVersion: drabridge/v1alpha1\nkind: AgentConfig\nnodeLabels: {gfd: true}\n"
         f"resources: [{{name: nvidia.com/gpu, match: {{subsystem: pci}}}}, {mig}]"
