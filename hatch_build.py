@@ -2,6 +2,7 @@
 
 The path of a file under ``proto/`` equals the Python package of the generated module, so the generator's absolute
 imports are right as they are. Run by ``pip install`` and ``python -m build``; by hand with ``python hatch_build.py``.
+A wheel also gets the profiles that ``drabridge check-config --from nvidia-device-plugin`` begins with.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent
+PROFILES = {  # in the sources, in the wheel
+    f"deploy/examples/{name}": f"drabridge/config/{name}" for name in ("nvidia-gpu.yaml", "nvidia-mig.yaml")
+}
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -38,6 +42,9 @@ class ProtoHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         generate(Path(self.root))
+        if self.target_name == "wheel" and version != "editable":
+            for source, target in PROFILES.items():
+                build_data["force_include"][str(Path(self.root) / source)] = target
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Watch this node's annotation and its pods at the API server; a standby does so before it is the agent."""
+"""Watch this node's Node and its pods at the API server; a standby does so before it is the agent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.kube.api import Cluster
 from drabridge.kube.node_annotation import NodeAnnotationWatch
+from drabridge.kube.node_labels import LabelsSeen
 from drabridge.system.supervise import forever
 
 
@@ -18,11 +19,13 @@ class ApiWatches:
         """``resources`` returns the names that matter in a pod's limits; it is called from another thread."""
         self._resources = resources
         self.pods = PodWatch(cluster, node, lambda: self._on_pod_ended(), lambda: self._resources())
-        self._node = NodeAnnotationWatch(cluster, node, driver, self._take_annotation)
+        self._node = NodeAnnotationWatch(cluster, node, driver, self._take_annotation, self._take_labels)
         self._on_pod_ended: Callable[[], None] = lambda: None
         self._on_annotation: Callable[[str | None], None] = lambda value: None
         self._tasks: list[asyncio.Task[None]] = []
+        self._on_labels: Callable[[LabelsSeen | None], None] = lambda labels: None
         self._annotation: tuple[str | None, ...] = ()  # the newest value; (): not seen yet
+        self._labels: LabelsSeen | None = None  # the newest; None: not seen yet
 
     def begin(self) -> None:
         """Start both watches, unless they run already."""
@@ -41,13 +44,23 @@ class ApiWatches:
         self,
         on_pod_ended: Callable[[], None],
         on_annotation: Callable[[str | None], None],
+        on_labels: Callable[[LabelsSeen | None], None],
         resources: Callable[[], Collection[str]],
     ) -> None:
-        """Set the callbacks: a pod with devices is gone or has ended; the annotation has this value (also now)."""
+        """Set the callbacks: a pod with devices is gone or has ended; the Node has this annotation, and these labels.
+
+        What the Node has is also told now.
+        """
         self._on_pod_ended, self._on_annotation, self._resources = on_pod_ended, on_annotation, resources
+        self._on_labels = on_labels
         if self._annotation:
             on_annotation(*self._annotation)
+        on_labels(self._labels)
 
     def _take_annotation(self, value: str | None) -> None:
         self._annotation = (value,)
         self._on_annotation(value)
+
+    def _take_labels(self, labels: LabelsSeen | None) -> None:
+        self._labels = labels
+        self._on_labels(labels)

@@ -14,6 +14,7 @@ from drabridge.agent.drain import ClaimsLeft, Drain, DriverFiles
 from drabridge.agent.endpoints import ControlRequests, Endpoints, Views
 from drabridge.agent.maintenance import CdiMaintenance, LedgerMaintenance, Maintenance
 from drabridge.agent.manual_release import OperatorRelease
+from drabridge.agent.node_labels import NodeLabels
 from drabridge.agent.options import Options
 from drabridge.agent.startup_merge import StartupMerge
 from drabridge.agent.status_reader import agent_state, status_document
@@ -36,6 +37,7 @@ from drabridge.inventory.model import Device
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import ApiServer
 from drabridge.kube.events import Announcer
+from drabridge.kube.node_labels import NodeLabelWriter
 from drabridge.lanes.acknowledgements import ApiServerAcknowledgements, KubeletAcknowledgements
 from drabridge.lanes.desired import DesiredLanes
 from drabridge.lanes.mover import LaneMover
@@ -164,6 +166,8 @@ class Components:
         self.events = Announcer(
             api_server.cluster, options.node_name, config.driver, base.now, lambda: metrics.count("events_dropped")
         )
+        writer = NodeLabelWriter(lambda: api_server.cluster, options.node_name, config.driver)
+        self.node_labels = NodeLabels(config_in_use, devices, inventory.lookup, writer, base.now)
         self.desired = desired = DesiredLanes(
             paths.state,
             config_in_use,
@@ -238,6 +242,7 @@ class Components:
                 self._look_for_competing_plugins,
                 self.vendor.look,
                 base.withheld.restore_file,
+                self.node_labels.refresh,
                 EndedAgents(base.withheld, ledger_service, kubelet, others, queries.allocated_by).look,
             ]
         )

@@ -134,6 +134,7 @@ class ServingAgent:
                 parts.legacy.follow_inventory()
                 parts.claims.wake()
                 parts.lanes_changed.set()
+                parts.node_labels.follow()
                 parts.current.devices_error = ""
             await self._snapshot_taken.wait(LOOK_SECONDS if self._stands_back else parts.withheld.again_seconds)
 
@@ -180,6 +181,7 @@ class ServingAgent:
         self._spawn("lanes", parts.mover.run)
         self._spawn("claims", parts.claims.run)
         self._spawn("events", parts.events.run)
+        self._spawn("node labels", parts.node_labels.writer.run)
         self._join_cluster()
         if self._standby is not None:
             self._tasks.append(asyncio.create_task(self._standby.retire_relay(parts.claims), name="relay"))
@@ -197,7 +199,8 @@ class ServingAgent:
         watches = watches or ApiWatches(cluster, parts.options.node_name, parts.current.config.driver, self._resources)
         watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds
         watches.begin()
-        watches.notify(parts.evidence.hurry, parts.desired.annotate, self._resources)
+        labels_seen = parts.node_labels.writer.seen
+        watches.notify(parts.evidence.hurry, parts.desired.annotate, labels_seen, self._resources)
         parts.others.pods = watches.pods
         parts.others.claims = parts.claim_queries.allocated
         self._watches = watches
@@ -209,6 +212,7 @@ class ServingAgent:
         self._parts.events.cluster = None
         self._parts.others.pods = self._parts.others.claims = None
         self._parts.desired.forget_annotation()
+        self._parts.node_labels.writer.seen(None)
 
     async def _end_watches(self) -> None:
         watches, self._watches = self._watches, None
@@ -270,6 +274,7 @@ class ServingAgent:
         if self._serving:  # else nothing is served yet, and it begins with the configuration of then
             await parts.legacy.configure(config)
             parts.legacy.follow_inventory()
+            parts.node_labels.follow()
         if config.dra.enabled is False:
             await self._leave_cluster()
         elif parts.api_server.connect() and self._serving:

@@ -14,7 +14,7 @@ from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.problems import ConfigErrors, Fault
 
-FORMATS = ("drabridge", "generic-device-plugin")
+FORMATS = ("drabridge", "generic-device-plugin", "nvidia-device-plugin")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "examples:\n"
         "  drabridge check-config config.yaml\n"
         "  drabridge check-config --from generic-device-plugin old.yaml > config.yaml\n"
+        "  drabridge check-config --from nvidia-device-plugin time-slicing.yaml > config.yaml\n"
         "  drabridge check-config --json-schema > drabridge.schema.json"
     )
 
@@ -39,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.files:
         print("drabridge check-config: name a FILE, or --json-schema", file=sys.stderr)
         return 2
-    if arguments.source == "generic-device-plugin":
-        return _convert(arguments.files)
+    if arguments.source != "drabridge":
+        return _convert(arguments.files, arguments.source)
     faults: list[Fault] = []
     for path in arguments.files:
         try:
@@ -63,9 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 2 if faults else 0
 
 
-def _convert(files: list[Path]) -> int:
+def _convert(files: list[Path], source: str) -> int:
     """Print each file's configuration in our format. Raises ConfigErrors for what cannot be converted."""
-    from drabridge.config.import_generic_device_plugin import convert
+    if source == "nvidia-device-plugin":
+        from drabridge.config.import_nvidia_device_plugin import convert
+    else:
+        from drabridge.config.import_generic_device_plugin import convert
 
     for path in files:
         text = convert(path)

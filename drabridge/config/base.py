@@ -227,6 +227,15 @@ DeviceClassName = Annotated[
 AttributeName = Annotated[
     str, AfterValidator(names.attribute_name), _schema("name", pattern=rf"^({_LABEL}(\.{_LABEL})*/)?{_C_NAME}{{0,31}}$")
 ]
+LabelName = Annotated[
+    str,
+    AfterValidator(names.label_name),
+    _schema(
+        "label's name",
+        maxLength=317,  # 253 for the domain, the slash, 63 for the name
+        pattern=rf"^({_LABEL}(\.{_LABEL})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    ),
+]
 EnvName = Annotated[str, AfterValidator(names.env_name), _schema("name", pattern=f"^{_C_NAME}*$")]
 Permissions = Annotated[
     str, AfterValidator(names.permissions), _schema('"r", "w" or "rw"', enum=["r", "w", "rw", "wr"])

@@ -90,6 +90,22 @@ def extended_resource_name(text: str) -> str:
     return text
 
 
+def label_name(text: str) -> str:
+    """The name of a Node's label (metav1 validation IsQualifiedName), not one of Kubernetes' own domains.
+
+    What those mean is decided by kubelet, the cluster's controllers and the NodeRestriction admission plugin.
+    """
+    domain, slash, name = text.rpartition("/")
+    if len(name) > DNS_LABEL_MAX or not _NAME_PART.fullmatch(name) or (slash and not is_dns_subdomain(domain)):
+        raise unmet(
+            f"a label's name: with or without a domain, and 1 to {DNS_LABEL_MAX} letters, digits, '-', '_' or '.'",
+            "for example vendor.com/gpu.model",
+        )
+    if any(domain == own or domain.endswith(f".{own}") for own in ("kubernetes.io", "k8s.io")):
+        raise unmet("a domain of your own or of your vendor", "kubernetes.io and k8s.io belong to Kubernetes")
+    return text
+
+
 def pool_name(text: str) -> str:
     """A ResourceSlice pool: DNS subdomains joined by slashes, at most 253 characters."""
     if len(text) > DNS_SUBDOMAIN_MAX or not all(map(is_dns_subdomain, text.split("/"))):

@@ -26,6 +26,7 @@ from drabridge.config.container import Group, MountRule, NodeRule, PreStart, dup
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
+from drabridge.config.node_labels import LabelRule, NodeLabels, label_rules
 from drabridge.config.problems import Problem, refuse_if_any
 from drabridge.config.published import Attribute, Capacity
 from drabridge.config.template import parse as parse_template
@@ -204,6 +205,11 @@ class Resource(Model):
         if self.partition is not None and self.partition.of == self.name:
             yield Problem("another resource", "a device is not a part of itself", ("partition", "of"))
 
+    def of_subsystem(self, name: str) -> bool:
+        """Whether a matcher names this subsystem, without wildcards."""
+        named = (item for matcher in self.match if matcher.subsystem is not None for item in matcher.subsystem.items)
+        return any(item.text == name for item in named)
+
     @property
     def claimable(self) -> bool:
         """Whether claims may have its devices: replicas are counted by kubelet alone."""
@@ -243,6 +249,8 @@ class Config(Model):
     """The DRA side."""
     safety: Safety = preset(Safety)
     """How long the agent waits when it is in doubt."""
+    node_labels: NodeLabels | None = None
+    """Labels of the Node that are made of its devices. Empty (`{}`) removes what the agent wrote before."""
     resources: Annotated[Many[Resource], Field(min_length=1, max_length=RESOURCES_MAX)]
     """What this node offers."""
 
@@ -268,6 +276,12 @@ class Config(Model):
                     ("resources", index, "lanes", "dra"),
                 )
 
+        if self.node_labels is not None:
+            yield from (problem.under("nodeLabels") for problem in self.node_labels.problems(sorted(known)))
+            if self.dra.enabled is False:
+                hint = "remove nodeLabels or enable DRA: labels are written through the API server"
+                yield Problem("no nodeLabels while dra.enabled is false", hint, ("nodeLabels",))
+
     @classmethod
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
         """Resources that repeat a name."""
@@ -285,6 +299,13 @@ class Config(Model):
             if resource.name == name:
                 return resource
         raise KeyError(name)
+
+    @property
+    def label_rules(self) -> tuple[LabelRule, ...]:
+        """How each label of the Node is made."""
+        mig = frozenset(resource.name for resource in self.resources if resource.of_subsystem("nvidia-mig"))
+        replicas = {resource.name: resource.replicas.count for resource in self.resources}
+        return label_rules(self.node_labels, replicas, mig)
 
     @property
     def wants_dra(self) -> bool:

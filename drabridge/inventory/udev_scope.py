@@ -55,7 +55,7 @@ def scope_of(config: Config) -> UdevScope:
     """What matching, identity, nodes, attributes and health of this configuration may read."""
     rules = [rule for resource in config.resources for rule in enumerated(resource)]
     tests = [test for rule in rules for test in tests_of(rule)]
-    fields = [field for resource in config.resources for field in fields_of(resource)]
+    fields = [*(field for resource in config.resources for field in fields_of(resource)), *label_fields(config)]
     subsystems = [subsystems_of(rule) for rule in rules]
     return UdevScope(
         subsystems=frozenset() if None in subsystems else _in_sysfs(frozenset().union(*filter(None, subsystems))),
@@ -140,6 +140,13 @@ def fields_of(resource: Resource) -> Iterator[Field]:
     yield from (source for source in values if source is not None)
 
 
+def label_fields(config: Config) -> Iterator[Field]:
+    """All fields in the templates of the Node's labels."""
+    for rule in config.label_rules:
+        if rule.value is not None:
+            yield from rule.value.fields
+
+
 _KERNEL_PROPERTIES = frozenset({
     "DEVPATH", "SUBSYSTEM", "DEVTYPE", "DEVNAME", "DRIVER", "MAJOR", "MINOR", "MODALIAS", "PRODUCT", "INTERFACE",
     "IFINDEX", "PCI_ID", "PCI_CLASS", "PCI_SLOT_NAME", "PCI_SUBSYS_ID", "BUSNUM", "DEVNUM", "TYPE", "DISKSEQ",
@@ -163,8 +170,7 @@ def needs_database(resource: Resource) -> bool:
 
 def needs_nvidia(config: Config) -> bool:
     """Whether any template reads what NVIDIA's driver says, or a rule is about MIG instances."""
-    return any(
-        any(field.source.startswith("nvidia.") for field in fields_of(resource))
-        or MIG in (subsystems_of(any_of(resource.match)) or ())
-        for resource in config.resources
+    fields = [*(field for resource in config.resources for field in fields_of(resource)), *label_fields(config)]
+    return any(field.source.startswith("nvidia.") for field in fields) or any(
+        MIG in (subsystems_of(any_of(resource.match)) or ()) for resource in config.resources
     )

@@ -186,9 +186,19 @@ class Cluster(Protocol):
         ...
 
     async def apply(
-        self, kind: Kind, body: Mapping[str, Any], *, manager: str, namespace: str = "", subresource: str = ""
+        self,
+        kind: Kind,
+        body: Mapping[str, Any],
+        *,
+        manager: str,
+        namespace: str = "",
+        subresource: str = "",
+        force: bool = True,
     ) -> Json:
-        """Server-side apply, forced: ``manager`` owns the fields of ``body`` afterwards."""
+        """Server-side apply: ``manager`` owns the fields of ``body`` afterwards.
+
+        Not forced it raises ConflictError for a field that another manager owns with another value.
+        """
         ...
 
     async def delete(

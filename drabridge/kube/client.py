@@ -177,7 +177,14 @@ class KubernetesCluster:
         return await self._call("put", path, dict(body), dry_run="All" if dry_run else None)
 
     async def apply(
-        self, kind: Kind, body: Mapping[str, Any], *, manager: str, namespace: str = "", subresource: str = ""
+        self,
+        kind: Kind,
+        body: Mapping[str, Any],
+        *,
+        manager: str,
+        namespace: str = "",
+        subresource: str = "",
+        force: bool = True,
     ) -> Json:
         return await self._call(
             "patch",
@@ -185,7 +192,7 @@ class KubernetesCluster:
             dict(body),
             content_type="application/apply-patch+yaml",
             field_manager=manager,
-            force_conflicts="true",
+            force_conflicts="true" if force else "false",
         )
 
     async def delete(

@@ -65,12 +65,14 @@ def connect(config: Config, kubeconfig: Path | None) -> Cluster | None:
     """
     if config.dra.enabled is False:
         return None
-    # Every pod has the variable. Without a token it says something only to someone who expects claims to be served.
-    in_pod = SERVICE_ACCOUNT.exists() or (config.wants_dra and "KUBERNETES_SERVICE_HOST" in os.environ)
+    expected = config.wants_dra or config.node_labels is not None
+    # Every pod has the variable. Without a token it says something only to someone who expects an API server.
+    in_pod = SERVICE_ACCOUNT.exists() or (expected and "KUBERNETES_SERVICE_HOST" in os.environ)
     if kubeconfig is None and not in_pod:
-        if config.wants_dra:
+        if expected:
             log.warning(
-                "no API server: not in a pod and no --kubeconfig; the DevicePlugin side works, claims are not served",
+                "no API server: not in a pod and no --kubeconfig; the DevicePlugin side works, claims are not served, "
+                "no labels are written",
                 extra={"driver": config.driver},
             )
         return None

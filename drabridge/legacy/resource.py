@@ -139,7 +139,8 @@ class LegacyResource:
             raise AllocationError(
                 "INVALID_ARGUMENT",
                 f"{len(ids)} shares of {self.resource} were asked for, a container may have {limit} at most",
-                hint=f"several shares are no more of the device than one: set limits to {limit} or less",
+                hint=f"several shares are no more of the device than one: set limits to {limit}"
+                + (" or less" if limit > 1 else ""),
             )
         units = self._by_device(ids)
         if self._ids.former():

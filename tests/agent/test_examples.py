@@ -17,3 +17,10 @@ def test_every_example_has_its_machine() -> None:
 )
 def test_an_agent_serves_every_device_of_an_example(example: str) -> None:
     run_under_umockdev("tests.agent.umockdev_examples", example)
+
+
+@pytest.mark.parametrize(
+    "bed", [pytest.param("tests.agent.umockdev_time_slicing", marks=needs_umockdev, id="time-slicing")]
+)
+def test_a_file_of_nvidias_plugin_is_served_with_the_labels_of_gfd(bed: str) -> None:
+    run_under_umockdev(bed)

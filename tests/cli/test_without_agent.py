@@ -125,6 +125,13 @@ def test_check_config_prints_a_schema_and_imports(tmp_path: Path, capsys: Output
     ours.write_text(capsys.readouterr().out)
     (resource,) = load(ours).resources
     assert (resource.name, resource.replicas.count) == ("squat.ai/fuse", 10)
+    foreign.write_text("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n")
+    assert main(["check-config", "--from", "nvidia-device-plugin", str(foreign)]) == 0
+    ours.write_text(capsys.readouterr().out)
+    assert load(ours).resources[0].replicas.count == 4
+    foreign.write_text("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replica: 4}]}}\n")
+    assert main(["check-config", "--from", "nvidia-device-plugin", str(foreign)]) == 2
+    assert f"{foreign}:1:69: sharing.timeSlicing.resources[0].replica: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["status", "lanes"])

@@ -78,8 +78,14 @@ KINDS = {
     "events": "Event",
     "configmaps": "ConfigMap",
     "leases": "Lease",
+    "nodes": "Node",
 }
-GROUPS = {"events": "", "configmaps": "", "leases": "coordination.k8s.io"}  # of those that are not in resource.k8s.io
+GROUPS = {
+    "events": "",
+    "nodes": "",
+    "configmaps": "",
+    "leases": "coordination.k8s.io",
+}  # of those that are not in resource.k8s.io
 
 
 @cache

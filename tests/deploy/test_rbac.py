@@ -44,6 +44,8 @@ OBJECTS = manifests({"config": {"driver": DRIVER}}, namespace="kube-system")
 ACCOUNT = "system:serviceaccount:kube-system:drabridge"
 POLICIES = [obj for obj in OBJECTS if obj["kind"] == "ValidatingAdmissionPolicy"]
 
+JUDGED = ("resourceslices", "resourceclaims", "events", "nodes")
+
 NEVER_A_REQUEST: Mapping[Rule, str] = {
     ("resource.k8s.io", "resourceclaims/driver", "associated-node:patch"): (
         "asked by the API server about a PATCH of resourceclaims/status since 1.36, with this synthetic resource"
@@ -52,10 +54,10 @@ NEVER_A_REQUEST: Mapping[Rule, str] = {
 """Rules that no request shows, and why they are there all the same."""
 
 
-def granted() -> set[Rule]:
+def granted(objects: list[Json] = OBJECTS) -> set[Rule]:
     return {
         (group, resource, verb)
-        for rule in one(OBJECTS, "ClusterRole")["rules"]
+        for rule in one(objects, "ClusterRole")["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
@@ -71,7 +73,7 @@ class Judge:
         self.refused: list[str] = []
 
     def check(self, resource: Resource, new: Json, old: Json | None, user: User, *, deleting: bool) -> None:
-        if user.name != ACCOUNT or resource.plural not in ("resourceslices", "resourceclaims", "events"):
+        if user.name != ACCOUNT or resource.plural not in JUDGED:
             return
         operation = "DELETE" if deleting else "UPDATE" if old is not None else "CREATE"
         name = "resourceclaims/status" if resource.plural == "resourceclaims" else resource.plural
@@ -94,12 +96,14 @@ def judged(monkeypatch: pytest.MonkeyPatch, policies: list[Json]) -> Judge:
 
 
 @contextlib.asynccontextmanager
-async def agent_with_its_own_token(token_node: str = "node-a") -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
+async def agent_with_its_own_token(
+    token_node: str = "node-a", config: str = BOTH_LANES
+) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
     with short_directory() as root:
         async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
             token = cluster.api.token(token_node, drivers=frozenset({DRIVER}))
             kubeconfig = cluster.api.kubeconfig(root / "kubeconfig", token=token)
-            agent = AgentProcess(root / "node-a", BOTH_LANES, arguments=("--kubeconfig", str(kubeconfig)))
+            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
             await cluster.apply(CLASS)
             await agent.start()
             try:
@@ -214,3 +218,55 @@ async def test_with_a_token_of_another_node_nothing_is_published(monkeypatch: py
         f"the agent on node-z may change only ResourceSlices of {DRIVER} on its own node",
         "the agent on node-z may publish only in the pool node-z",
     }
+
+
+NODE_LABELS = {
+    "example.com/mem.count": {"resource": RESOURCE, "count": "devices"},
+    "example.com/mem.kind": {"resource": RESOURCE, "value": "{subsystem}"},
+}
+FOR_LABELS = manifests(
+    {
+        "config": {
+            "driver": DRIVER,
+            "nodeLabels": {"labels": NODE_LABELS},
+            "resources": [{"name": RESOURCE, "match": [{"subsystem": "mem"}]}],
+        }
+    },
+    namespace="kube-system",
+)
+
+
+async def test_with_labels_of_the_node_the_role_has_one_right_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels come, follow the configuration, and go, each write past the policy as the chart has it."""
+    assert granted(FOR_LABELS) - granted() == {("", "nodes", "patch")}
+    judge = judged(monkeypatch, [obj for obj in FOR_LABELS if obj["kind"] == "ValidatingAdmissionPolicy"])
+    labelled = BOTH_LANES.replace("resources:", f"nodeLabels: {json.dumps({'labels': NODE_LABELS})}\nresources:")
+    async with agent_with_its_own_token(config=labelled) as (agent, cluster):
+
+        def labels() -> dict[str, str]:
+            found = cluster.get("nodes", "node-a")
+            return {} if found is None else found["metadata"].get("labels") or {}
+
+        await agent.ready(20)
+        await until(lambda: labels().get("example.com/mem.count") == "4", 10, agent.text)
+        await cluster.apply(
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "labels": {"zone": "a"}}}
+        )
+        agent.config.write_text(BOTH_LANES.replace("resources:", "nodeLabels: {}\nresources:"))
+        await until(lambda: not labels().keys() & NODE_LABELS.keys(), 20, agent.text)
+        assert labels()["zone"] == "a"
+        assert asked(cluster).keys() - granted(FOR_LABELS) == set()
+    assert judge.refused == []
+    assert judge.judged["UPDATE nodes"] == 2
+
+
+async def test_with_a_token_of_another_node_no_label_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = judged(monkeypatch, [obj for obj in FOR_LABELS if obj["kind"] == "ValidatingAdmissionPolicy"])
+    labelled = BOTH_LANES.replace("resources:", f"nodeLabels: {json.dumps({'labels': NODE_LABELS})}\nresources:")
+    async with agent_with_its_own_token("node-z", labelled) as (agent, cluster):
+        await agent.up(20)
+        await until(lambda: "the agent on node-z may change only its own Node" in judge.refused, 20, agent.text)
+        await until(lambda: "labels of the Node not written" in agent.text(), 10, agent.text)
+        found = cluster.get("nodes", "node-a")
+        assert found is not None
+        assert not [name for name in found["metadata"].get("labels") or {} if name.startswith("example.com/")]

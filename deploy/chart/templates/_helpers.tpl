@@ -50,6 +50,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or (not (hasKey $dra "enabled")) $dra.enabled -}}true{{- end -}}
 {{- end -}}
 
+{{/* "true" when the agent writes labels of its Node; also when they are empty, which removes those of before. */}}
+{{- define "drabridge.labelsNode" -}}
+{{- if not (kindIs "invalid" .Values.config.nodeLabels) -}}true{{- end -}}
+{{- end -}}
+
 {{/* The version of Kubernetes to render for. */}}
 {{- define "drabridge.kubeVersion" -}}
 {{- default .Capabilities.KubeVersion.Version .Values.kubeVersion -}}

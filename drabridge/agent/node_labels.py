@@ -1,0 +1,46 @@
+"""Make the Node's labels of the configuration and the devices, and hand them to whoever writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from drabridge.config.schema import Config
+from drabridge.config.template import Lookup
+from drabridge.inventory.model import Device
+from drabridge.kube.node_labels import NodeLabelWriter
+
+REFRESH_SECONDS = 60.0  # a value of the hardware that no device shows otherwise may be another one by then
+
+
+class NodeLabels:
+    """Labels of this node: wanted ones follow the devices, and the Node follows them."""
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        devices: Callable[[], Mapping[str, Device]],
+        lookup: Callable[[str], Lookup | None],
+        writer: NodeLabelWriter,
+        now: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._devices = devices
+        self._lookup = lookup
+        self._now = now
+        self._refreshed_at = now()
+        self.writer = writer
+
+    def follow(self) -> None:
+        """Make the labels anew: devices or the configuration may have changed."""
+        labels: Mapping[str, str] = {}
+        if rules := self._config().label_rules:
+            from drabridge.offers.node_labels import wanted_labels
+
+            labels = wanted_labels(rules, self._devices().values(), lambda device: self._lookup(device.name))
+        self.writer.want(labels)
+
+    async def refresh(self) -> None:
+        """Make them anew now and then."""
+        if self._config().node_labels is not None and self._now() - self._refreshed_at >= REFRESH_SECONDS:
+            self._refreshed_at = self._now()
+            self.follow()
