@@ -18,6 +18,7 @@ Validator = Callable[[JSON, JSON | None], Errors]
 _VALIDATORS: Mapping[str, Validator] = MappingProxyType(
     {
         "resourceslices": validation.resource_slice,
+        "devicetaintrules": validation.device_taint_rule,
         "resourceclaims": validation_claims.resource_claim,
         "resourceclaimtemplates": validation_claims.resource_claim_template,
         "deviceclasses": validation_claims.device_class,

@@ -265,18 +265,25 @@ def _range(path: str, span: JSON, default: Quantity | None, maximum: Quantity) -
             yield invalid(f"{path}.step", span["step"], "value is not a multiple of a given step")
 
 
+def device_taint_rule(new: JSON, old: JSON | None) -> Errors:
+    yield from _taint("spec.taint", new["spec"].get("taint", {}))
+
+
 def _taints(path: str, taints: Sequence[JSON]) -> Errors:
     if len(taints) > MAX_TAINTS:
         yield too_many(path, len(taints), MAX_TAINTS)
     for index, taint in enumerate(taints):
-        where = f"{path}[{index}]"
-        yield from named(f"{where}.key", taint.get("key", ""), label_key_problems)
-        if taint.get("value"):
-            yield from named(f"{where}.value", taint["value"], label_key_problems)
-        if not taint.get("effect"):
-            yield required(f"{where}.effect")
-        elif taint["effect"] not in _EFFECTS:
-            yield unsupported(f"{where}.effect", taint["effect"], _EFFECTS)
+        yield from _taint(f"{path}[{index}]", taint)
+
+
+def _taint(path: str, taint: JSON) -> Errors:
+    yield from named(f"{path}.key", taint.get("key", ""), label_key_problems)
+    if taint.get("value"):
+        yield from named(f"{path}.value", taint["value"], label_key_problems)
+    if not taint.get("effect"):
+        yield required(f"{path}.effect")
+    elif taint["effect"] not in _EFFECTS:
+        yield unsupported(f"{path}.effect", taint["effect"], _EFFECTS)
 
 
 def _consumes(path: str, consumed: Sequence[JSON]) -> Errors:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from drabridge.sim.release import minor_of
+
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
@@ -14,11 +16,7 @@ class Behaviour:
     @classmethod
     def of(cls, version: str) -> Behaviour:
         """Raises ValueError for a text that is not ``1.<minor>`` with an optional patch."""
-        major, _, rest = version.removeprefix("v").partition(".")
-        minor = rest.partition(".")[0]
-        if major != "1" or not minor.isdigit():
-            raise ValueError(f"kubelet version {version!r}: expected a text like '1.36' or '1.36.2'")
-        return cls(int(minor))
+        return cls(minor_of(version))
 
     @property
     def clients_keyed_by_socket(self) -> bool:
