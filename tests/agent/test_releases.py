@@ -1,0 +1,70 @@
+"""The agent on clusters of every supported Kubernetes release, and on nodes older than their control plane."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.agent_on_cluster import (
+    all_free,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+    set_lanes,
+)
+from tests.support.agent_process import DRIVER
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize(("release", "kubelet"), [("1.34", ""), ("1.35", ""), ("1.37", ""), ("1.37", "1.34")])
+async def test_pods_of_both_kinds_run_and_lanes_move(release: str, kubelet: str) -> None:
+    async with bridge(release=release, kubelet_version=kubelet) as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        await cluster.apply(f"{claim_pod('c1')}---\n{limits_pod('l1')}")
+        for name in ("c1", "l1"):
+            await cluster.wait_pod(name)
+        await set_lanes(agent, legacy=1, dra=3)
+        await until(lambda: len(devices_in_slices(cluster)) == 3, 10, agent.text)
+        await cluster.apply(claim_pod("c2", 2))
+        await cluster.wait_pod("c2")
+        assert len(healthy(cluster)) == 1
+        for name in ("c1", "c2", "l1"):
+            cluster.api.objects.delete("pods", name, "default")
+        await until(lambda: all_free(agent), 20, agent.text)
+
+
+RULE = f"""\
+apiVersion: resource.k8s.io/v1
+kind: DeviceTaintRule
+metadata: {{name: repair}}
+spec:
+  deviceSelector: {{driver: {DRIVER}}}
+  taint: {{key: example.com/repair, effect: NoExecute}}
+"""
+
+
+async def test_an_administrators_taint_rule_ends_claims_and_leaves_pods_with_limits_alone() -> None:
+    """Kubernetes 1.37: a rule is about devices in slices. Ours stay as they are, and the device becomes free."""
+    async with bridge(release="1.37") as (agent, cluster, _):
+        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
+        await cluster.apply(f"{claim_pod('c1')}---\n{limits_pod('l1')}")
+        for name in ("c1", "l1"):
+            await cluster.wait_pod(name)
+        before = [one["metadata"]["resourceVersion"] for one in cluster.api.objects.peek("resourceslices")]
+        await cluster.apply(RULE)
+        await until(lambda: cluster.get("pods", "c1") is None, 10, agent.text)
+
+        async def owners() -> list[str]:
+            return sorted(row["owner"] for row in (await agent.status())["devices"])
+
+        async def only_the_pod_with_limits() -> bool:
+            return await owners() == ["legacy", "none", "none", "none"]
+
+        await until(only_the_pod_with_limits, 20, agent.text)
+        assert len(devices_in_slices(cluster)) == 2
+        after = [one["metadata"]["resourceVersion"] for one in cluster.api.objects.peek("resourceslices")]
+        assert after == before, "a rule is no reason to write"
+        cluster.api.objects.delete("devicetaintrules", "repair")
+        await cluster.apply(claim_pod("c2", 2))
+        await cluster.wait_pod("c2")
