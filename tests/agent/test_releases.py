@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import (
     all_free,
     bridge,
@@ -13,7 +14,7 @@ from tests.support.agent_on_cluster import (
     limits_pod,
     set_lanes,
 )
-from tests.support.agent_process import DRIVER
+from tests.support.agent_process import DRIVER, RESOURCE
 from tests.support.waiting import until
 
 
@@ -32,6 +33,41 @@ async def test_pods_of_both_kinds_run_and_lanes_move(release: str, kubelet: str)
         for name in ("c1", "c2", "l1"):
             cluster.api.objects.delete("pods", name, "default")
         await until(lambda: all_free(agent), 20, agent.text)
+
+
+CLASS = f"""\
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {{name: unmodified}}
+spec:
+  selectors: [{{cel: {{expression: "device.driver == '{DRIVER}'"}}}}]
+  extendedResourceName: {RESOURCE}
+"""
+
+
+def allocatable(cluster: SimCluster) -> str:
+    """How many of the resource the scheduler may give out by limits."""
+    node = cluster.api.objects.get("nodes", "node-a")
+    return str(node["status"]["allocatable"].get(RESOURCE, "0"))
+
+
+@pytest.mark.parametrize(("release", "served"), [("1.35", False), ("1.36", True), ("1.37", True)])
+async def test_pods_with_limits_are_served_by_claims_where_the_cluster_can(release: str, served: bool) -> None:
+    """KEP-5004: beta in 1.36, GA in 1.37. Before, the API server drops the class's field in silence."""
+    async with bridge(release=release) as (agent, cluster, _):
+        await set_lanes(agent, legacy=0, dra=4)
+        await until(lambda: len(devices_in_slices(cluster)) == 4, 10, agent.text)
+        await until(lambda: allocatable(cluster) == "0", 10, "kubelet's count in the Node")
+        (stored,) = await cluster.apply(CLASS)
+        assert ("extendedResourceName" in stored["spec"]) is served
+        await cluster.apply(limits_pod("l1"))
+        if not served:
+            with pytest.raises(TimeoutError):
+                await cluster.wait_pod("l1", timeout=1.0)
+            return
+        await cluster.wait_pod("l1")
+        owners = sorted(row["owner"] for row in (await agent.status())["devices"])
+        assert owners == ["dra-prepared", "none", "none", "none"]
 
 
 RULE = f"""\
