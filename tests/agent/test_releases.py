@@ -6,6 +6,7 @@ import pytest
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import (
+    BOTH_LANES,
     all_free,
     bridge,
     claim_pod,
@@ -68,6 +69,24 @@ async def test_pods_with_limits_are_served_by_claims_where_the_cluster_can(relea
         await cluster.wait_pod("l1")
         owners = sorted(row["owner"] for row in (await agent.status())["devices"])
         assert owners == ["dra-prepared", "none", "none", "none"]
+
+
+SHARED = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{shared: "*"}')
+
+
+@pytest.mark.parametrize(("release", "leased"), [("1.35", False), ("1.37", True)])
+async def test_devices_are_shared_where_the_api_server_keeps_what_a_lease_needs(release: str, leased: bool) -> None:
+    async with bridge(SHARED, release=release) as (agent, cluster, _):
+        await until(lambda: len(healthy(cluster)) == 4, 10, agent.text)
+        await until(lambda: len(devices_in_slices(cluster)) == (4 if leased else 0), 10, agent.text)
+        await cluster.apply(limits_pod("l1"))
+        await cluster.wait_pod("l1")
+        await cluster.apply(claim_pod("c1"))
+        if leased:
+            await cluster.wait_pod("c1")
+        else:
+            with pytest.raises(TimeoutError):
+                await cluster.wait_pod("c1", timeout=1.0)
 
 
 RULE = f"""\

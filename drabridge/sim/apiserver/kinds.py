@@ -98,6 +98,19 @@ RESOURCES: tuple[Resource, ...] = (
         storage_hash="Yk2PTc1Ybxk=",
     ),
     Resource(
+        "devicetaintrules",
+        "DeviceTaintRule",
+        schema_dra.DEVICE_TAINT_RULE,
+        DRA_GROUP,
+        namespaced=False,
+        subresources=("status",),
+        since=37,  # before: beta, in versions that are off by default
+        gate="DRADeviceTaintRules",
+        counts_generations=True,
+        delete_returns_object=True,
+        blank={"spec": {"taint": {"key": "", "effect": ""}}, "status": {}},
+    ),
+    Resource(
         "resourceclaims",
         "ResourceClaim",
         schema_dra.RESOURCE_CLAIM,
@@ -128,19 +141,6 @@ RESOURCES: tuple[Resource, ...] = (
         delete_returns_object=True,
         blank=_SLICE_BLANK,
         storage_hash="KsC072WgaEY=",
-    ),
-    Resource(
-        "devicetaintrules",
-        "DeviceTaintRule",
-        schema_dra.DEVICE_TAINT_RULE,
-        DRA_GROUP,
-        namespaced=False,
-        subresources=("status",),
-        since=37,  # before: beta, in versions that are off by default
-        gate="DRADeviceTaintRules",
-        counts_generations=True,
-        delete_returns_object=True,
-        blank={"spec": {"taint": {"key": "", "effect": ""}}, "status": {}},
     ),
     Resource(
         "nodes", "Node", schema.NODE, namespaced=False, subresources=("status",), blank={"spec": {}, "status": {}}
