@@ -88,6 +88,6 @@ async def test_what_is_missing_follows_from_the_gates_not_from_the_release(
         await published(node, "gpu-0", "gpu-1", "shared-0")
         off = release in WITHOUT_GATES and gates is None
         assert node.driver.state.publisher.missing_gates == (("DRAConsumableCapacity",) if off else ())
-        assert node.writes() == 1, "known before the first write"
+        assert node.writes() == 1, "what is dropped is not written again and again"
         shared = node.slices()[0]["spec"]["devices"][2]
         assert shared.get("allowMultipleAllocations", False) is not off
