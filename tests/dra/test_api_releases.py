@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import Owner
-from tests.support.dra_node import DraNode, a_node, gpu
+from tests.support.dra_node import CONFIG, DraNode, a_node, gpu
 from tests.support.waiting import until
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
@@ -91,3 +91,31 @@ async def test_what_is_missing_follows_from_the_gates_not_from_the_release(
         assert node.writes() == 1, "what is dropped is not written again and again"
         shared = node.slices()[0]["spec"]["devices"][2]
         assert shared.get("allowMultipleAllocations", False) is not off
+
+
+PARTS = """\
+- name: example.com/part
+  match: [{subsystem: mem}]
+  lanes: {legacy: 0, dra: "*"}
+  partition: {of: example.com/gpu}
+"""
+# With partitions, a whole and its parts are offered together. In 1.34 the counters were in the devices' own slice.
+PARTITIONED = {("1.35", True), ("1.36", True), ("1.36", None), ("1.37", True), ("1.37", None)}
+
+
+@pytest.mark.parametrize("gate", [None, True])
+@pytest.mark.parametrize("release", RELEASES)
+async def test_parts_are_offered_where_the_server_takes_their_counters(release: str, gate: bool | None) -> None:
+    parts = [
+        gpu(number, name=f"part-{number}", id=f"P{number}", resource="example.com/part", root="gpu-0")
+        for number in (1, 2)
+    ]
+    gates = None if gate is None else {"DRAPartitionableDevices": gate}
+    async with a_node(CONFIG + PARTS, (gpu(0), *parts), release=release, gates=gates) as node:
+        all_of_it = (release, gate) in PARTITIONED
+        await published(node, "gpu-0", *(["part-1", "part-2"] if all_of_it else []))
+        assert ("DRAPartitionableDevices" in node.driver.state.publisher.missing_gates) is not all_of_it
+        for obj in node.slices():
+            kubernetes_validate.validate(obj, release, strict=True)
+        assert await node.prepared(node.claims.add("cl", "gpu-0"))
+        assert "part-1" in await node.refused(node.claims.add("part", "part-1"))

@@ -98,7 +98,7 @@ class SimApiServer:
         self.gates = merged_gates(gates, release)
         self.versions = versions
         self._minor = minor_of(release)
-        self.objects = Objects(Store(), self.gates)
+        self.objects = Objects(Store(), self.gates, release)
         self.faults = Faults(cut=self._cut)
         self.requests: list[Request] = []
         self._tls = tls

@@ -52,7 +52,7 @@ class World:
         nodes: Iterable[str] = ("node-a",),
     ) -> None:
         merged = merged_gates(gates, release)
-        self.objects = Objects(Store(), merged)
+        self.objects = Objects(Store(), merged, release)
         self.scheduler = Scheduler(self.objects, merged, SchedulerTimings.fast())
         for name in nodes:
             self.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
