@@ -10,7 +10,7 @@ series per resource, pool, container with exclusive CPUs or pinned memory, or me
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,7 +18,7 @@ from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from podresources.features import KubeletFeatures, Support
-from podresources.model import Allocatable, Api, DeviceKey, NodeSnapshot, PodAllocation
+from podresources.model import Allocatable, Api, DeviceKey, Memory, NodeSnapshot, PodAllocation
 
 if TYPE_CHECKING:
     from podresources.resolve.resolver import Resolved
@@ -214,27 +214,51 @@ def _resolved(
 
 
 def _pinned(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    cpus = GaugeMetricFamily("podresources_exclusive_cpus", "CPUs that a container has for itself.", labels=HOLDER)
+    """Yield what containers have for themselves, and under no container's name what the rest of a pod shares.
+
+    Kubelet 1.37 lists a pod's whole CPUs and memory beside the containers' own parts of them (kubernetes#138738).
+    """
+    cpus = GaugeMetricFamily(
+        "podresources_exclusive_cpus",
+        "CPUs that a container has for itself; without a container: that the pod's others share.",
+        labels=HOLDER,
+    )
     memory = GaugeMetricFamily(
         "podresources_pinned_memory_bytes",
-        "Memory and huge pages that the memory manager pinned for a container.",
+        "Memory and huge pages pinned for a container; without a container: for the pod's others together.",
         labels=[*HOLDER, "memory_type", "numa_node"],
     )
     counts: dict[tuple[str, ...], int] = {}
-    sizes: defaultdict[tuple[str, ...], int] = defaultdict(int)
+    sizes: Counter[tuple[str, ...]] = Counter()
     for pod in {(pod.namespace, pod.name): pod for pod in snapshot.pods}.values():
+        own: Counter[tuple[str, str]] = Counter()
         for container in pod.containers:
             holder = (pod.namespace, pod.name, container.name)
             if container.cpu_ids:
                 counts[holder] = len(container.cpu_ids)
-            for block in container.memory:
-                sizes[(*holder, block.memory_type, ",".join(map(str, block.numa_nodes)))] += block.size_bytes
+            for place, size in _sizes(container.memory).items():
+                sizes[*holder, *place] += size
+                own[place] += size
+        rest = (pod.namespace, pod.name, "")
+        if shared := set(pod.cpu_ids).difference(*(container.cpu_ids for container in pod.containers)):
+            counts[rest] = len(shared)
+        for place, size in _sizes(pod.memory).items():
+            if size > own[place]:
+                sizes[*rest, *place] = size - own[place]
     for labels, count in sorted(counts.items()):
         cpus.add_metric(labels, count)
     for labels, size in sorted(sizes.items()):
         memory.add_metric(labels, size)
     yield cpus
     yield memory
+
+
+def _sizes(blocks: Iterable[Memory]) -> Counter[tuple[str, str]]:
+    """``(memory type, NUMA nodes)`` -> bytes."""
+    found: Counter[tuple[str, str]] = Counter()
+    for block in blocks:
+        found[block.memory_type, ",".join(map(str, block.numa_nodes))] += block.size_bytes
+    return found
 
 
 def _machine(allocatable: Allocatable) -> Iterator[Metric]:
@@ -248,10 +272,7 @@ def _machine(allocatable: Allocatable) -> Iterator[Metric]:
         "Memory and huge pages that kubelet may pin; none unless its memory manager policy is Static.",
         labels=["memory_type", "numa_node"],
     )
-    sizes: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for block in allocatable.memory:
-        sizes[(block.memory_type, ",".join(map(str, block.numa_nodes)))] += block.size_bytes
-    for labels, size in sorted(sizes.items()):
+    for labels, size in sorted(_sizes(allocatable.memory).items()):
         family.add_metric(labels, size)
     yield family
 

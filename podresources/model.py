@@ -128,7 +128,11 @@ class Container(Struct, frozen=True):
 
 
 class Pod(Struct, frozen=True):
-    """``PodResources``. Pod-level CPUs and memory (Kubernetes 1.37) overlap with the containers' own."""
+    """``PodResources``.
+
+    ``cpu_ids`` and ``memory`` are the whole pod's (Kubernetes 1.37, gate PodLevelResourceManagers; else empty): the
+    containers' own are parts of them, and what is left is shared by the pod's other containers (kubernetes#138738).
+    """
 
     namespace: str
     name: str

@@ -46,7 +46,7 @@ def _of_resource(resource: Resource) -> Iterator[str]:
     if resource.pre_start is not None and resource.lanes.uses_dra:
         # kubelet-side: the device manager looks for its own allocation of a container that DRA serves
         yield (
-            "preStart with a dra lane: kubelet 1.36.2 and older cannot start containers that get this resource through "
+            "preStart with a dra lane: kubelet up to 1.37 cannot start containers that get this resource through "
             "an extendedResourceName while PreStartContainer is required; use prepare of a profile instead"
         )
     if resource.pre_start is not None:

@@ -1,7 +1,8 @@
 """Write device metadata for containers (KEP-5304): which devices a request got, with their attributes.
 
-Layout and names as the Go library writes them in 1.36 (staging/src/k8s.io/dynamic-resource-allocation, devicemetadata),
-so that readers written for any driver find our files. The container sees a bind mount of the host's file: an update
+Layout and names as the Go library writes them (staging/src/k8s.io/dynamic-resource-allocation, kubeletplugin and
+devicemetadata), so that readers written for any driver find our files. A file is a stream of JSON objects: the same
+information in every version of ``METADATA_VERSIONS``. The container sees a bind mount of the host's file: an update
 must write in place, because a rename would leave the container with the old inode.
 """
 
@@ -22,11 +23,11 @@ from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.allocation import pod_claim_name_of
 from drabridge.errors import HostError
 from drabridge.inventory.model import Mount
+from drabridge.kube.versions import METADATA_GROUP, METADATA_VERSIONS
 from drabridge.ledger.model import ClaimRef
 from drabridge.system.files import TEMPORARY_SUFFIX
 from drabridge.system.untrusted import reading
 
-API_VERSION = "metadata.resource.k8s.io/v1alpha1"
 KIND = "DeviceMetadata"
 CONTAINER_ROOT = "/var/run/kubernetes.io/dra-device-attributes"
 HOST_DIRECTORY = "dra-device-metadata"
@@ -69,10 +70,8 @@ class MetadataFiles:
             for request in dict.fromkeys(device.base_request for device in devices):
                 mine = [device for device in devices if device.base_request == request]
                 path = self._file(claim, request)
-                document = self._document(claim, pod_claim_name, mine, generation=1)
                 path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-                if _without_generation(_read(path)) != _without_generation(document):
-                    _write(path, _encode(document))
+                self._refresh(path, self._document(claim, pod_claim_name, mine))
                 spec = self._spec(claim.uid, request, path, pod_claim_name or None, claim.name)
                 self._cdi.write(spec)
                 ids[request] = spec.names[0]
@@ -90,12 +89,8 @@ class MetadataFiles:
                 old = _read(path)
                 if old is None:
                     continue
-                generation = int(old.get("metadata", {}).get("generation", 0)) + 1
                 mine = [device for device in devices if device.base_request == request]
-                document = self._document(claim, str(old.get("podClaimName", "")), mine, generation)
-                if _without_generation(old) != _without_generation(document):
-                    _write(path, _encode(document))
-                    changed = True
+                changed |= self._refresh(path, self._document(claim, str(old.get("podClaimName", "")), mine))
         return changed
 
     def remove(self, claim: ClaimRef) -> None:
@@ -141,15 +136,26 @@ class MetadataFiles:
             raise HostError(f"{request!r} cannot be the name of a directory")
         return self._directory(claim) / request / "metadata.json"
 
+    @staticmethod
+    def _refresh(path: Path, document: Mapping[str, Any]) -> bool:
+        """Write the document in every version unless the file says the same; return whether it was written.
+
+        The generation counts the writes: 1 in a new file, also in one whose first object cannot be read.
+        """
+        generation = _generation(_read(path))
+        if generation and path.read_bytes() == _encode(document, generation):
+            return False
+        _write(path, _encode(document, generation + 1))
+        return True
+
     def _spec(self, uid: str, request: str, path: Path, pod_claim_name: str | None, claim_name: str) -> CdiSpec:
         kind, name = ("resourceclaimtemplates", pod_claim_name) if pod_claim_name else ("resourceclaims", claim_name)
         inside = f"{CONTAINER_ROOT}/{kind}/{name}/{request}/{self._driver}-metadata.json"
         device = CdiDevice(f"{uid}_{request}", ContainerEdits(mounts=(Mount(str(path), inside),)))
         return CdiSpec(f"{self._driver}_metadata_{uid}_{request}.json", f"{self._driver}/metadata", (device,))
 
-    def _document(
-        self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts], generation: int
-    ) -> dict[str, Any]:
+    def _document(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> dict[str, Any]:
+        """Return the part that every version has alike, without its generation."""
         requests: dict[str, list[dict[str, Any]]] = {}
         for device in devices:
             entry: dict[str, Any] = {"driver": self._driver, "pool": device.pool, "name": device.name}
@@ -157,14 +163,7 @@ class MetadataFiles:
                 entry["attributes"] = dict(device.attributes)
             requests.setdefault(device.request, []).append(entry)
         document: dict[str, Any] = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {
-                "name": claim.name,
-                "namespace": claim.namespace,
-                "uid": claim.uid,
-                "generation": generation,
-            },
+            "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
         }
         if pod_claim_name:
             document["podClaimName"] = pod_claim_name
@@ -172,9 +171,11 @@ class MetadataFiles:
         return document
 
 
-def _encode(document: Mapping[str, Any]) -> bytes:
-    """Encode a stream of JSON objects, newest schema first; today there is one schema."""
-    return (json.dumps(document) + "\n").encode()
+def _encode(document: Mapping[str, Any], generation: int) -> bytes:
+    """Encode the stream: one line for each version, newest first."""
+    body = {**document, "metadata": {**document["metadata"], "generation": generation}}
+    heads = ({"apiVersion": f"{METADATA_GROUP}/{version}", "kind": KIND} for version in METADATA_VERSIONS)
+    return "".join(json.dumps({**head, **body}) + "\n" for head in heads).encode()
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -201,8 +202,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _without_generation(document: Mapping[str, Any] | None) -> dict[str, Any]:
-    if document is None:
-        return {}
-    metadata = {key: value for key, value in document.get("metadata", {}).items() if key != "generation"}
-    return {**document, "metadata": metadata}
+def _generation(document: Mapping[str, Any] | None) -> int:
+    """Return which write the object is of; 0 if it does not say."""
+    metadata = document.get("metadata") if document is not None else None
+    generation = metadata.get("generation") if isinstance(metadata, dict) else None
+    return generation if isinstance(generation, int) and generation > 0 else 0

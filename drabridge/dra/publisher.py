@@ -126,6 +126,9 @@ class Publisher:
         self.keeps_leases: bool | None = None  # whether the server keeps binding conditions; None: not asked
         self._ask_for_leases = True
         self._rng = rng or random.Random()
+        # Not by spec.pool.name as well, though Kubernetes 1.37 has it: a node has one pool of ours, so it would narrow
+        # nothing, and hide the slices of a pool that was renamed, which must go. The watch cache has an index for the
+        # node's name alone (pkg/registry/resource/resourceslice/strategy.go).
         self._selector = f"spec.nodeName={pool.node},spec.driver={pool.driver}"
         self._features = ALL_FEATURES
         self._probed: frozenset[Feature] = frozenset()  # it is known whether the server keeps these

@@ -7,8 +7,9 @@ from pathlib import PurePosixPath
 
 from drabridge.inventory.udev_device import UdevDevice
 
-NUMA_NODES = 64
-"""Kubelet's NUMA bit mask is one uint64 (pkg/kubelet/cm/topologymanager/bitmask): higher ids cannot be used."""
+NUMA_NODES = 1024
+"""As many as Linux can have (CONFIG_NODES_SHIFT), and the standard attribute numaNode (deviceattribute/numa_linux.go).
+Kubelet's device manager takes 64: ``deviceplugin`` leaves higher ones out of its lists."""
 
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")

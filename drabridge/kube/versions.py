@@ -1,7 +1,8 @@
-"""Every version of kubelet's DRA services and of resource.k8s.io that the agent speaks: one row each.
+"""List every version of kubelet's DRA services, resource.k8s.io and metadata files that the agent speaks.
 
-The gRPC services, what registration tells kubelet, the requests and objects for the API server, and the policies of the
-chart follow from these rows. A new version is a row here, and, where its form differs, a ``.proto`` or a conversion.
+The gRPC services, what registration tells kubelet, the requests and objects for the API server, the metadata files of
+containers and the policies of the chart follow from these rows. A new version is a row here, and, where its form
+differs, a ``.proto`` or a conversion.
 """
 
 from __future__ import annotations
@@ -41,7 +42,17 @@ KUBELET_SERVICES = (
     KubeletService(ServiceName.CLAIMS, "v1", "dra_v1"),  # kubelet 1.34 and later
     KubeletService(ServiceName.CLAIMS, "v1beta1", "dra_v1beta1"),  # kubelet 1.32 and later
     KubeletService(ServiceName.HEALTH, "v1", "health_v1"),  # kubelet 1.37 and later
-    KubeletService(ServiceName.HEALTH, "v1alpha1", "health_v1alpha1"),  # kubelet 1.34 to 1.39
+    # kubelet 1.34 to 1.39: kept for three releases beside v1 (kubernetes#139477); then this row and its .proto go
+    KubeletService(ServiceName.HEALTH, "v1alpha1", "health_v1alpha1"),
+)
+
+METADATA_GROUP = "metadata.resource.k8s.io"
+# Newest first: a file has the same information once in each, and a reader takes the first that it knows (KEP-5304,
+# staging/src/k8s.io/dynamic-resource-allocation/devicemetadata/decode.go). Kubelet and the API server take no part:
+# the driver alone chooses. Both have the same fields (api/metadata/v1beta1/types.go beside v1alpha1).
+METADATA_VERSIONS = (
+    "v1beta1",  # readers built with Kubernetes 1.37 and later
+    "v1alpha1",  # readers built with 1.36
 )
 
 

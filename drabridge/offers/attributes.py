@@ -17,7 +17,9 @@ from drabridge.inventory.model import Attribute, Device, Semver
 STANDARD_DOMAIN = "resource.kubernetes.io"
 PCIE_ROOT = f"{STANDARD_DOMAIN}/pcieRoot"
 PCI_BUS_ID = f"{STANDARD_DOMAIN}/pciBusID"
-NUMA_NODE = f"{STANDARD_DOMAIN}/numaNode"  # KEP-6072: the physical node; absent when the firmware says -1
+# KEP-6072 (GA in 1.37; older servers keep it as any attribute): the physical node, one number, absent when the firmware
+# says -1. Its list form, with the nodes that are as near, needs the gate DRAListTypeAttributes: off by default.
+NUMA_NODE = f"{STANDARD_DOMAIN}/numaNode"
 
 
 def describe(device: Device) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:

@@ -26,6 +26,7 @@ from drabridge.sim.kubelet.pod_json import pod_from_manifest
 from drabridge.sim.kubelet.pods import PodStatus
 from drabridge.sim.kubelet.runtime import Runtime
 from drabridge.sim.kubelet.timings import Timings
+from drabridge.sim.release import RECORDED
 from drabridge.sim.scheduler.claim_controller import ended
 from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
@@ -264,23 +265,25 @@ class SimCluster:
         root: Path,
         *,
         nodes: Sequence[str] = ("node-a",),
+        release: str = RECORDED,
         gates: Mapping[str, bool] | None = None,
         timings: ClusterTimings | None = None,
         versions: tuple[str, ...] = DRA_VERSIONS,
         tls: bool = False,
-        kubelet_version: str = "1.36",
+        kubelet_version: str = "",
         runtime: Callable[[str], Runtime] | None = None,
         seed: int = 0,
     ) -> None:
+        """``release`` is that of the control plane, and of the kubelets without a ``kubelet_version``."""
         self.root = Path(root)
         self.timings = timings or ClusterTimings()
-        self.api = SimApiServer(gates=gates, versions=versions, tls=tls)
+        self.api = SimApiServer(release=release, gates=gates, versions=versions, tls=tls)
         self.scheduler = Scheduler(self.api.objects, self.api.gates, self.timings.scheduler)
         self.kubelets: dict[str, SimKubelet] = {
             name: SimKubelet(
                 self.root / name,
                 node_name=name,
-                version=kubelet_version,
+                version=kubelet_version or release,
                 timings=self.timings.kubelet,
                 api=StoreApi(self.api.objects, self.api.faults),
                 runtime=runtime(name) if runtime is not None else None,

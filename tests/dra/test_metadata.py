@@ -21,11 +21,27 @@ def host_file(node: DraNode, claim: str = "cl", request: str = "gpu") -> Path:
     return node.state / "dra-device-metadata" / f"default_{claim}" / request / "metadata.json"
 
 
+VERSIONS = ("metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1")  # newest first
+
+
+def stream(path: Path) -> list[dict[str, Any]]:
+    """Every object of the file, as a reader's decoder finds them one after the other."""
+    text, found = path.read_text(), []
+    while text:
+        document, end = json.JSONDecoder().raw_decode(text)
+        found.append(document)
+        text = text[end:].lstrip()
+    return found
+
+
 def read(path: Path) -> dict[str, Any]:
-    document, end = json.JSONDecoder().raw_decode(path.read_text())
-    assert path.read_text()[end:] == "\n"
-    assert isinstance(document, dict)
-    return document
+    """What the file says, the same in every version."""
+    documents = stream(path)
+    assert tuple(document.pop("apiVersion") for document in documents) == VERSIONS
+    assert {document.pop("kind") for document in documents} == {"DeviceMetadata"}
+    first, *others = documents
+    assert all(other == first for other in others)
+    return first
 
 
 async def test_a_claim_has_one_file_for_each_request_and_the_mount_rides_on_its_first_device() -> None:
@@ -45,7 +61,6 @@ async def test_a_claim_has_one_file_for_each_request_and_the_mount_rides_on_its_
             }
         ]
         document = read(host_file(node))
-        assert document["apiVersion"] == "metadata.resource.k8s.io/v1alpha1"
         assert document["metadata"] == {"name": "cl", "namespace": "default", "uid": claim.uid, "generation": 1}
         assert [d["name"] for d in document["requests"][0]["devices"]] == ["gpu-0", "gpu-1"]
         assert host_file(node).stat().st_mode & 0o777 == 0o644
@@ -74,7 +89,7 @@ async def test_a_change_is_written_in_place_because_containers_hold_the_inode() 
         await until(lambda: read(path)["metadata"]["generation"] == 2, why="the change")
 
         with inside:
-            assert json.loads(inside.read())["metadata"]["generation"] == 2
+            assert inside.read() == path.read_text()
             assert os.fstat(inside.fileno()).st_nlink == 1
         document = read(path)
         assert document["podClaimName"] == "mine"
@@ -95,6 +110,42 @@ async def test_files_that_somebody_removed_come_back_at_a_restart() -> None:
         stranger.write_text("{}")
         await node.start()
         assert {name: (node.root / "cdi" / name).read_bytes() for name in node.cdi_files()} == before
+
+
+async def test_a_file_of_another_agent_version_gets_our_versions_in_place() -> None:
+    """An agent is upgraded, or rolled back, under running containers: they hold the file's inode."""
+    async with a_node() as node:
+        await node.prepared(node.claims.add("cl", "gpu-0"))
+        path = host_file(node)
+        await node.stop()
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text(lines[1])  # v1alpha1 alone, as in Kubernetes 1.36
+        inode = path.stat().st_ino
+        await node.start()
+        assert (read(path)["metadata"]["generation"], path.stat().st_ino) == (2, inode)
+
+
+@pytest.mark.parametrize(
+    ("content", "generation"),
+    [
+        ("{torn", 1),
+        ("", 1),
+        ("[]", 1),
+        ('{"metadata": {"generation": "7"}}', 1),
+        ('{"metadata": {"generation": -3}}', 1),
+        ('{"metadata": 5}', 1),
+        ('{"metadata": {"generation": 7}}', 8),
+    ],
+)
+async def test_a_file_that_cannot_be_read_is_written_anew(content: str, generation: int) -> None:
+    async with a_node() as node:
+        await node.prepared(node.claims.add("cl", "gpu-0"))
+        await node.stop()
+        host_file(node).write_text(content)
+        await node.start()
+        document = read(host_file(node))
+        assert document["metadata"]["generation"] == generation
+        assert [device["name"] for device in document["requests"][0]["devices"]] == ["gpu-0"]
 
 
 async def test_a_claim_of_the_same_name_does_not_inherit_files() -> None:

@@ -14,7 +14,7 @@ BRIDGE = record("/sys/devices/pci0000:3a/0000:3a:00.0", "pci", ROOT, attributes=
 
 
 @pytest.mark.parametrize(
-    ("own", "nodes"), [("0", (0,)), ("-1", (1,)), ("", (1,)), ("x", (1,)), ("64", (1,)), ("²", (1,))]
+    ("own", "nodes"), [("0", (0,)), ("-1", (1,)), ("", (1,)), ("x", (1,)), ("64", (64,)), ("1024", (1,)), ("²", (1,))]
 )
 def test_numa_walks_up_past_minus_one(own: str, nodes: tuple[int, ...]) -> None:
     gpu = record("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "pci", BRIDGE, attributes={"numa_node": own})

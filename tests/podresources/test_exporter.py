@@ -204,6 +204,27 @@ def test_cpus_and_memory_of_containers_and_of_the_node() -> None:
     assert value(series, "podresources_allocatable_memory_bytes", **labels) == 4 << 20
 
 
+def test_what_a_pod_has_beside_its_containers_is_counted_once() -> None:
+    """Kubelet 1.37: the pod's CPUs and memory as a whole, and the parts that containers have for themselves."""
+    response = listing(pod("p", container("c"), container("d")))
+    whole, one = response.pod_resources[0], response.pod_resources[0].containers[0]
+    whole.cpu_ids.extend([1, 2, 3, 4])
+    one.cpu_ids.extend([2, 3])
+    for owner, size in ((whole, 5 << 30), (one, 2 << 30)):
+        owner.memory.add(memory_type="memory", size=size).topology.nodes.add(ID=0)
+    series = parse(exposed(snapshot(response, SOCKET)))
+    of_pod = {"namespace": "default", "pod": "p"}  # an empty label is none to Prometheus
+    assert count(series, "podresources_exclusive_cpus") == 2
+    assert value(series, "podresources_exclusive_cpus", **of_pod) == 2
+    assert value(series, "podresources_exclusive_cpus", **{**of_pod, "container": "c"}) == 2
+    memory = {"memory_type": "memory", "numa_node": "0"}
+    assert value(series, "podresources_pinned_memory_bytes", **of_pod, **memory) == 3 << 30
+    one.cpu_ids.extend([1, 4])
+    one.memory[0].size = 5 << 30
+    series = parse(exposed(snapshot(response, SOCKET)))
+    assert count(series, "podresources_exclusive_cpus") == count(series, "podresources_pinned_memory_bytes") == 1
+
+
 def test_label_values_that_need_escaping_survive() -> None:
     odd = 'a"b\\c\nd'
     series = parse(exposed(snapshot(listing(pod("p", container("c", device("e.com/x", odd)))), SOCKET)))

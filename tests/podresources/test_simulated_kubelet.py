@@ -176,6 +176,19 @@ async def test_an_old_kubelet_is_reported_by_facts_not_by_emptiness(connect: Mak
         assert (await client.get("default", "ended")).pods
 
 
+@pytest.mark.parametrize(("version", "cpus"), [("1.36", ()), ("1.37", (0, 1, 2))])
+async def test_cpus_of_whole_pods_are_told_by_newer_kubelets(
+    connect: MakeClient, version: str, cpus: tuple[int, ...]
+) -> None:
+    async with node(version=version) as here:
+        spec = PodSpec("default", "p", containers=(Container("main"),), cpu_ids=(2, 0, 1))
+        await here.kubelet.run_pod(spec)
+        client = connect(here.socket)
+        (found,) = (await client.list()).pods
+        assert (found.cpu_ids, found.containers[0].cpu_ids) == (cpus, ())
+        assert (await client.get("default", "p")).pods[0].cpu_ids == cpus
+
+
 async def test_a_tight_loop_is_slowed_down_by_the_limiter_and_never_fails(connect: MakeClient) -> None:
     """10 a second in bursts of 10; whoever shares the socket here asks as fast as it can, which may not be fast."""
     slowly = Timings.fast(podresources_qps=10.0)

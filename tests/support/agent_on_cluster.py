@@ -12,6 +12,7 @@ from typing import Any
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from drabridge.sim.kubelet.timings import Timings
+from drabridge.sim.release import RECORDED
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read
 from tests.support.waiting import short_directory, until
 
@@ -68,18 +69,23 @@ spec:
 
 @contextlib.asynccontextmanager
 async def bridge(
-    config: str = BOTH_LANES, kubelet_version: str = "1.36", driver: str = DRIVER, **kubelet: Any
+    config: str = BOTH_LANES,
+    kubelet_version: str = "",
+    release: str = RECORDED,
+    driver: str = DRIVER,
+    **kubelet: Any,
 ) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
     """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
 
-    ``kubelet``: changes to its fast timings.
+    ``release``: of the control plane, and of kubelet without a ``kubelet_version``. ``kubelet``: changes to its fast
+    timings.
     """
     with short_directory() as root:
         locks = root / "locks"
         locks.mkdir()
         runtime = LockingRuntime(locks)
         timings = replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet))
-        options: dict[str, Any] = {"timings": timings, "kubelet_version": kubelet_version}
+        options: dict[str, Any] = {"timings": timings, "kubelet_version": kubelet_version, "release": release}
         async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
             kubeconfig = root / "kubeconfig"
             cluster.api.kubeconfig(kubeconfig)

@@ -18,6 +18,7 @@ Validator = Callable[[JSON, JSON | None], Errors]
 _VALIDATORS: Mapping[str, Validator] = MappingProxyType(
     {
         "resourceslices": validation.resource_slice,
+        "devicetaintrules": validation.device_taint_rule,
         "resourceclaims": validation_claims.resource_claim,
         "resourceclaimtemplates": validation_claims.resource_claim_template,
         "deviceclasses": validation_claims.device_class,
@@ -26,15 +27,17 @@ _VALIDATORS: Mapping[str, Validator] = MappingProxyType(
 
 
 def validate(
-    resource: Resource, new: JSON, old: JSON | None, subresource: str, namespace_labels: dict[str, str]
+    resource: Resource, new: JSON, old: JSON | None, subresource: str, namespace_labels: dict[str, str], *, minor: int
 ) -> None:
-    """Raises ApiError 422 with every complaint."""
+    """Raises ApiError 422 with every complaint of Kubernetes 1.<minor>."""
     name = new["metadata"]["name"]
     errors = list(named("metadata.name", name, subdomain_problems)) if old is None else []
     if subresource == "status" and resource.plural == "resourceclaims" and old is not None:
         errors += validation_claims.claim_status(new, old)
     elif resource.plural in _VALIDATORS:
         errors += _VALIDATORS[resource.plural](new, old)
+        if resource.plural == "resourceslices" and minor <= 34:
+            errors += validation.resource_slice_1_34(new)
         if old is None and resource.plural in ("resourceclaims", "resourceclaimtemplates"):
             errors += validation_claims.admin_access(resource.plural, new, namespace_labels)
     if errors:

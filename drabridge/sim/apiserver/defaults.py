@@ -54,6 +54,12 @@ def _slice(obj: JSON, now: str) -> None:
             taint.setdefault("timeAdded", now)
 
 
+def _taint_rule(obj: JSON, now: str) -> None:
+    obj.setdefault("status", {})
+    if taint := obj.setdefault("spec", {}).get("taint"):
+        taint.setdefault("timeAdded", now)
+
+
 def _class(obj: JSON, now: str) -> None:
     obj.setdefault("spec", {})
 
@@ -95,6 +101,7 @@ _DEFAULTS: Mapping[str, Callable[[JSON, str], None]] = MappingProxyType(
         "resourceclaims": _claim,
         "resourceclaimtemplates": _template,
         "resourceslices": _slice,
+        "devicetaintrules": _taint_rule,
         "deviceclasses": _class,
         "pods": _pod,
         "jobs": _job,

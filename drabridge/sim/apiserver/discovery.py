@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-from drabridge.sim.apiserver.kinds import DRA_GROUP, DRA_VERSIONS, RESOURCES, Resource
+from drabridge.sim.apiserver.kinds import DRA_GROUP, RESOURCES, Resource, Served
 from drabridge.sim.apiserver.status import JSON
-
-VERSION: JSON = {
-    "major": "1",
-    "minor": "36",
-    "emulationMajor": "1",
-    "emulationMinor": "36",
-    "minCompatibilityMajor": "1",
-    "minCompatibilityMinor": "35",
-    "gitVersion": "v1.36.2",
-    "gitCommit": "$Format:%H$",
-    "gitTreeState": "",
-    "buildDate": "1970-01-01T00:00:00Z",
-    "goVersion": "go1.27.3",
-    "compiler": "gc",
-    "platform": "linux/amd64",
-}
-"""What the imitated server says of itself (recorded)."""
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _SUBRESOURCE_VERBS = {"status": ["get", "patch", "update"], "binding": ["create"], "eviction": ["create"]}
@@ -31,26 +14,45 @@ REVIEWS = {
 """Groups with one resource that is only ever created: a question."""
 
 
-def document(path: str, dra_versions: tuple[str, ...]) -> JSON | None:
+def _version(minor: int) -> JSON:
+    """Return what the imitated server says of itself (recorded)."""
+    return {
+        "major": "1",
+        "minor": str(minor),
+        "emulationMajor": "1",
+        "emulationMinor": str(minor),
+        "minCompatibilityMajor": "1",
+        "minCompatibilityMinor": str(minor - 1),
+        "gitVersion": f"v1.{minor}.2",
+        "gitCommit": "$Format:%H$",
+        "gitTreeState": "",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "go1.27.3",
+        "compiler": "gc",
+        "platform": "linux/amd64",
+    }
+
+
+def document(path: str, served: Served) -> JSON | None:
     """Return the answer for a discovery path.
 
     None when ``path`` is not one, or its group or version is not served.
     """
     match path.strip("/").split("/"):
         case ["version"]:
-            return VERSION
+            return _version(served.minor)
         case ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
         case ["api", "v1"]:
-            return _resources("", "v1")
+            return _resources("", "v1", served)
         case ["apis"]:
-            groups = [one for group in _groups() if (one := _group(group, dra_versions)) is not None]
+            groups = [one for group in _groups() if (one := _group(group, served)) is not None]
             return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
         case ["apis", group]:
-            found = _group(group, dra_versions)
+            found = _group(group, served)
             return {"kind": "APIGroup", "apiVersion": "v1", **found} if found is not None else None
-        case ["apis", group, version] if version in _versions(group, dra_versions):
-            return _resources(group, version)
+        case ["apis", group, version] if version in _versions(group, served):
+            return _resources(group, version, served)
     return None
 
 
@@ -58,21 +60,21 @@ def _groups() -> list[str]:
     return sorted({one.group for one in RESOURCES if one.group} | REVIEWS.keys())
 
 
-def _versions(group: str, dra_versions: tuple[str, ...]) -> tuple[str, ...]:
+def _versions(group: str, served: Served) -> tuple[str, ...]:
     if group == DRA_GROUP:
-        return dra_versions
+        return served.dra_versions
     return ("v1",) if group in _groups() else ()
 
 
-def _group(group: str, dra_versions: tuple[str, ...]) -> JSON | None:
-    versions = [{"groupVersion": f"{group}/{one}", "version": one} for one in _versions(group, dra_versions)]
+def _group(group: str, served: Served) -> JSON | None:
+    versions = [{"groupVersion": f"{group}/{one}", "version": one} for one in _versions(group, served)]
     return {"name": group, "versions": versions, "preferredVersion": versions[0]} if versions else None
 
 
-def _resources(group: str, version: str) -> JSON:
+def _resources(group: str, version: str, served: Served) -> JSON:
     listed: list[JSON] = []
     for one in RESOURCES:
-        if one.group == group and not (group == DRA_GROUP and version not in DRA_VERSIONS):
+        if one.group == group and version in served.versions(one):
             listed.append(_entry(one))
             listed += [_subentry(one, name) for name in one.subresources]
     if group in REVIEWS:

@@ -30,6 +30,12 @@ class Resource:
     """Field selectors beside metadata.name and metadata.namespace."""
     counts_generations: bool = False
     """metadata.generation starts at 1 and grows with each change of the spec."""
+    newer_selectable: Mapping[str, int] = field(default_factory=dict)
+    """Those of ``selectable`` that came with 1.<minor>."""
+    since: int = 0
+    """The 1.<minor> that serves the kind first, as ``version`` alone."""
+    gate: str = ""
+    """The feature gate that the kind is behind."""
     delete_returns_object: bool = False
     blank: Mapping[str, object] = field(default_factory=dict)
     """What Go prints for an empty object of the kind: the body of bookmarks, the zero of field ownership."""
@@ -47,11 +53,32 @@ class Resource:
     def has_status(self) -> bool:
         return "status" in self.subresources
 
-    def versions(self, dra_versions: tuple[str, ...]) -> tuple[str, ...]:
-        return dra_versions if self.group == DRA_GROUP else (self.version,)
-
     def blank_object(self) -> JSON:
         return {"metadata": {}, **self.blank}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one server serves of the table."""
+
+    minor: int
+    dra_versions: tuple[str, ...]
+    """Served versions of resource.k8s.io, in order of preference."""
+    gates: Mapping[str, bool]
+
+    def versions(self, resource: Resource) -> tuple[str, ...]:
+        """Return in which versions; nothing for a kind that comes later, or is switched off."""
+        if resource.since > self.minor or (resource.gate and not self.gates[resource.gate]):
+            return ()
+        if resource.group != DRA_GROUP:
+            return (resource.version,)
+        known = (resource.version,) if resource.since else DRA_VERSIONS
+        return tuple(one for one in self.dra_versions if one in known)
+
+    def selectable(self, resource: Resource) -> tuple[str, ...]:
+        """Return the field selectors beside metadata.name and metadata.namespace."""
+        newer = resource.newer_selectable
+        return tuple(path for path in resource.selectable if newer.get(path, 0) <= self.minor)
 
 
 _SLICE_BLANK = {"spec": {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}}
@@ -69,6 +96,19 @@ RESOURCES: tuple[Resource, ...] = (
         delete_returns_object=True,
         blank={"spec": {}},
         storage_hash="Yk2PTc1Ybxk=",
+    ),
+    Resource(
+        "devicetaintrules",
+        "DeviceTaintRule",
+        schema_dra.DEVICE_TAINT_RULE,
+        DRA_GROUP,
+        namespaced=False,
+        subresources=("status",),
+        since=37,  # before: beta, in versions that are off by default
+        gate="DRADeviceTaintRules",
+        counts_generations=True,
+        delete_returns_object=True,
+        blank={"spec": {"taint": {"key": "", "effect": ""}}, "status": {}},
     ),
     Resource(
         "resourceclaims",
@@ -95,7 +135,8 @@ RESOURCES: tuple[Resource, ...] = (
         schema_dra.RESOURCE_SLICE,
         DRA_GROUP,
         namespaced=False,
-        selectable=("spec.nodeName", "spec.driver"),
+        selectable=("spec.nodeName", "spec.driver", "spec.pool.name"),
+        newer_selectable={"spec.pool.name": 37},  # kubernetes#138456
         counts_generations=True,
         delete_returns_object=True,
         blank=_SLICE_BLANK,

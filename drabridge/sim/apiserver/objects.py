@@ -32,6 +32,7 @@ from drabridge.sim.apiserver.writes import (
     sections,
     settled,
 )
+from drabridge.sim.release import RECORDED, minor_of
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 """Letters of generated names (apimachinery ``rand``): no vowels, nothing that reads as another."""
@@ -67,9 +68,10 @@ class Objects:
     What comes in and goes out is the caller's to change, except from :meth:`peek`. Every refusal is an ApiError.
     """
 
-    def __init__(self, store: Store, gates: Mapping[str, bool]) -> None:
+    def __init__(self, store: Store, gates: Mapping[str, bool], release: str = RECORDED) -> None:
         self.store = store
         self.gates = gates
+        self._minor = minor_of(release)
         for namespace in ("default", "kube-system"):
             self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
 
@@ -312,7 +314,7 @@ class Objects:
         if resource.namespaced:
             namespace = self.store.get(BY_PLURAL["namespaces"], ("", new["metadata"]["namespace"]))
             labels = (namespace or {"metadata": {}})["metadata"].get("labels", {})
-        admission.validate(resource, new, old, subresource, labels)
+        admission.validate(resource, new, old, subresource, labels, minor=self._minor)
 
     def _replace(
         self,

@@ -78,6 +78,11 @@ RESOURCE_SLICE = kind(
     )
 )
 
+DEVICE_TAINT_RULE = kind(
+    spec=struct(deviceSelector=struct(driver=STRING, pool=STRING, device=STRING), taint=_TAINT),
+    status=struct(conditions=CONDITIONS),
+)
+
 _SELECTORS = listed(struct(cel=struct(expression=STRING)))
 _ANY_REQUEST = {
     "deviceClassName": STRING,

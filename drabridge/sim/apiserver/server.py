@@ -22,12 +22,13 @@ from drabridge.sim.apiserver.faults import Faults, reason_of
 from drabridge.sim.apiserver.garbage_collector import collect
 from drabridge.sim.apiserver.gates import merged_gates
 from drabridge.sim.apiserver.http import HttpRequest, Reply
-from drabridge.sim.apiserver.kinds import DRA_VERSIONS
+from drabridge.sim.apiserver.kinds import DRA_VERSIONS, Served
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.status import JSON, ApiError, bad_request, path_not_found, unauthorized
 from drabridge.sim.apiserver.store import Store
 from drabridge.sim.apiserver.verbs import VERBS, Call, Target, number, parse_path
 from drabridge.sim.apiserver.watch import DEFAULT_TIMEOUT_SECONDS, WatchOptions, watch
+from drabridge.sim.release import RECORDED, minor_of
 
 
 @dataclass(slots=True)
@@ -81,20 +82,23 @@ _TRUE = ("1", "true", "True", "t", "T")
 class SimApiServer:
     """``async with SimApiServer() as api:`` serves HTTP(S) on 127.0.0.1 at ``api.url``.
 
-    ``gates`` overrides feature gates of 1.36, ``versions`` are the served versions of resource.k8s.io in order of
-    preference. ``objects`` is the same storage without HTTP, ``requests`` the log, ``faults`` the trouble to make.
+    ``release`` is the Kubernetes release to imitate, ``gates`` overrides its feature gates, ``versions`` are the served
+    versions of resource.k8s.io in order of preference. ``objects`` is the same storage without HTTP, ``requests`` the
+    log, ``faults`` the trouble to make.
     """
 
     def __init__(
         self,
         *,
+        release: str = RECORDED,
         gates: Mapping[str, bool] | None = None,
         versions: tuple[str, ...] = DRA_VERSIONS,
         tls: bool = False,
     ) -> None:
-        self.gates = merged_gates(gates)
+        self.gates = merged_gates(gates, release)
         self.versions = versions
-        self.objects = Objects(Store(), self.gates)
+        self._minor = minor_of(release)
+        self.objects = Objects(Store(), self.gates, release)
         self.faults = Faults(cut=self._cut)
         self.requests: list[Request] = []
         self._tls = tls
@@ -108,6 +112,11 @@ class SimApiServer:
         self._replies: dict[Reply, None] = {}
         self._collector: asyncio.Task[None] | None = None
         self._encoded: dict[tuple[str, str, str], bytes] = {}
+
+    @property
+    def served(self) -> Served:
+        """What is served now: ``versions`` may be changed while it runs."""
+        return Served(self._minor, self.versions, self.gates)
 
     # -- life
 
@@ -216,7 +225,7 @@ class SimApiServer:
     async def _handle(self, request: HttpRequest, reply: Reply) -> None:
         query = request.query
         user = self._tokens.identify(request.headers.get("authorization", ""))
-        target = parse_path(request.path, self.versions)
+        target = parse_path(request.path, self.served)
         is_watch = query.get("watch", "") in _TRUE
         verb = target.verb(request.method, watch=is_watch) if target else "nonresource"
         entry = self._logged(request, query, user, target, verb)
@@ -304,7 +313,7 @@ class SimApiServer:
         if request.path in ("/healthz", "/livez", "/readyz"):
             return 200, b"ok"
         if request.method == "GET":
-            found = discovery.document(request.path, self.versions)
+            found = discovery.document(request.path, self.served)
             if found is not None:
                 return 200, found
         for group, (plural, kind) in discovery.REVIEWS.items():

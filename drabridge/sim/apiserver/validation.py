@@ -33,6 +33,7 @@ MAX_DEVICES_WITH_TAINTS_OR_COUNTERS = 64
 MAX_ATTRIBUTES_AND_CAPACITIES = 32
 MAX_ATTRIBUTE_BYTES = 64
 MAX_TAINTS = 16
+MAX_TAINTS_1_34 = 4
 MAX_COUNTER_SETS = 8
 MAX_COUNTERS = 32
 MAX_CONSUMED_SETS = 2
@@ -102,6 +103,23 @@ def resource_slice(new: JSON, old: JSON | None) -> Errors:
             yield duplicate(path, device["name"])
         seen.add(device.get("name", ""))
     yield from _counter_sets(counter_sets)
+
+
+def resource_slice_1_34(new: JSON) -> Errors:
+    """Complaints of 1.34 alone: a slice's devices consume its own counters, and have few taints.
+
+    From 1.35 on counters are in slices of their own (staging/src/k8s.io/api/resource/v1/types.go of both).
+    """
+    spec = new.get("spec", {})
+    sets = {one.get("name") for one in spec.get("sharedCounters", [])}
+    for index, device in enumerate(spec.get("devices", [])):
+        path = f"spec.devices[{index}]"
+        for number, consumed in enumerate(device.get("consumesCounters", [])):
+            if (name := consumed.get("counterSet", "")) not in sets:
+                where = f"{path}.consumesCounters[{number}].counterSet"
+                yield invalid(where, name, "must reference a counterSet defined in the ResourceSlice sharedCounters")
+        if len(device.get("taints", [])) > MAX_TAINTS_1_34:
+            yield too_many(f"{path}.taints", len(device["taints"]), MAX_TAINTS_1_34)
 
 
 def _device_limit(devices: Sequence[JSON]) -> int:
@@ -265,18 +283,25 @@ def _range(path: str, span: JSON, default: Quantity | None, maximum: Quantity) -
             yield invalid(f"{path}.step", span["step"], "value is not a multiple of a given step")
 
 
+def device_taint_rule(new: JSON, old: JSON | None) -> Errors:
+    yield from _taint("spec.taint", new["spec"].get("taint", {}))
+
+
 def _taints(path: str, taints: Sequence[JSON]) -> Errors:
     if len(taints) > MAX_TAINTS:
         yield too_many(path, len(taints), MAX_TAINTS)
     for index, taint in enumerate(taints):
-        where = f"{path}[{index}]"
-        yield from named(f"{where}.key", taint.get("key", ""), label_key_problems)
-        if taint.get("value"):
-            yield from named(f"{where}.value", taint["value"], label_key_problems)
-        if not taint.get("effect"):
-            yield required(f"{where}.effect")
-        elif taint["effect"] not in _EFFECTS:
-            yield unsupported(f"{where}.effect", taint["effect"], _EFFECTS)
+        yield from _taint(f"{path}[{index}]", taint)
+
+
+def _taint(path: str, taint: JSON) -> Errors:
+    yield from named(f"{path}.key", taint.get("key", ""), label_key_problems)
+    if taint.get("value"):
+        yield from named(f"{path}.value", taint["value"], label_key_problems)
+    if not taint.get("effect"):
+        yield required(f"{path}.effect")
+    elif taint["effect"] not in _EFFECTS:
+        yield unsupported(f"{path}.effect", taint["effect"], _EFFECTS)
 
 
 def _consumes(path: str, consumed: Sequence[JSON]) -> Errors:

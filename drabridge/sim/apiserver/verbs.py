@@ -18,7 +18,7 @@ from drabridge.sim.apiserver.auth import User
 from drabridge.sim.apiserver.convert import to_version
 from drabridge.sim.apiserver.faults import Faults
 from drabridge.sim.apiserver.http import HttpRequest
-from drabridge.sim.apiserver.kinds import BY_PLURAL, DRA_VERSIONS, Resource
+from drabridge.sim.apiserver.kinds import BY_PLURAL, Resource, Served
 from drabridge.sim.apiserver.objects import Objects, Writer
 from drabridge.sim.apiserver.selectors import Predicate
 from drabridge.sim.apiserver.status import JSON, ApiError, bad_request
@@ -37,6 +37,8 @@ class Target:
     """Empty for cluster-scoped objects and for lists over all namespaces."""
     name: str = ""
     subresource: str = ""
+    selectable: tuple[str, ...] = ()
+    """Field selectors beside metadata.name and metadata.namespace."""
 
     def verb(self, method: str, *, watch: bool) -> str:
         """The verb that RBAC would be asked about; empty when the method does not exist here."""
@@ -46,7 +48,7 @@ class Target:
         return "watch" if verb == "list" and watch else verb
 
 
-def parse_path(path: str, dra_versions: tuple[str, ...]) -> Target | None:
+def parse_path(path: str, served: Served) -> Target | None:
     """Parse a URL's path into what it addresses; None when nothing is served there."""
     match [part for part in path.split("/") if part]:
         case ["api", "v1", *rest]:
@@ -64,16 +66,16 @@ def parse_path(path: str, dra_versions: tuple[str, ...]) -> Target | None:
         case _:
             return None
     resource = BY_PLURAL.get(plural)
-    if resource is None or resource.group != group or version not in resource.versions(dra_versions):
+    if resource is None or resource.group != group or version not in served.versions(resource):
         return None
-    if version not in DRA_VERSIONS or (namespace and not resource.namespaced) or len(after) > 2:
+    if (namespace and not resource.namespaced) or len(after) > 2:
         return None
     name, subresource = (*after, "", "")[:2]
     if subresource and subresource not in resource.subresources:
         return None
     if name and resource.namespaced and not namespace:
         return None
-    return Target(resource, version, namespace, name, subresource)
+    return Target(resource, version, namespace, name, subresource, served.selectable(resource))
 
 
 APPLY_TYPES = ("application/apply-patch+yaml", "application/apply-patch+json")
@@ -142,7 +144,7 @@ class Call:
         """The request's selectors. Raises ApiError 400."""
         resource = self.target.resource
         what = f" for {resource.group}/{self.target.version}, Kind={resource.kind}" if resource.group else ""
-        fields = selectors.field_predicate(self.query.get("fieldSelector", ""), resource.selectable, what)
+        fields = selectors.field_predicate(self.query.get("fieldSelector", ""), self.target.selectable, what)
         return selectors.both(fields, selectors.label_predicate(self.query.get("labelSelector", "")))
 
     def shown(self, obj: JSON) -> JSON:

@@ -162,17 +162,19 @@ class DraManager:
 
         False if something must be tried again.
         """
-        mine = [info for info in self.cache.values() if pod.uid in info.pods]
-        return await self._unprepare(mine, pod.uid)
+        named = [info for name in pod.claim_names() if (info := self.cache.get((pod.namespace, name)))]
+        if not self._node.version.unprepares_for_strangers:
+            named = [info for info in named if pod.uid in info.pods]
+        return await self._unprepare(named, pod.uid)
 
     async def _unprepare(self, infos: Sequence[ClaimInfo], pod_uid: str) -> bool:
         batches: dict[str, list[ClaimInfo]] = {}
         last = []
         for info in infos:
-            if info.pods != {pod_uid}:
+            if len(info.pods) > 1:
                 info.pods.discard(pod_uid)
                 continue
-            last.append(info)
+            last.append((info, {pod_uid, *info.pods}))  # of others only with unprepares_for_strangers
             info.prepared = False  # a pod that comes while the driver is busy asks it again
             for driver in info.drivers:
                 batches.setdefault(driver, []).append(info)
@@ -183,8 +185,8 @@ class DraManager:
             except PluginCallError as error:
                 self._node.log.append(f"failed to unprepare dynamic resources: {error}")
                 return False
-        for info in last:
-            info.pods.discard(pod_uid)
+        for info, users in last:
+            info.pods -= users
             if not info.pods:
                 self.cache.pop((info.namespace, info.name), None)
         self._save()

@@ -37,10 +37,14 @@ def choose_service(driver: str, offered: Sequence[str], version: Behaviour) -> s
 
 
 def choose_health(offered: Sequence[str], version: Behaviour) -> str | None:
-    """1.36 and before open v1alpha1 for every driver; later ones only what is advertised, v1 first."""
+    """1.36 and before open v1alpha1 for every driver; later ones only what is advertised, v1 first.
+
+    ``pickHealthService`` of ``cm/dra/plugin`` in 1.37.
+    """
     if not version.health_v1:
         return HEALTH_V1ALPHA1
-    return next((service for service in (HEALTH_V1, HEALTH_V1ALPHA1) if service in offered), None)
+    known = (HEALTH_V1, HEALTH_V1ALPHA1) if version.health_v1alpha1 else (HEALTH_V1,)
+    return next((service for service in known if service in offered), None)
 
 
 class DraPlugins:

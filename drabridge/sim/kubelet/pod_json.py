@@ -91,6 +91,7 @@ def record_from_json(document: Mapping[str, Any]) -> PodRecord:
     """Raises KeyError or ValueError for a document that :func:`record_to_json` did not write."""
     spec = dict(document["spec"])
     spec["resource_claims"] = tuple(PodClaim(**claim) for claim in spec["resource_claims"])
+    spec["cpu_ids"] = tuple(spec["cpu_ids"])
     for kind in ("containers", "init_containers"):
         spec[kind] = tuple(
             Container(**(c | {"claims": tuple(ContainerClaim(**claim) for claim in c["claims"])})) for c in spec[kind]

@@ -103,7 +103,10 @@ class PodResources:
         """Plain init containers never appear, sidecars do."""
         shown = [c for c in pod.init_containers if c.is_sidecar] + list(pod.containers)
         return pb.PodResources(
-            name=pod.name, namespace=pod.namespace, containers=[self._container(pod, container) for container in shown]
+            name=pod.name,
+            namespace=pod.namespace,
+            containers=[self._container(pod, container) for container in shown],
+            cpu_ids=pod.cpu_ids if self._version.pod_level_resources else (),
         )
 
     def _container(self, pod: PodSpec, container: Container) -> pb.ContainerResources:

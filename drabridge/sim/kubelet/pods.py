@@ -86,6 +86,8 @@ class PodSpec:
     resource_claims: tuple[PodClaim, ...] = ()
     extended_claim: ExtendedClaim | None = None
     restart_policy: str = "Never"
+    cpu_ids: tuple[int, ...] = ()
+    """Exclusive CPUs of the pod as a whole (gate PodLevelResourceManagers): shown, not managed."""
 
     @property
     def all_containers(self) -> tuple[Container, ...]:

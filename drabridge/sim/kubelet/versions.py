@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from drabridge.sim.release import minor_of
+
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
@@ -14,11 +16,7 @@ class Behaviour:
     @classmethod
     def of(cls, version: str) -> Behaviour:
         """Raises ValueError for a text that is not ``1.<minor>`` with an optional patch."""
-        major, _, rest = version.removeprefix("v").partition(".")
-        minor = rest.partition(".")[0]
-        if major != "1" or not minor.isdigit():
-            raise ValueError(f"kubelet version {version!r}: expected a text like '1.36' or '1.36.2'")
-        return cls(int(minor))
+        return cls(minor_of(version))
 
     @property
     def clients_keyed_by_socket(self) -> bool:
@@ -52,7 +50,15 @@ class Behaviour:
 
     @property
     def prepare_appends(self) -> bool:
-        """Devices of a repeated prepare are added to those known: kubernetes#140274, fixed in 1.37."""
+        """Devices of a repeated prepare are added to those known: kubernetes#140274, fixed in 1.37.
+
+        1.36.2 does it; later patches of 1.34 to 1.36 have the fix as well.
+        """
+        return self.minor <= 36
+
+    @property
+    def unprepares_for_strangers(self) -> bool:
+        """The end of a pod that never got the claim unprepares it under the one that has it: #140212, fixed in 1.37."""
         return self.minor <= 36
 
     @property
@@ -66,6 +72,19 @@ class Behaviour:
         return self.minor >= 37
 
     @property
-    def skips_dra_backed_at_start(self) -> bool:
-        """GetDeviceRunContainerOptions ignores resources served by a claim: kubernetes#141426, after 1.36.2."""
+    def health_v1alpha1(self) -> bool:
+        """``v1alpha1.DRAResourceHealth``: kept for three releases beside v1, gone in 1.40 (kubernetes#139477)."""
+        return self.minor < 40
+
+    @property
+    def pod_level_resources(self) -> bool:
+        """Exclusive CPUs and memory of whole pods in PodResources: kubernetes#138738, 1.37."""
         return self.minor >= 37
+
+    @property
+    def skips_dra_backed_at_start(self) -> bool:
+        """GetDeviceRunContainerOptions ignores resources served by a claim: kubernetes#141426.
+
+        It came when 1.37 was nearly out (August 2026): not assumed there.
+        """
+        return self.minor >= 38

@@ -24,7 +24,7 @@ from drabridge.sim.scheduler.claim_controller import Readiness, readiness
 from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.jobs import sync_jobs
 from drabridge.sim.scheduler.pools import gather, selects
-from drabridge.sim.scheduler.taints import evict
+from drabridge.sim.scheduler.taints import evict, slices_with_rules
 
 JSON = dict[str, Any]
 
@@ -235,7 +235,7 @@ class Scheduler:
         todo = {index: claim for index, claim in enumerate(wanted) if "allocation" not in claim["status"]}
         picks: dict[int, Sequence[Pick]] = {}
         if todo:
-            pools = gather(self.objects.peek("resourceslices"), node)
+            pools = gather(slices_with_rules(self.objects), node)
             in_use = InUse.of(self.objects.peek("resourceclaims"))
             found = allocate(list(todo.values()), pools, classes, in_use, self._selectors)
             picks = dict(zip(todo, found, strict=True))

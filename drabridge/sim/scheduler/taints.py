@@ -80,9 +80,32 @@ def evict(objects: Objects) -> float | None:
     return soonest
 
 
+def slices_with_rules(objects: Objects) -> Sequence[JSON]:
+    """Return all slices, their devices with the taints of the DeviceTaintRules that select them, for reading only.
+
+    ``resourceslice/tracker`` of the dynamic-resource-allocation library: a selector's empty fields select everything,
+    and a rule without a selector nothing.
+    """
+    slices = objects.peek("resourceslices")
+    rules = [one["spec"] for one in objects.peek("devicetaintrules") if "deviceSelector" in one["spec"]]
+    if not rules or not objects.gates["DRADeviceTaintRules"]:
+        return slices
+    return [_with_rules(one, rules) for one in slices]
+
+
+def _with_rules(one: JSON, rules: Sequence[JSON]) -> JSON:
+    spec = one["spec"]
+    devices = []
+    for device in spec.get("devices", []):
+        place = {"driver": spec["driver"], "pool": spec["pool"]["name"], "device": device["name"]}
+        taints = [rule["taint"] for rule in rules if rule["deviceSelector"].items() <= place.items()]
+        devices.append({**device, "taints": [*device.get("taints", []), *taints]} if taints else device)
+    return {**one, "spec": {**spec, "devices": devices}} if devices else one
+
+
 def _taints(objects: Objects) -> dict[tuple[str, str, str], list[JSON]]:
     found = {}
-    for one in objects.peek("resourceslices"):
+    for one in slices_with_rules(objects):
         for device in one["spec"].get("devices", []):
             if any(taint["effect"] == "NoExecute" for taint in device.get("taints", [])):
                 key = (one["spec"]["driver"], one["spec"]["pool"]["name"], device["name"])

@@ -18,7 +18,7 @@ from tests.migrate.convert.checks import check, pods_of, templates_of
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
 
-RELEASE = "1.36"
+RELEASES = ("1.34", "1.36", "1.37")
 FILES = sorted((Path(__file__).parents[1] / "manifests").glob("*.yaml"))
 EXPECT = re.compile(r"# expect: pods=(\d+) templates=(\S*) left=(\d+)")
 
@@ -45,7 +45,8 @@ def test_a_manifest_is_converted_as_it_says(path: Path) -> None:
 def test_the_api_takes_what_it_became(path: Path) -> None:
     text = check(path.read_bytes().decode()).text
     for template in templates_of(text):
-        kubernetes_validate.validate(template, RELEASE, strict=True)
+        for release in RELEASES:
+            kubernetes_validate.validate(template, release, strict=True)
         namespace = template["metadata"].get("namespace", "default")
         server = Objects(Store(), merged_gates({}))
         if namespace != "default":
@@ -53,7 +54,8 @@ def test_the_api_takes_what_it_became(path: Path) -> None:
         server.create(template, by=Writer(strict=True, dry_run=True))
     for pod in pods_of(text):
         if all("image" in container for container in pod["spec"]["containers"]):
-            kubernetes_validate.validate(pod, RELEASE, strict=True)
+            for release in RELEASES:
+                kubernetes_validate.validate(pod, release, strict=True)
         names = {claim["name"] for claim in pod["spec"].get("resourceClaims", ())}
         for container in [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]:
             assert {claim["name"] for claim in container.get("resources", {}).get("claims", ())} <= names

@@ -24,7 +24,8 @@ from tests.support.api_client import claim_body, slice_body
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
 
 RELEASE = "1.36"  # what the simulation copies
-FOLDER = files("kubernetes_validate") / "kubernetes-json-schema" / f"v{RELEASE}.0-local"
+NEWER = "1.37"  # of kinds that came later
+SCHEMAS = files("kubernetes_validate") / "kubernetes-json-schema"
 JSON_TYPES = {"string": "string", "int64": "integer", "bool": "boolean"}
 Json = dict[str, Any]
 
@@ -38,8 +39,9 @@ class OpenApi:
     def __init__(self, resource: Resource) -> None:
         group = resource.group.partition(".")[0]
         name = "-".join(filter(None, (resource.kind.lower(), group, resource.version)))
-        self.root: Json = json.loads((FOLDER / f"{name}.json").read_text())
-        self._definitions: Json = json.loads((FOLDER / "_definitions.json").read_text())["$defs"]
+        folder = SCHEMAS / f"v{NEWER if resource.since else RELEASE}.0-local"
+        self.root: Json = json.loads((folder / f"{name}.json").read_text())
+        self._definitions: Json = json.loads((folder / "_definitions.json").read_text())["$defs"]
 
     def resolve(self, node: Json) -> Json:
         while "$ref" in node:

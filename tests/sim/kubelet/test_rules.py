@@ -18,6 +18,7 @@ from drabridge.sim.kubelet.device_accounting import (
     KubeletPanicError,
 )
 from drabridge.sim.kubelet.device_health import HealthBook
+from drabridge.sim.kubelet.dra_plugins import choose_health
 from drabridge.sim.kubelet.node import NodeResources
 from drabridge.sim.kubelet.podresources import TokenBucket
 from drabridge.sim.kubelet.pods import (
@@ -226,6 +227,34 @@ def test_versions_differ_where_they_did() -> None:
     assert [b.podresources_get for b in (old, now, new)] == [False, True, True]
     assert [b.clients_keyed_by_socket for b in (old, now, new)] == [False, False, True]
     assert [b.cdi_ids_accumulate for b in (old, now, new)] == [False, True, False]
+    assert [b.prepare_appends for b in (old, now, new)] == [True, True, False]
+    assert [b.unprepares_for_strangers for b in (old, now, new)] == [True, True, False]
+    assert [b.pod_level_resources for b in (old, now, new)] == [False, False, True]
+    assert [b.skips_dra_backed_at_start for b in (old, now, new)] == [False, False, False]
+
+
+BOTH = ("v1.DRAPlugin", "v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth")
+
+
+@pytest.mark.parametrize(
+    ("version", "offered", "chosen"),
+    [
+        ("1.36", BOTH, "v1alpha1"),
+        ("1.36", BOTH[:1], "v1alpha1"),  # opened though nobody offers it
+        ("1.37", BOTH, "v1"),
+        ("1.37", BOTH[:2], "v1alpha1"),
+        ("1.37", BOTH[:1], None),
+        ("1.39", BOTH[:2], "v1alpha1"),
+        ("1.40", BOTH, "v1"),
+        ("1.40", BOTH[:2], None),
+    ],
+)
+def test_a_kubelet_opens_the_newest_health_that_is_offered(
+    version: str, offered: tuple[str, ...], chosen: str | None
+) -> None:
+    """``TestPickHealthService`` of the real one; 1.36 does not look at what is offered."""
+    service = None if chosen is None else f"{chosen}.DRAResourceHealth"
+    assert choose_health(offered, Behaviour.of(version)) == service
 
 
 def test_the_real_timings_are_the_defaults() -> None:

@@ -164,6 +164,66 @@ async def test_taints(world: World, effect: str, tolerations: Any, expected: Any
     assert world.devices() == expected
 
 
+def rule(world: World, name: str, selector: Any, effect: str = "NoSchedule") -> None:
+    spec = {"taint": {**TAINT, "effect": effect}, **({} if selector is None else {"deviceSelector": selector})}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": name}, "spec": spec}
+    world.objects.create(body)
+
+
+@pytest.mark.parametrize(
+    ("selector", "free"),
+    [
+        (None, ["held"]),
+        ({"device": "held"}, ["free"]),
+        ({"driver": DRIVER, "pool": "node-a", "device": "held"}, ["free"]),
+        ({"driver": "other.example.com", "device": "held"}, ["held"]),
+        ({"pool": "other"}, ["held"]),
+        ({}, []),
+    ],
+)
+async def test_rules_taint_the_devices_that_they_select(selector: Any, free: list[str]) -> None:
+    world = World(release="1.37")
+    world.device_class()
+    world.slice("held", "free")
+    rule(world, "repair", selector)
+    world.claim()
+    world.pod("p", "c")
+    world.step()
+    assert world.devices() == free
+    (stored,) = world.objects.list("resourceslices")
+    assert not any("taints" in one for one in stored["spec"]["devices"]), "a rule writes nothing to slices"
+
+
+async def test_rules_do_nothing_where_their_gate_is_off() -> None:
+    world = World(release="1.36")
+    world.device_class()
+    world.slice("d0")
+    rule(world, "repair", {})
+    world.claim()
+    world.pod("p", "c")
+    world.step()
+    assert world.devices() == ["d0"]
+
+
+async def test_a_rule_evicts_users_and_lets_them_in_again_when_it_is_deleted() -> None:
+    world = World(release="1.37")
+    world.device_class()
+    world.slice("d0")
+    world.claim()
+    world.pod("p", "c", terminationGracePeriodSeconds=0)
+    world.step()
+    rule(world, "repair", {"device": "d0"}, "NoExecute")
+    world.step()
+    assert not world.objects.list("pods")
+    world.claim("again")
+    world.pod("q", "again")
+    world.step()
+    assert world.devices("again") == []
+    world.objects.delete("devicetaintrules", "repair")
+    world.step()
+    assert world.devices("again") == ["d0"]
+
+
 async def test_no_execute_evicts_users_but_not_of_extended_claims(world: World) -> None:
     world.device_class("ext", extendedResourceName="example.com/gpu")
     world.slice("d0", "d1", "d2")

@@ -10,6 +10,7 @@ from typing import Any
 from drabridge.sim.apiserver.gates import merged_gates
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.store import Store
+from drabridge.sim.release import RECORDED
 from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubernetes-1.36.2"
@@ -43,9 +44,15 @@ def _attribute(value: Any) -> Any:
 class World:
     """Nodes, classes, slices, claims and pods; ``step`` is one pass of the scheduler."""
 
-    def __init__(self, *, gates: Mapping[str, bool] | None = None, nodes: Iterable[str] = ("node-a",)) -> None:
-        merged = merged_gates(gates)
-        self.objects = Objects(Store(), merged)
+    def __init__(
+        self,
+        *,
+        release: str = RECORDED,
+        gates: Mapping[str, bool] | None = None,
+        nodes: Iterable[str] = ("node-a",),
+    ) -> None:
+        merged = merged_gates(gates, release)
+        self.objects = Objects(Store(), merged, release)
         self.scheduler = Scheduler(self.objects, merged, SchedulerTimings.fast())
         for name in nodes:
             self.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
