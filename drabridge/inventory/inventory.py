@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -22,11 +22,13 @@ from drabridge.config.template import Lookup
 from drabridge.errors import HostError
 from drabridge.inventory import event_source, nvidia
 from drabridge.inventory.builder import DeviceBuilder
-from drabridge.inventory.container_edits import resolve_nodes
+from drabridge.inventory.cdi_index import SPEC_DIRECTORIES, CdiIndex
+from drabridge.inventory.container_edits import choose_cdi, resolve_nodes
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
 from drabridge.inventory.facts import (
     EventSeen,
+    FallbackGiven,
     MonitorRestarted,
     OnFact,
     Reconciled,
@@ -40,7 +42,8 @@ from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import UdevScope, distinct_configs, needs_nvidia, scope_of, union
+from drabridge.inventory.udev_scope import UdevScope, cdi_kinds, distinct_configs, needs_nvidia, scope_of, union
+from drabridge.system.supervise import forever
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -63,6 +66,7 @@ class HostPaths(Struct, frozen=True):
 
     proc: Path = Path("/proc")
     udev_database: Path = event_source.DATABASE
+    cdi: tuple[Path, ...] = SPEC_DIRECTORIES  # where runtimes look for CDI files
 
 
 class Inventory:
@@ -101,6 +105,8 @@ class Inventory:
         self._rechecks = RecheckQueue()
         self._pacer = Pacer()
         self._nvidia = nvidia.NOTHING
+        self._fallbacks: dict[str, FallbackGiven] = {}
+        self._cdi = CdiIndex(self._paths.cdi, config.driver, self._wake_up)
         self._doubt_udevd = False  # whether udevd still answers has to be looked at
         self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
         self._stale = True  # everything must be enumerated again
@@ -156,6 +162,9 @@ class Inventory:
         self._stale = True
         self._wake.set()
 
+    def _wake_up(self) -> None:
+        self._wake.set()
+
     def udev_device(self, name: str) -> UdevDevice | None:
         """What udev says of the device of that name; None when it is not there."""
         source = self._builder.source(name)
@@ -166,10 +175,19 @@ class Inventory:
         source = self._builder.source(name)
         return source[1].lookup(self._host) if source else None
 
-    def resolve_nodes(self, device: Device) -> tuple[DeviceNode, ...]:
-        """The device's nodes as they are this moment: the kernel's name for it, then stat(2); no hardware is touched.
+    async def confirm_cdi(self, names: Collection[str]) -> None:
+        """Return once a look at the files of these CDI devices, in a thread, has found them. Raises HostError."""
+        await self._cdi.confirm(names)
 
-        Raises HostError when the device or a node that it needs is not there.
+    def resolve_nodes(self, device: Device) -> tuple[DeviceNode, ...]:
+        """The device's nodes as they are this moment; see :meth:`resolve`."""
+        return self.resolve(device).nodes
+
+    def resolve(self, device: Device) -> Device:
+        """The device with its nodes as they are this moment: the kernel's name for it, then stat(2).
+
+        No hardware is touched. Its CDI devices are those that the index of their files has. Raises HostError when the
+        device or something that it needs is not there.
         """
         source = self._builder.source(device.name)
         path, number = self._host.own_node(source[1].udev.syspath) if source else ("", None)
@@ -177,18 +195,35 @@ class Inventory:
             raise HostError(f"{device.name} is unplugged", hint="Plug it in again, or delete the pod that asks for it.")
         resource, matched = source
         now = replace(matched.udev, devnode=path or matched.udev.devnode, devnum=number)
-        nodes = resolve_nodes(resource.nodes, replace(matched, udev=now), self._host)
-        if nodes.missing:
-            raise HostError(f"{device.name}: {'; '.join(nodes.missing)}", hint="Check the device and its driver.")
-        return nodes.found
+        matched = replace(matched, udev=now)
+        nodes = resolve_nodes(resource.nodes, matched, self._host)
+        cdi = choose_cdi(resource.cdi_devices, matched, self._host, self._cdi.current)
+        missing, names, fallback = nodes.missing, cdi.names, device.fallback
+        if cdi.missing and resource.cdi_fallback is not None and fallback is not None:
+            instead = resolve_nodes(resource.cdi_fallback.nodes, matched, self._host)
+            fallback = replace(fallback, nodes=instead.found)
+            missing, names = missing + instead.missing, ()
+        else:
+            missing += cdi.missing
+        if missing:
+            raise HostError(f"{device.name}: {'; '.join(missing)}", hint="Check the device and its driver.")
+        why = "; ".join(cdi.missing)
+        return replace(device, nodes=nodes.found, cdi_devices=names, fallback=fallback, cdi_missing=why)
 
     async def run(self, on_snapshot: Callable[[Snapshot], None]) -> None:
         """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
+        following: asyncio.Task[None] | None = None
         try:
             while True:
+                while (kinds := cdi_kinds(self.configs())) != self._cdi.kinds:
+                    await self._cdi.use(kinds)
+                    following = following or asyncio.create_task(forever("CDI files", self._cdi.run), name="CDI files")
                 self._round(on_snapshot)
                 await self._pause()
         finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
             self._close()
 
     # --- waiting ----------------------------------------------------------------------------------------------------
@@ -231,7 +266,20 @@ class Inventory:
         self._pacer.spend(start, seconds)
         self._on_fact(Reconciled(seconds, full, len(self.current.devices), snapshot is not None))
         if snapshot is not None:
+            self._report_fallbacks(snapshot)
             on_snapshot(snapshot)
+
+    def _report_fallbacks(self, snapshot: Snapshot) -> None:
+        """Say for which resources the fallback is given instead of CDI devices, once and when it changes."""
+        whys: dict[str, list[str]] = {}
+        for device in snapshot.devices:
+            if device.cdi_missing:
+                whys.setdefault(device.resource, []).append(device.cdi_missing)
+        now = {resource: FallbackGiven(resource, len(each), each[0]) for resource, each in whys.items()}
+        for resource in {**self._fallbacks, **now}:
+            if (fact := now.get(resource, FallbackGiven(resource, 0, ""))) != self._fallbacks.get(resource):
+                self._on_fact(fact)
+        self._fallbacks = now
 
     def _use_new_configuration(self) -> None:
         """Begin with a changed configuration in the round that builds by it.
@@ -286,6 +334,7 @@ class Inventory:
             held=self._held,
             ready=lambda device: not self._database or self._cache.finished(device, now),
             fresh=full,
+            cdi=self._cdi.current,
         )
         for syspath in built.waiting:
             self._rechecks.add(syspath, now + RECHECK_SECONDS[0])

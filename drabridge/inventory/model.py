@@ -52,6 +52,14 @@ class Mount(Struct, frozen=True):
     read_only: bool = True
 
 
+class Fallback(Struct, frozen=True):
+    """What a container gets in place of a device's CDI devices while one of them is in no file."""
+
+    nodes: tuple[DeviceNode, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    mounts: tuple[Mount, ...] = ()
+
+
 class Device(Struct, frozen=True):
     """One device of the node, copied out of udev at once.
 
@@ -67,6 +75,9 @@ class Device(Struct, frozen=True):
     nodes: tuple[DeviceNode, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     mounts: tuple[Mount, ...] = ()
+    cdi_devices: tuple[str, ...] = ()  # of other programs' CDI files, by qualified name; given as well
+    fallback: Fallback | None = None  # given in place of ``cdi_devices`` while there is ``cdi_missing``
+    cdi_missing: str = ""  # why the fallback is given, for people; ``cdi_devices`` is empty then
     numa_nodes: tuple[int, ...] = ()  # never holds -1: unknown is empty
     pci_bus_id: str = ""  # "0000:3b:00.0", lower case
     pcie_root: str = ""  # "pci0000:3a"
