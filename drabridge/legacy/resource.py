@@ -286,9 +286,16 @@ class LegacyResource:
     async def _answer_with_others(
         self, devices: Sequence[Device], units: Mapping[str, Sequence[str]]
     ) -> ContainerAllocation:
-        """Answer once a look has found the CDI devices of other programs: kubelet repeats their names for good."""
+        """Answer once a look has found the CDI devices of other programs: kubelet repeats their names for good.
+
+        Where they are gone for good, devices with a fallback are given by it.
+        """
         try:
-            await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
+            try:
+                await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
+            except HostError:
+                devices = [self._current(device.name) for device in devices]
+                await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
         except HostError as error:
             raise self._unavailable(error, units) from error
         answer = self._answer_by_cdi(devices, units)

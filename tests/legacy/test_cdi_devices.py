@@ -52,12 +52,19 @@ class Place:
             ledger_service=service,
             cdi=self.store,
             devices=lambda: {GPU.name: self.device},
-            resolve=lambda device: device,
+            resolve=self._resolve,
             confirm_cdi=self._confirm,
             now=lambda: 100.0,
         )
         self.resource = LegacyResource(RESOURCE, "cdi", context)
         self.resource.follow_inventory()
+
+    def _resolve(self, device: Device) -> Device:
+        """As the inventory does it: by what the index has."""
+        missing = "; ".join(filter(None, map(self.index.current.missing, device.cdi_devices)))
+        if device.fallback is not None and missing:
+            return replace(device, cdi_devices=(), cdi_missing=missing)
+        return device
 
     async def _confirm(self, names: Collection[str]) -> None:
         self.confirmed.append(list(names))
@@ -115,6 +122,17 @@ async def test_a_device_that_went_since_is_refused_in_words(
     assert await place.names() == (THEIRS, OURS)  # it was being written anew
 
 
+async def test_a_file_that_has_just_gone_leads_to_the_fallback(
+    service: LedgerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cdi_index, "SETTLE_SECONDS", 0.2)
+    place = Place(service, tmp_path, replace(GPU, fallback=Fallback((NODE,))))
+    write_spec(place.foreign, "GPU-0")
+    await place.index.use(frozenset({KIND}))
+    place.foreign.unlink()
+    assert await place.names() == (f"{OURS}.fallback", OURS)
+
+
 async def test_the_fallback_has_a_name_of_its_own_that_stays(service: LedgerService, tmp_path: Path) -> None:
     """Kubelet repeats for a pod's life what it was told: both names must mean something, whatever is there now."""
     fallback = Fallback((NODE,), {"THEIRS": "0"})
@@ -127,8 +145,8 @@ async def test_the_fallback_has_a_name_of_its_own_that_stays(service: LedgerServ
     place.device = there = replace(GPU, fallback=fallback)
     LegacyCdiFiles(place.store).follow(service.ledger, {GPU.name: there})
     assert place.written().keys() == both
-    await place.index.use(frozenset({KIND}))
     write_spec(place.foreign, "GPU-0")
+    await place.index.use(frozenset({KIND}))
     assert await place.names() == (THEIRS, OURS)
     assert place.written().keys() == both
 
