@@ -273,7 +273,7 @@ class DeviceBuilder:
             pci_bus_id=topology.pci_bus_id(udev),
             pcie_root=topology.pcie_root(udev),
             root=root,
-            also_at=tuple(sorted(also_at | nodes.places | instead.places)),
+            also_at=tuple(sorted(also_at | nodes.places | instead.places | cdi.places)),
             attributes=MappingProxyType(attributes_of(resource, values)),
             capacity=MappingProxyType(capacity_of(resource, values)),
             replicas=resource.replicas.count,

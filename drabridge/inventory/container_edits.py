@@ -17,7 +17,7 @@ from drabridge.config.names import is_cdi_name
 from drabridge.config.template import Lookup, Template
 from drabridge.inventory.cdi_names import CdiNames
 from drabridge.inventory.host import Host
-from drabridge.inventory.model import COMPANION, DeviceNode, Fallback, Mount
+from drabridge.inventory.model import CDI_PLACE, COMPANION, DeviceNode, Fallback, Mount
 from drabridge.inventory.template_values import MatchedDevice
 
 VFIO = "/dev/vfio/"
@@ -131,10 +131,15 @@ def resolve_fallback(rules: CdiFallback | None, device: MatchedDevice, host: Hos
 
 
 class ChosenCdi(Struct, frozen=True):
-    """The CDI devices of one device, by qualified name, and one sentence for each that cannot be given."""
+    """The CDI devices of one device, by qualified name, and one sentence for each that cannot be given.
+
+    ``places``: those that are the device's own, as :attr:`Device.also_at` has them. A name without fields is not: all
+    devices of the resource share it.
+    """
 
     names: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    places: frozenset[str] = frozenset()
 
 
 NO_CDI = ChosenCdi()
@@ -147,6 +152,7 @@ def choose_cdi(templates: Sequence[Template], device: MatchedDevice, host: Host,
     values = device.lookup(host)
     names: list[str] = []
     missing: list[str] = []
+    places: set[str] = set()
     for template in templates:
         name = template.render(values)
         if name is None:
@@ -156,7 +162,9 @@ def choose_cdi(templates: Sequence[Template], device: MatchedDevice, host: Host,
         else:
             names.append(name)
             missing += filter(None, [known.missing(name)])
-    return ChosenCdi(tuple(names), tuple(missing))
+            if template.fields:
+                places.add(CDI_PLACE + name)
+    return ChosenCdi(tuple(names), tuple(missing), frozenset(places))
 
 
 def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> DeviceNode:

@@ -13,6 +13,8 @@ REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it: a checkpoint made by o
 
 COMPANION = "+"  # before the place of a companion's node: two devices may have the same companion
 
+CDI_PLACE = "cdi:"  # before the qualified name of a CDI device that gives access to the hardware
+
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -82,7 +84,7 @@ class Device(Struct, frozen=True):
     pci_bus_id: str = ""  # "0000:3b:00.0", lower case
     pcie_root: str = ""  # "pci0000:3a"
     root: str = ""  # name of the whole device that this is a part of; "" for a whole device
-    also_at: tuple[str, ...] = ()  # other places of this hardware (overlap.py): syspaths, and nodes such as "c188:0"
+    also_at: tuple[str, ...] = ()  # other places of this hardware (overlap.py): syspaths, nodes as "c188:0", CDI names
     attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))
     capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replicas: int = 1

@@ -13,8 +13,11 @@ from drabridge.inventory import cdi_index
 from drabridge.inventory.facts import FallbackGiven
 from drabridge.inventory.inventory import HostPaths
 from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.ledger.events import Allocate
+from drabridge.ledger.model import Entry, LedgerDevice
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.hardware import config, watching
+from tests.support.ledger_node import NOON, Node
 
 GONE = f"CDI device {KIND}=GPU-zero is in no file of"
 
@@ -129,3 +132,19 @@ async def test_a_changed_configuration_looks_for_other_files_first(tmp_path: Pat
             await watched.snapshot_with(lambda s: bool(only(s).cdi_devices))
         await watched.snapshot_with(lambda s: only(s).cdi_devices == ("other.com/x=zero",))
         assert Presence.FAULTY not in {only(snapshot).presence for snapshot in watched.snapshots}
+
+
+async def test_devices_with_one_cdi_device_are_never_given_out_side_by_side(tmp_path: Path) -> None:
+    """As devices with one node: a name with fields is a device's own, one without is for all."""
+    two = of_mem(
+        match=[{"subsystem": "mem", "sysname": ["zero", "null"]}],
+        cdiDevices=[f"{KIND}=GPU-{{subsystem}}", f"{KIND}=all"],
+    )
+    write_spec(tmp_path / "nvidia.yaml", "GPU-mem", "all")
+    async with watching(two, paths=HostPaths(cdi=(tmp_path,))) as watched:
+        first, second = watched.snapshots[-1].devices
+        assert first.also_at == second.also_at == (f"cdi:{KIND}=GPU-mem",)
+        node = Node(Entry(LedgerDevice.of(first)), Entry(LedgerDevice.of(second)))
+        node.yes(Allocate({first.name: first.units}, NOON))
+        assert "shares its hardware" in node.no(Allocate({second.name: second.units}, NOON))[1]
+        assert node.offers(second.name) == (False, False)
