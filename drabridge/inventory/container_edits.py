@@ -11,13 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.config.container import CdiFallback, MountRule, NodeRule
 from drabridge.config.names import is_cdi_name
+from drabridge.config.schema import Resource
 from drabridge.config.template import Lookup, Template
+from drabridge.errors import HostError
 from drabridge.inventory.cdi_names import CdiNames
 from drabridge.inventory.host import Host
-from drabridge.inventory.model import CDI_PLACE, COMPANION, DeviceNode, Fallback, Mount
+from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, DeviceNode, Fallback, Mount
 from drabridge.inventory.template_values import MatchedDevice
 
 VFIO = "/dev/vfio/"
@@ -165,6 +168,23 @@ def choose_cdi(templates: Sequence[Template], device: MatchedDevice, host: Host,
             if template.fields:
                 places.add(CDI_PLACE + name)
     return ChosenCdi(tuple(names), tuple(missing), frozenset(places))
+
+
+def resolve_again(device: Device, resource: Resource, source: MatchedDevice, host: Host, known: CdiNames) -> Device:
+    """The device with nodes and CDI devices as they are this moment. Raises HostError for what it needs and lacks."""
+    nodes = resolve_nodes(resource.nodes, source, host)
+    cdi = choose_cdi(resource.cdi_devices, source, host, known)
+    missing, names, fallback = nodes.missing, cdi.names, device.fallback
+    if cdi.missing and resource.cdi_fallback is not None and fallback is not None:
+        instead = resolve_nodes(resource.cdi_fallback.nodes, source, host)
+        fallback = replace(fallback, nodes=instead.found)
+        missing, names = missing + instead.missing, ()
+    else:
+        missing += cdi.missing
+    if missing:
+        raise HostError(f"{device.name}: {'; '.join(missing)}", hint="Check the device and its driver.")
+    why = "; ".join(cdi.missing)
+    return replace(device, nodes=nodes.found, cdi_devices=names, fallback=fallback, cdi_missing=why)
 
 
 def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> DeviceNode:

@@ -23,18 +23,18 @@ from drabridge.errors import HostError
 from drabridge.inventory import event_source, nvidia
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_index import SPEC_DIRECTORIES, CdiIndex
-from drabridge.inventory.container_edits import choose_cdi, resolve_nodes
+from drabridge.inventory.container_edits import resolve_again
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
 from drabridge.inventory.facts import (
     EventSeen,
-    FallbackGiven,
     MonitorRestarted,
     OnFact,
     Reconciled,
     ReconcileFailed,
     SourceChanged,
 )
+from drabridge.inventory.fallbacks import Fallbacks
 from drabridge.inventory.host import Host, RealHost
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
@@ -105,7 +105,7 @@ class Inventory:
         self._rechecks = RecheckQueue()
         self._pacer = Pacer()
         self._nvidia = nvidia.NOTHING
-        self._fallbacks: dict[str, FallbackGiven] = {}
+        self._fallbacks = Fallbacks()
         self._cdi = CdiIndex(self._paths.cdi, config.driver, self._wake_up)
         self._doubt_udevd = False  # whether udevd still answers has to be looked at
         self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
@@ -195,20 +195,7 @@ class Inventory:
             raise HostError(f"{device.name} is unplugged", hint="Plug it in again, or delete the pod that asks for it.")
         resource, matched = source
         now = replace(matched.udev, devnode=path or matched.udev.devnode, devnum=number)
-        matched = replace(matched, udev=now)
-        nodes = resolve_nodes(resource.nodes, matched, self._host)
-        cdi = choose_cdi(resource.cdi_devices, matched, self._host, self._cdi.current)
-        missing, names, fallback = nodes.missing, cdi.names, device.fallback
-        if cdi.missing and resource.cdi_fallback is not None and fallback is not None:
-            instead = resolve_nodes(resource.cdi_fallback.nodes, matched, self._host)
-            fallback = replace(fallback, nodes=instead.found)
-            missing, names = missing + instead.missing, ()
-        else:
-            missing += cdi.missing
-        if missing:
-            raise HostError(f"{device.name}: {'; '.join(missing)}", hint="Check the device and its driver.")
-        why = "; ".join(cdi.missing)
-        return replace(device, nodes=nodes.found, cdi_devices=names, fallback=fallback, cdi_missing=why)
+        return resolve_again(device, resource, replace(matched, udev=now), self._host, self._cdi.current)
 
     async def run(self, on_snapshot: Callable[[Snapshot], None]) -> None:
         """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
@@ -266,20 +253,9 @@ class Inventory:
         self._pacer.spend(start, seconds)
         self._on_fact(Reconciled(seconds, full, len(self.current.devices), snapshot is not None))
         if snapshot is not None:
-            self._report_fallbacks(snapshot)
-            on_snapshot(snapshot)
-
-    def _report_fallbacks(self, snapshot: Snapshot) -> None:
-        """Say for which resources the fallback is given instead of CDI devices, once and when it changes."""
-        whys: dict[str, list[str]] = {}
-        for device in snapshot.devices:
-            if device.cdi_missing:
-                whys.setdefault(device.resource, []).append(device.cdi_missing)
-        now = {resource: FallbackGiven(resource, len(each), each[0]) for resource, each in whys.items()}
-        for resource in {**self._fallbacks, **now}:
-            if (fact := now.get(resource, FallbackGiven(resource, 0, ""))) != self._fallbacks.get(resource):
+            for fact in self._fallbacks.changes(snapshot):
                 self._on_fact(fact)
-        self._fallbacks = now
+            on_snapshot(snapshot)
 
     def _use_new_configuration(self) -> None:
         """Begin with a changed configuration in the round that builds by it.

@@ -168,9 +168,8 @@ class LedgerDevice(Struct, frozen=True):
     capacity: tuple[tuple[str, int], ...] = ()  # of a shareable device: a second check against over-commitment
     syspath: str = ""  # where the hardware is, or was last: of two names for one place at most one has a holder
     also_at: tuple[str, ...] = ()
-    """Other places of its hardware, where no other device may have a holder beside it. Either syspaths, or device nodes
-    that it hands out: ``c188:0``, ``/dev/vfio/12``, and ``+c188:1`` for a companion's, which two devices may share; or
-    the CDI device of another program, ``cdi:nvidia.com/gpu=GPU-1``, that stands for such nodes."""
+    """Other places of its hardware, where no other device may have a holder beside it. Syspaths, or nodes that it hands
+    out: ``c188:0``, ``/dev/vfio/12``, ``cdi:...`` (a CDI file's), and ``+c188:1`` (a companion's: two may share it)."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
