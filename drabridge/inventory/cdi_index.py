@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from drabridge.errors import HostError
 from drabridge.inventory.cdi_names import FILE_BYTES_MAX, CdiNames, SpecError, SpecNames, read_spec, resolve
 from drabridge.system.io_thread import IoThread
+from drabridge.system.memory import release_freed_memory
 from drabridge.system.untrusted import Unreadable, cut
 
 SPEC_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))  # container-device-interface, pkg/cdi/spec-dirs.go
@@ -31,6 +32,7 @@ SETTLE_SECONDS = 2.0  # how long a name may be gone: some programs remove a file
 AGAIN_SECONDS = 0.1
 HANGS_SECONDS = 10.0  # after which an answer to kubelet no longer waits for a disk
 FILES_MAX = 4096  # of one directory; each claim of each driver may have one
+LARGE_BYTES = 256 * 1024  # of files, after which the memory that reading took is given back
 _RACY_NS = 50_000_000  # a file that changed so shortly before it was read may change again with the same time stamp
 
 Stamp = tuple[int, ...]
@@ -60,6 +62,7 @@ class _Reader:
         self._files: dict[str, _File] = {}
         self._unreadable = Unreadable("CDI file")
         self._found = CdiNames(self._directories)
+        self._read_bytes = 0  # since memory was given back
 
     def look(self, kinds: frozenset[str]) -> CdiNames:
         """Compare every file with what it was, read what changed; return which devices of ``kinds`` there are."""
@@ -85,6 +88,9 @@ class _Reader:
                 for directory, paths in listed
             ]
             self._found = resolve(there, (f"{cut(path)} is not used: {error}" for path, error in errors.items()))
+        if self._read_bytes > LARGE_BYTES:
+            self._read_bytes = 0
+            release_freed_memory()
         return self._found
 
     def look_again(self, names: Collection[str], kinds: frozenset[str]) -> CdiNames:
@@ -113,6 +119,7 @@ class _Reader:
         stamp: Stamp | None = None
         try:
             data, stamp = _content(path)
+            self._read_bytes += len(data)
             spec = read_spec(data, json=path.endswith(".json"))
         except FileNotFoundError:
             return _File(None)  # removed meanwhile, or a link to nowhere

@@ -7,6 +7,7 @@ rules of container-device-interface, pkg/cdi/spec.go (``validate``), pkg/cdi/cac
 
 from __future__ import annotations
 
+import io
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from msgspec import Raw, Struct
 
 from drabridge.config.names import is_cdi_kind, is_cdi_name
 
-FILE_BYTES_MAX = 8 * 1024 * 1024  # nvidia-ctk writes some 500 KB for eight GPUs in seven MIG instances each
+FILE_BYTES_MAX = 4 * 1024 * 1024  # reading takes ten times as much memory; eight GPUs in MIG instances have 0.5 MB
 DEPTH_MAX = 50  # a CDI file needs 6
 EVENTS_MAX = 1_000_000  # of YAML, half a second
 NAMES_MAX = 16_384  # of one file
@@ -244,7 +245,7 @@ class _YamlReader:
 def _read_yaml(data: bytes) -> SpecNames:
     reader = _YamlReader()
     try:
-        events = yaml.parse(data.decode(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        events = yaml.parse(io.BytesIO(data), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         for number, event in enumerate(events):
             if isinstance(event, yaml.DocumentEndEvent):
                 break  # runtimes read the first document
@@ -253,12 +254,10 @@ def _read_yaml(data: bytes) -> SpecNames:
             if number % _BREATH == 0:
                 time.sleep(0)
             reader.feed(event)
-    except UnicodeDecodeError as error:
-        raise SpecError("it is not UTF-8") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
         raise SpecError(f"{where}{error.problem or error.context}") from error
-    except (yaml.YAMLError, RecursionError) as error:  # a character that YAML does not allow
+    except (yaml.YAMLError, RecursionError, UnicodeError) as error:  # no UTF-8, or a character that YAML forbids
         raise SpecError(str(error).partition("\n")[0]) from error
     return reader.names()

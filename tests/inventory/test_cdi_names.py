@@ -99,7 +99,7 @@ HEAD = b"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n"
 BAD_YAML = {
     "empty": (b"", "no cdiVersion"),
     "zeros": (b"\0\0\0", "not allowed"),
-    "not UTF-8": (b"\xff\xfe\xff", "not UTF-8"),
+    "not UTF-8": (b"a: \xff\xfa\xff", "UTF-8"),
     "tab": (b"\ta: b", "line 1"),
     "torn at a line": (NVIDIA.encode()[:-40], "no kind"),
     "torn in a line": (HEAD + b"devices: [{name: a, containerE", "line"),
@@ -114,7 +114,7 @@ BAD_YAML = {
     "deep list": (b"[" * 1_000_000, "not a mapping|depth"),
     "deep mapping": (b"{a: " * 1_000_000, "deep|depth"),
     "many values": (b"a: [" + b"1," * EVENTS_MAX, "values"),
-    "huge": (b"a" * (FILE_BYTES_MAX + 1), "more than 8 MiB"),
+    "huge": (b"a" * (FILE_BYTES_MAX + 1), "more than 4 MiB"),
 }
 
 
