@@ -23,6 +23,7 @@ FILE_BYTES_MAX = 4 * 1024 * 1024  # reading takes ten times as much memory; eigh
 DEPTH_MAX = 50  # a CDI file needs 6
 EVENTS_MAX = 1_000_000  # of YAML, half a second
 NAMES_MAX = 16_384  # of one file
+NAMED = 3  # other names in a reason: enough to see that a file has indices where UUIDs were asked for
 _BREATH = 2_000  # events, a millisecond; between two the thread lets others have the interpreter
 
 _VERSION = re.compile(r"v?\d+\.\d+\.\d+", re.ASCII)
@@ -61,7 +62,10 @@ class CdiNames(Struct, frozen=True):
         if both := self.conflicts.get(name):
             return f"CDI device {name} is in {both[0]} and in {both[1]}, so runtimes take neither: remove one of them"
         hint = _HINTS.get(name.partition("/")[0], "its vendor's program writes that file")
-        said = f"; {self.unusable[0]}" if self.unusable else ""
+        kind = name.partition("=")[0] + "="
+        others = sorted(one.removeprefix(kind) for one in self.places if one.startswith(kind))[:NAMED]
+        said = f"; files have the names {', '.join(others)}" if others else ""
+        said += f"; {self.unusable[0]}" if self.unusable else ""
         return f"CDI device {name} is in no file of {', '.join(self.directories)}: {hint}{said}"
 
 
