@@ -189,6 +189,25 @@ async def test_a_bad_file_costs_only_its_own_names_and_is_said_once(
         await followed.until(A, B, f"{KIND}=c")
 
 
+@pytest.mark.parametrize("what", ["a FIFO", "a socket", "a device", "a directory"])
+async def test_only_regular_files_are_opened(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a FIFO lets its writer go on, and opening a device may act on it."""
+    opened: list[str] = []
+    really = os.open
+
+    def noted(path: Any, *more: Any, **named: Any) -> int:
+        opened.append(str(path))
+        return really(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", noted)
+    BAD[what](tmp_path / "bad.yaml")
+    write_spec(tmp_path / "good.yaml", "a")
+    index = CdiIndex((tmp_path,), DRIVER, lambda: None)
+    await index.use(frozenset({KIND}))
+    assert str(tmp_path / "good.yaml") in opened
+    assert str(tmp_path / "bad.yaml") not in opened
+
+
 async def test_links_are_followed_as_runtimes_do(tmp_path: Path) -> None:
     async with following(tmp_path) as followed:
         write_spec(tmp_path / "v1", "a")
