@@ -28,7 +28,7 @@ from drabridge.dra.recorded_claims import forget_device
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import OtherEvidence
-from drabridge.inventory.cdi_index import spec_directories
+from drabridge.inventory.cdi_names import spec_directories
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import HostPaths, Inventory
 from drabridge.inventory.model import Device

@@ -25,7 +25,7 @@ from drabridge.config.schema import Config
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.dra.sockets import is_dead
 from drabridge.errors import HostError
-from drabridge.inventory.cdi_index import spec_directories
+from drabridge.inventory.cdi_names import spec_directories
 from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
 from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.identity_store import IdentityStore

@@ -19,12 +19,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.errors import HostError
-from drabridge.inventory.cdi_names import FILE_BYTES_MAX, CdiNames, SpecError, SpecNames, read_spec, resolve
+from drabridge.inventory.cdi_file import FILE_BYTES_MAX, SpecError, SpecNames, read_spec
+from drabridge.inventory.cdi_names import CdiNames, resolve
 from drabridge.system.io_thread import IoThread
 from drabridge.system.memory import release_freed_memory
 from drabridge.system.untrusted import Unreadable, cut
 
-SPEC_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))  # container-device-interface, pkg/cdi/spec-dirs.go
 LOOK_SECONDS = 1.0
 LOOK_SHARE = 0.02  # of the time goes into looking at most: directories may have thousands of files
 FIRST_SECONDS = 5.0  # how long devices wait for the first look; a disk that hangs must not hold up the others
@@ -36,11 +36,6 @@ LARGE_BYTES = 256 * 1024  # of files, after which the memory that reading took i
 _RACY_NS = 50_000_000  # a file that changed so shortly before it was read may change again with the same time stamp
 
 Stamp = tuple[int, ...]
-
-
-def spec_directories(ours: Path) -> tuple[Path, ...]:
-    """Return the directories that runtimes read, the least important first. ``ours``: where the agent writes."""
-    return SPEC_DIRECTORIES if ours in SPEC_DIRECTORIES else (*SPEC_DIRECTORIES, ours)
 
 
 class _File(Struct, frozen=True):

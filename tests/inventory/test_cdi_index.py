@@ -17,8 +17,9 @@ import pytest
 
 from drabridge.errors import HostError
 from drabridge.inventory import cdi_index
-from drabridge.inventory.cdi_index import CdiIndex, spec_directories
-from drabridge.inventory.cdi_names import FILE_BYTES_MAX
+from drabridge.inventory.cdi_file import FILE_BYTES_MAX
+from drabridge.inventory.cdi_index import CdiIndex
+from drabridge.inventory.cdi_names import spec_directories
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.waiting import HANG_SECONDS, until
 

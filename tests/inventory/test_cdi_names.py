@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from drabridge.inventory.cdi_names import (
+from drabridge.inventory.cdi_file import (
     DEPTH_MAX,
     EVENTS_MAX,
     FILE_BYTES_MAX,
     NAMES_MAX,
-    CdiNames,
     SpecError,
     SpecNames,
     read_spec,
-    resolve,
 )
+from drabridge.inventory.cdi_names import CdiNames, resolve
 
 EDITS = {"env": ["A=1"]}
 GPU = "nvidia.com/gpu"

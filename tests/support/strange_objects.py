@@ -29,7 +29,7 @@ from drabridge.evidence import checkpoint
 from drabridge.evidence.apiserver_pods import watched_pod
 from drabridge.evidence.kubelet import claim_users_of, claims_of, pods_of, users_of
 from drabridge.inventory.builder import DeviceBuilder
-from drabridge.inventory.cdi_names import SpecError, read_spec
+from drabridge.inventory.cdi_file import SpecError, read_spec
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import clean
