@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,7 +22,8 @@ from drabridge.config.template import Lookup
 from drabridge.errors import HostError
 from drabridge.inventory import event_source, nvidia
 from drabridge.inventory.builder import DeviceBuilder
-from drabridge.inventory.cdi_names import NO_NAMES, SPEC_DIRECTORIES, CdiNames
+from drabridge.inventory.cdi_follower import CdiFollower
+from drabridge.inventory.cdi_names import SPEC_DIRECTORIES
 from drabridge.inventory.container_edits import resolve_again
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
@@ -44,10 +44,6 @@ from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import UdevScope, cdi_kinds, distinct_configs, needs_nvidia, scope_of, union
-from drabridge.system.supervise import forever
-
-if TYPE_CHECKING:
-    from drabridge.inventory.cdi_index import CdiIndex
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -110,13 +106,13 @@ class Inventory:
         self._pacer = Pacer()
         self._nvidia = nvidia.NOTHING
         self._fallbacks = Fallbacks()
-        self._cdi: CdiIndex | None = None  # once a configuration names CDI devices of other programs
         self._doubt_udevd = False  # whether udevd still answers has to be looked at
         self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
         self._stale = True  # everything must be enumerated again
         self._resync_at = 0.0
         self._recheck_at: float | None = None
         self._wake = asyncio.Event()
+        self.cdi = CdiFollower(self._paths.cdi, config.driver, self._wake.set)
         self.status = EventSource(EventKind.NONE, "not started")
 
     @property
@@ -176,20 +172,6 @@ class Inventory:
         source = self._builder.source(name)
         return source[1].lookup(self._host) if source else None
 
-    async def confirm_cdi(self, names: Collection[str]) -> None:
-        """Return once a look at the files of these CDI devices, in a thread, has found them. Raises HostError."""
-        await self._cdi_index().confirm(names)
-
-    def _cdi_index(self) -> CdiIndex:
-        if self._cdi is None:
-            from drabridge.inventory.cdi_index import CdiIndex  # here: most agents do without it
-
-            self._cdi = CdiIndex(self._paths.cdi, self._config.driver, self._wake.set)
-        return self._cdi
-
-    def _cdi_names(self) -> CdiNames:
-        return self._cdi.current if self._cdi is not None else NO_NAMES
-
     def resolve_nodes(self, device: Device) -> tuple[DeviceNode, ...]:
         """The device's nodes as they are this moment; see :meth:`resolve`."""
         return self.resolve(device).nodes
@@ -206,24 +188,18 @@ class Inventory:
             raise HostError(f"{device.name} is unplugged", hint="Plug it in again, or delete the pod that asks for it.")
         resource, matched = source
         now = replace(matched.udev, devnode=path or matched.udev.devnode, devnum=number)
-        return resolve_again(device, resource, replace(matched, udev=now), self._host, self._cdi_names())
+        return resolve_again(device, resource, replace(matched, udev=now), self._host, self.cdi.current)
 
     async def run(self, on_snapshot: Callable[[Snapshot], None]) -> None:
         """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
-        following: asyncio.Task[None] | None = None
         try:
             while True:
-                while (kinds := cdi_kinds(self.configs())) != (self._cdi.kinds if self._cdi else frozenset()):
-                    index = self._cdi_index()
-                    await index.use(kinds)
-                    following = following or asyncio.create_task(forever("CDI files", index.run), name="CDI files")
+                await self.cdi.follow(lambda: cdi_kinds(self.configs()))
                 self._round(on_snapshot)
                 await self._pause()
         finally:
-            if following is not None:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
             self._close()
+            await self.cdi.stop()
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -322,7 +298,7 @@ class Inventory:
             held=self._held,
             ready=lambda device: not self._database or self._cache.finished(device, now),
             fresh=full,
-            cdi=self._cdi_names(),
+            cdi=self.cdi.current,
         )
         for syspath in built.waiting:
             self._rechecks.add(syspath, now + RECHECK_SECONDS[0])

@@ -70,7 +70,7 @@ async def test_a_device_is_healthy_while_its_cdi_device_is_in_a_file(tmp_path: P
         count = len(watched.snapshots)
         path.unlink()
         write_spec(path, "GPU-zero", "GPU-one")
-        await watched.inventory.confirm_cdi(device.cdi_devices)
+        await watched.inventory.cdi.confirm(device.cdi_devices)
         assert len(watched.snapshots) == count  # regenerated, and nothing else
         write_spec(path, "GPU-one")
         device = only(await watched.snapshot_with(is_(Presence.FAULTY)))
