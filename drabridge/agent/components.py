@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 import deviceplugin
 from drabridge.agent.drain import ClaimsLeft, Drain, DriverFiles
@@ -31,8 +30,9 @@ from drabridge.dra.recorded_claims import forget_device
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import OtherEvidence
+from drabridge.inventory.cdi_names import spec_directories
 from drabridge.inventory.identity_store import IdentityStore
-from drabridge.inventory.inventory import Inventory
+from drabridge.inventory.inventory import HostPaths, Inventory
 from drabridge.inventory.model import Device
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import ApiServer
@@ -145,7 +145,8 @@ class Components:
                 ledger_service=ledger_service,
                 cdi=cdi,
                 devices=devices,
-                resolve=lambda device: replace(device, nodes=inventory.resolve_nodes(device)),
+                resolve=inventory.resolve,
+                confirm_cdi=inventory.cdi.confirm,
                 now=base.now,
             ),
             KubeletObserver(ledger_service, self.sinks, paths),
@@ -259,7 +260,8 @@ class Components:
 
         known, on_fact = self.identities.load(config), self.sinks.inventory
         ready = standby and standby.inventory_for(config, known, held, on_fact)
-        return ready or Inventory(config, held=held, known=known, on_fact=on_fact)
+        where = HostPaths(cdi=spec_directories(self.paths.cdi))
+        return ready or Inventory(config, held=held, known=known, paths=where, on_fact=on_fact)
 
     def _new_driver(self, cluster: Cluster) -> DraDriver:
         from drabridge.dra.driver import DraDriver, DriverNode
@@ -272,6 +274,7 @@ class Components:
             observer=self.sinks.dra,
             lookup=lambda device: inventory.lookup(device.name) or device_lookup(device),
             in_use=self.others.in_use,
+            confirm_cdi=inventory.cdi.confirm,
             pods=lambda: self.others.pods,
             unwell=lambda: service.health.error or self._cdi.error,
             wants_leases=self.desired.uses_leases,

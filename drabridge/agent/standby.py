@@ -25,10 +25,11 @@ from drabridge.config.schema import Config
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.dra.sockets import is_dead
 from drabridge.errors import HostError
+from drabridge.inventory.cdi_names import spec_directories
 from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
 from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.identity_store import IdentityStore
-from drabridge.inventory.inventory import Inventory
+from drabridge.inventory.inventory import HostPaths, Inventory
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import connect
 from drabridge.ledger.lock import LedgerLockedError, Lock, holder
@@ -82,7 +83,13 @@ class Standby:
         self._on_fact: Callable[[Fact], None] = lambda fact: None
         self._facts: dict[type[Fact], Fact] = {}  # the newest of each kind that tells a state
         known = IdentityStore(paths.state).load(config)
-        self._inventory = Inventory(config, held=lambda name: self._held(name), known=known, on_fact=self._take_fact)
+        self._inventory = Inventory(
+            config,
+            held=lambda name: self._held(name),
+            known=known,
+            paths=HostPaths(cdi=spec_directories(paths.cdi)),
+            on_fact=self._take_fact,
+        )
         self._inventory_task: asyncio.Task[None] | None = None
         self.watcher = Watcher()
         self._watching: Subscription | None = None

@@ -33,6 +33,8 @@ def row(device: Device) -> dict[str, Any]:
         "presence": str(device.presence),
         "reason": device.reason,
         "nodes": [node.path for node in device.nodes],
+        "cdiDevices": list(device.cdi_devices),
+        "cdiMissing": device.cdi_missing,
         "numa": list(device.numa_nodes),
         "pci": device.pci_bus_id,
         "pcieRoot": device.pcie_root,

@@ -59,6 +59,9 @@ def _of_resource(resource: Resource) -> Iterator[str]:
             f"hooks in {', '.join(hooked)} of a shared device run for each claim, while containers of other claims use "
             "the device: they must not reset it"
         )
+    for template in resource.cdi_devices:
+        if str(template).endswith("=all"):
+            yield f"cdiDevices {template}: by that name vendors' files mean every device of the node"
     fields = {field.source for field in resource.id[0].fields}
     if fields and fields <= _NUMBERED:
         yield f"id {resource.id[0]} follows the kernel's numbering: another device may have it after the next boot"

@@ -137,6 +137,21 @@ def _without_identity(template: _Template) -> _Template:
     return template
 
 
+def _cdi_device(template: _Template) -> _Template:
+    first = template.parts[0]
+    kind, equals, name = first.partition("=") if isinstance(first, str) else ("", "", "")
+    if not equals or not names.is_cdi_kind(kind):
+        raise unmet(
+            "a CDI device as vendor/class=name, fields only after the equals sign",
+            "for example nvidia.com/gpu={nvidia.uuid}",
+        )
+    rest = "".join(part if isinstance(part, str) else "x" for part in (name, *template.parts[1:]))
+    if not names.is_cdi_name(rest):
+        hint = "letters, digits and any of '_-.:' inside; nvidia-ctk cdi list shows the names of NVIDIA's files"
+        raise unmet("the name of a CDI device after the equals sign", hint)
+    return template
+
+
 def _path(template: _Template) -> _Template:
     first = template.parts[0]
     if isinstance(first, str):
@@ -169,6 +184,9 @@ Template = Annotated[_Template, PlainValidator(_template), PlainSerializer(str),
 IdTemplate = Annotated[Template, AfterValidator(_without_identity), _schema("template")]
 PathTemplate = Annotated[Template, AfterValidator(_path), _schema("path template", pattern=r"^(/|\{devnode\})")]
 PathKey = Annotated[str, AfterValidator(_path_key), _schema("path template", pattern=r"^(/|\{devnode\})")]
+CdiDeviceTemplate = Annotated[
+    Template, AfterValidator(_cdi_device), _schema("vendor/class=name", pattern=r"^[A-Za-z][A-Za-z0-9_.-]*/[^={}]+=.")
+]
 FieldText = Annotated[
     TemplateField, PlainValidator(_as_field), PlainSerializer(str), _schema("field", pattern=r"^[^{]")
 ]

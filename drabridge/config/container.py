@@ -6,12 +6,12 @@ A new key also needs its value for one device (``inventory/container_edits.py``)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from drabridge.config.base import Many, Model, PathTemplate, Permissions, exactly_one_of
+from drabridge.config.base import EnvName, Many, Model, PathTemplate, Permissions, Template, exactly_one_of
 from drabridge.config.matcher import Match
 from drabridge.config.problems import Problem, refuse_if_any
 
@@ -56,6 +56,22 @@ class MountRule(Model):
     """Whether the container may not write to it."""
     optional: bool = False
     """Whether it is left out silently when the host's path does not exist."""
+
+
+class CdiFallback(Model):
+    """What a container gets, beside `nodes`, `env` and `mounts`, while a CDI device of `cdiDevices` is in no file."""
+
+    nodes: Many[NodeRule] = ()
+    """Device nodes in place of those of the CDI devices."""
+    env: Mapping[EnvName, Template] = {}
+    """Environment variables in place of theirs."""
+    mounts: Many[MountRule] = ()
+    """Bind mounts in place of theirs."""
+
+    @model_validator(mode="after")
+    def _check(self) -> CdiFallback:
+        refuse_if_any(duplicate_targets(self.nodes, self.mounts))
+        return self
 
 
 class Group(Model):

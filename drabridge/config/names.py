@@ -22,6 +22,9 @@ _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _DNS_LABEL = re.compile(_LABEL)
 _NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _C_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# CDI, pkg/parser/parser.go: ValidateVendorName and ValidateClassName, ValidateDeviceName
+_CDI_KIND = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_CDI_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _SEMVER = re.compile(
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
     r"(-(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)(\.(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*))*)?"
@@ -51,6 +54,16 @@ def is_attribute_name(text: str) -> bool:
     domain, slash, name = text.rpartition("/")
     identifier = len(name) <= ATTRIBUTE_ID_MAX and _C_IDENTIFIER.fullmatch(name) is not None
     return identifier and (not slash or is_dns_subdomain(domain, ATTRIBUTE_DOMAIN_MAX))
+
+
+def is_cdi_kind(text: str) -> bool:
+    """``vendor/class``, as a CDI file's ``kind`` must be."""
+    return _CDI_KIND.fullmatch(text) is not None
+
+
+def is_cdi_name(text: str) -> bool:
+    """The name of a device in a CDI file: what comes after the equals sign of a qualified name."""
+    return _CDI_NAME.fullmatch(text) is not None
 
 
 def driver_name(text: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from drabridge.config import names
 from drabridge.config.base import (
     AttributeName,
+    CdiDeviceTemplate,
     DriverName,
     EnvName,
     FieldText,
@@ -22,7 +23,7 @@ from drabridge.config.base import (
     preset,
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
-from drabridge.config.container import Group, MountRule, NodeRule, PreStart, duplicate_targets
+from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
@@ -147,6 +148,11 @@ class Resource(Model):
     """Environment variables for the container."""
     mounts: Many[MountRule] = ()
     """Bind mounts for the container."""
+    cdi_devices: Many[CdiDeviceTemplate] = ()
+    """CDI devices of other programs' files, which the container gets as well: `nvidia.com/gpu={nvidia.uuid}`. The
+    device is unhealthy while one of them is in no file of /etc/cdi and /var/run/cdi, unless there is `cdiFallback`."""
+    cdi_fallback: CdiFallback | None = None
+    """What the container gets in place of all `cdiDevices` while one of them is in no file."""
     attributes: Mapping[AttributeName, Attribute] = {}
     """Attributes for the selectors of claims."""
     capacity: Mapping[AttributeName, Capacity] = {}
@@ -184,7 +190,8 @@ class Resource(Model):
     def _problems(self) -> Iterator[Problem]:
         yield from duplicate_targets(self.nodes, self.mounts)
         yield from self._attribute_limits()
-        if any(node.source == "group" for node in self.nodes) and self.group is None:
+        yield from self._cdi_problems()
+        if any(node.source == "group" for node in self.all_nodes) and self.group is None:
             yield Problem("group: beside from: group", "say which companions: group: {with: children}", ("nodes",))
         shared = self.sharing.allow_multiple_allocations
         for name, capacity in self.capacity.items():
@@ -209,6 +216,34 @@ class Resource(Model):
         """Whether a matcher names this subsystem, without wildcards."""
         named = (item for matcher in self.match if matcher.subsystem is not None for item in matcher.subsystem.items)
         return any(item.text == name for item in named)
+
+    def _cdi_problems(self) -> Iterator[Problem]:
+        if not self.cdi_devices:
+            if self.cdi_fallback is not None:
+                yield Problem("cdiDevices beside cdiFallback", "it is given in their place", ("cdiFallback",))
+            return
+        if self.inject == "devices":
+            yield Problem(
+                "inject: cdi with cdiDevices",
+                "only a runtime with CDI knows what those names stand for; else write nodes and mounts",
+                ("inject",),
+            )
+        named = list(map(str, self.cdi_devices))
+        for index, name in enumerate(named):
+            if name in named[:index]:
+                yield Problem("each CDI device once", path=("cdiDevices", index))
+        for name, profile in self.claim_config.profiles.items():
+            if profile.permissions is not None:
+                yield Problem(
+                    "no permissions in a profile of a resource with cdiDevices",
+                    "the permissions of their nodes are what their file says",
+                    ("claimConfig", "profiles", name, "permissions"),
+                )
+
+    @property
+    def all_nodes(self) -> tuple[NodeRule, ...]:
+        """The rules of nodes that a container may get, those of the fallback included."""
+        return (*self.nodes, *(self.cdi_fallback.nodes if self.cdi_fallback is not None else ()))
 
     @property
     def claimable(self) -> bool:
@@ -269,6 +304,16 @@ class Config(Model):
                     f"known: {', '.join(sorted(known))}",
                     ("resources", index, "partition", "of"),
                 )
+            if resource.cdi_devices and resource.inject is None and self.legacy.inject == "devices":
+                yield Problem(
+                    "legacy.inject: cdi with cdiDevices",
+                    "only a runtime with CDI knows what those names stand for; else write nodes and mounts",
+                    ("resources", index, "cdiDevices"),
+                )
+            for number, name in enumerate(resource.cdi_devices):
+                if str(name).startswith(f"{self.driver}/"):
+                    hint = f"files of {self.driver} are this agent's own, and change without notice"
+                    yield Problem("a CDI device of somebody else", hint, ("resources", index, "cdiDevices", number))
             if self.dra.enabled is False and resource.lanes.uses_dra:
                 yield Problem(
                     "no dra lane while dra.enabled is false",

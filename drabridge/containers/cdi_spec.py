@@ -34,6 +34,9 @@ CLASS = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?")  # a dot would need 
 DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 CLAIM = "claim"
+FALLBACK = ".fallback"
+"""Ends the name of the entry for a device's fallback, which is always in the file: a container that was started with
+its name may be started again when the CDI devices are there. No device's own name has a dot."""
 ADMIN = "admin"  # instead of CLAIM, in the name of a device that a claim has with admin access
 _OF_CLAIM = re.compile(  # a UID of the API server
     rf"=(?P<access>{CLAIM}|{ADMIN})-(?P<uid>[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-"
@@ -51,8 +54,14 @@ class ContainerEdits(Struct, frozen=True):
 
     @classmethod
     def of(cls, device: Device) -> ContainerEdits:
-        """Return the edits that the inventory found for a device."""
+        """Return the edits that the inventory found for a device, those of its fallback aside."""
         return cls(device.nodes, device.env, device.mounts)
+
+    @classmethod
+    def of_fallback(cls, device: Device) -> ContainerEdits:
+        """Return the edits that a container gets in place of the device's CDI devices."""
+        fallback = device.fallback
+        return cls() if fallback is None else cls(fallback.nodes, fallback.env, fallback.mounts)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.env or self.mounts)
@@ -118,6 +127,22 @@ class CdiSpec(Struct, frozen=True):
             raise HostError(f"CDI file {self.file_name} would hold text that is not UTF-8: {error.object!r}") from error
 
 
+def entries_of(name: str, device: Device, edits: ContainerEdits) -> tuple[CdiDevice, ...]:
+    """Return a file's entries for one device: what it always gets, ``edits``, and its fallback if it has any."""
+    own = CdiDevice(name, edits)
+    fallback = ContainerEdits.of_fallback(device)
+    return (own, CdiDevice(name + FALLBACK, fallback)) if fallback else (own,)
+
+
+def names_given(spec: CdiSpec, name: str, device: Device) -> tuple[str, ...]:
+    """Return the qualified names by which a container gets a device that is ``name`` in ``spec``, for kubelet.
+
+    Our own comes last: where two set one variable, runtimes take the last.
+    """
+    others = (spec.qualified(name + FALLBACK),) if device.cdi_missing else device.cdi_devices
+    return tuple(one for one in (*others, spec.qualified(name)) if one)
+
+
 class ClaimDeviceName(NamedTuple):
     """What a claim's file says of one device: ``<request>-<device>[-<share>]``, with admin access or not."""
 
@@ -137,12 +162,13 @@ def claim_device_name(uid: str, request: str, device: str, share_id: str = "", *
 def claim_device_names(uid: str, names: Iterable[str]) -> tuple[ClaimDeviceName, ...]:
     """Take the CDI names of a claim's file apart; names of anything else are left out."""
     prefixes = {claim_device_name(uid, "", "", admin=admin) + "-": admin for admin in (False, True)}
-    return tuple(
-        ClaimDeviceName(name.removeprefix(prefix), admin)
+    found = {
+        ClaimDeviceName(name.removeprefix(prefix).removesuffix(FALLBACK), admin): None
         for name in names
         for prefix, admin in prefixes.items()
         if name.startswith(prefix)
-    )
+    }
+    return tuple(found)
 
 
 def claim_uid_of(qualified: str) -> str:

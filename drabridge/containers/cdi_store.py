@@ -58,8 +58,14 @@ class CdiStore:
         All of a device's ids (replicas) are the same hardware, so all get one name. It stays the same for as long as
         the device exists.
         """
-        entry = CdiDevice(f"{Family.LEGACY}-{device.name}", ContainerEdits.of(device))
-        return CdiSpec(self.file_name(Family.LEGACY, device.name), self.kind, (entry,))
+        entries = cdi_spec.entries_of(_legacy_name(device), device, ContainerEdits.of(device))
+        return CdiSpec(self.file_name(Family.LEGACY, device.name), self.kind, entries)
+
+    def write_legacy(self, device: Device) -> tuple[str, ...]:
+        """Write a device's file as :meth:`write` does; return the names by which a container gets the device now."""
+        spec = self.legacy_spec(device)
+        self.write(spec)
+        return cdi_spec.names_given(spec, _legacy_name(device), device)
 
     def claim_spec(self, uid: str, devices: Iterable[CdiDevice]) -> CdiSpec:
         """Return the spec of a prepared claim; the devices' names come from ``cdi_spec.claim_device_name``."""
@@ -221,6 +227,10 @@ class CdiStore:
             except (FileNotFoundError, NotADirectoryError):
                 return []
             return [self.directory / name for name in sorted(fnmatch.filter(names, pattern))]
+
+
+def _legacy_name(device: Device) -> str:
+    return f"{Family.LEGACY}-{device.name}"
 
 
 def _kind(path: Path) -> str | None:

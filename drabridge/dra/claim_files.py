@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Sequence
 
-from drabridge.containers.cdi_spec import CdiSpec
+from drabridge.containers.cdi_spec import CdiSpec, names_given
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import DevicePlan, NotReadyError, Planner, cdi_devices, metadata_facts
@@ -60,8 +60,11 @@ class ClaimFiles:
     ) -> tuple[PreparedDevice, ...]:
         """Return the devices with their CDI ids; the first one of a request gets that of its metadata."""
         spec, left = self._cdi.claim_spec(claim.uid, cdi_devices(plans)), dict(metadata_ids)
-        named = ((plan, (spec.qualified(plan.cdi.name), left.pop(plan.prepared.base_request, ""))) for plan in plans)
-        return tuple(plan.prepared.with_ids(tuple(id_ for id_ in ids if id_)) for plan, ids in named)
+        devices = []
+        for plan in plans:
+            ids = (*names_given(spec, plan.cdi[0].name, plan.device), left.pop(plan.prepared.base_request, ""))
+            devices.append(plan.prepared.with_ids(tuple(id_ for id_ in ids if id_)))
+        return tuple(devices)
 
     async def update_metadata(self, record: ClaimRecord, plans: Sequence[DevicePlan], *, missing: bool) -> None:
         """Bring the claim's metadata up to date; ``missing``: write also the CDI files that mount it.

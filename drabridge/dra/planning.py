@@ -12,7 +12,7 @@ from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.config.container import Hook
 from drabridge.config.schema import Config
 from drabridge.config.template import Lookup, Template
-from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
+from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name, entries_of
 from drabridge.dra.allocation import AllocationResult, ClaimAllocation
 from drabridge.dra.device_hooks import encode_hook
 from drabridge.dra.metadata import DeviceFacts
@@ -36,7 +36,7 @@ class DevicePlan(Struct, frozen=True):
 
     prepared: PreparedDevice  # what is recorded: the choice of the claim, without CDI ids
     device: Device  # as it is in the inventory
-    cdi: CdiDevice
+    cdi: tuple[CdiDevice, ...]  # first what the claim gets in any case, then the device's fallback
     hook: Hook | None = None  # to be run before the container gets the device
 
 
@@ -122,7 +122,7 @@ class Planner:
         name = claim_device_name(uid, prepared.base_request, device.name, prepared.share_id, admin=prepared.admin)
         # Admin access looks at a device that somebody else may be using: it must not reset it.
         hook = None if profile is None or prepared.admin else profile.prepare
-        return DevicePlan(prepared, device, CdiDevice(name, edits), hook)
+        return DevicePlan(prepared, device, entries_of(name, device, edits), hook)
 
 
 _GONE = "Plug it in or repair it; delete the pod if another device will do"
@@ -165,7 +165,7 @@ def cdi_devices(plans: Iterable[DevicePlan]) -> list[CdiDevice]:
     must not get.
     """
     here = (plan for plan in plans if plan.device.presence is not Presence.GONE)
-    return list({plan.cdi.name: plan.cdi for plan in here}.values())
+    return list({entry.name: entry for plan in here for entry in plan.cdi}.values())
 
 
 def metadata_facts(plans: Iterable[DevicePlan]) -> list[DeviceFacts]:

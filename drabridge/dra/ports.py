@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from msgspec import Struct
@@ -38,6 +38,10 @@ async def _none_open(devices: set[str]) -> Mapping[str, str]:
     return {}
 
 
+async def _all_there(names: Collection[str]) -> None:
+    pass
+
+
 def _no_pods() -> ClaimPods | None:
     return None
 
@@ -49,6 +53,7 @@ class DraPorts(Struct, frozen=True, kw_only=True):
     observer: Observer = _no_fact
     lookup: LookupOf = device_lookup  # the value of template fields for a device
     in_use: InUse = _none_open
+    confirm_cdi: Callable[[Collection[str]], Awaitable[None]] = _all_there  # raises HostError for a device in no file
     pods: Callable[[], ClaimPods | None] = _no_pods  # None: nobody follows pods
     unwell: Callable[[], str] = str  # why no claim could be granted now; "" if one could
     wants_leases: Callable[[], bool] = lambda: False  # some device is to be offered to both sides

@@ -172,6 +172,7 @@ class Preparer:
     async def _prepare_anew(self, allocation: ClaimAllocation) -> tuple[PreparedDevice, ...]:
         snapshot = self._ports.inventory()
         plans = self._planner.plan(allocation, snapshot)
+        await self._confirm([name for plan in plans for name in plan.device.cdi_devices])
         record = ClaimRecord(
             allocation.claim,
             RecordState.STARTED,
@@ -195,6 +196,9 @@ class Preparer:
         """Give the same answer as before, with files and ledger made sure of; run hooks again after a reboot."""
         snapshot = self._ports.inventory()
         plans = [self._planner.again(record.claim.uid, device, snapshot) for device in record.devices]
+        ours = f"{self._planner.config.driver}/"
+        told = [name for device in record.devices for name in device.cdi_ids]
+        await self._confirm([name for name in told if not name.startswith(ours)])
         uses = tuple(result.use() for result in allocation.results) if allocation else record.uses
         await self._grant(record.claim, uses)
         rebooted = not self._records.of_this_boot(record)
@@ -202,6 +206,14 @@ class Preparer:
         if rebooted:
             await self._records.save(replace(record, boot_id=self._records.boot_id))
         return record.devices
+
+    async def _confirm(self, names: Sequence[str]) -> None:
+        """Look for CDI devices of other programs. Raises NotReadyError: a file may be on its way to being replaced."""
+        if names:
+            try:
+                await self._ports.confirm_cdi(names)
+            except HostError as error:
+                raise NotReadyError(error.message, hint=error.hint) from error
 
     async def _apply(
         self, record: ClaimRecord, plans: Sequence[DevicePlan], snapshot: Snapshot, *, hooks: bool

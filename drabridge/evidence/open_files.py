@@ -51,7 +51,9 @@ def find_open(devices: Mapping[str, Device], proc: Path = PROC) -> OpenDevices:
     Blocks for milliseconds, or for long (see ``_number``).
     """
     names: dict[Number, str] = {
-        (node.kind, node.major, node.minor): name for name, device in devices.items() for node in device.nodes
+        (node.kind, node.major, node.minor): name
+        for name, device in devices.items()
+        for node in (*device.nodes, *(device.fallback.nodes if device.fallback else ()))  # it may have been given once
     }
     found: dict[str, str] = {}
     blind = ""

@@ -27,7 +27,15 @@ from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory import health_rules, mig, topology
 from drabridge.inventory.attribute_values import attributes_of, capacity_of
-from drabridge.inventory.container_edits import render_env, resolve_mounts, resolve_nodes
+from drabridge.inventory.cdi_names import NO_NAMES, CdiNames
+from drabridge.inventory.container_edits import (
+    ChosenCdi,
+    choose_cdi,
+    render_env,
+    resolve_fallback,
+    resolve_mounts,
+    resolve_nodes,
+)
 from drabridge.inventory.host import Host
 from drabridge.inventory.identity import Candidate, DeviceIdentity, Key, assign, id_of, name_of
 from drabridge.inventory.match import holds
@@ -106,8 +114,12 @@ class DeviceBuilder:
         held: Callable[[str], bool],
         ready: Callable[[UdevDevice], bool] = lambda device: True,
         fresh: bool = True,
+        cdi: CdiNames = NO_NAMES,
     ) -> BuildResult:
-        """All devices. ``ready``: udevd has finished with a device. ``fresh``: every node is looked at again."""
+        """All devices. ``ready``: udevd has finished with a device. ``fresh``: every node is looked at again.
+
+        ``cdi``: which CDI devices of other programs there are.
+        """
         matches = self._match(self.config, udev_devices, nvidia, fresh)
         former, away = self._former_matches(udev_devices, matches, nvidia, known_ids, held, fresh)
         unsure = any(
@@ -149,10 +161,11 @@ class DeviceBuilder:
             also_at = {part.syspath for part in parts[1:]}
             if match.config is self.config:
                 also_at |= former_devices.same_as(parts)
-            made_of = (match.udev, *source.companions, source.nvidia, identity, root, frozenset(also_at))
+            chosen = choose_cdi(match.resource.cdi_devices, source, self._host, cdi)
+            made_of = (match.udev, *source.companions, source.nvidia, identity, root, frozenset(also_at), chosen)
             device = self._unchanged(key, made_of) if not fresh else None
             if device is None:
-                device = self._device(match, source, identity, root, also_at)
+                device = self._device(match, source, identity, root, also_at, chosen)
             if match.udev.syspath in former or identity.id not in named_by:  # else one that is away has this id
                 named_by[identity.id] = match.config
             built[key] = (made_of, device)
@@ -262,13 +275,30 @@ class DeviceBuilder:
         return known[1]
 
     def _device(
-        self, match: _Match, source: MatchedDevice, identity: DeviceIdentity, root: str, also_at: set[str]
+        self,
+        match: _Match,
+        source: MatchedDevice,
+        identity: DeviceIdentity,
+        root: str,
+        also_at: set[str],
+        cdi: ChosenCdi,
     ) -> Device:
         resource, udev, values = match.resource, match.udev, source.lookup(self._host)
         nodes = resolve_nodes(resource.nodes, source, self._host)
         mounts, missing_mounts = resolve_mounts(resource.mounts, source, self._host)
+        instead = resolve_fallback(resource.cdi_fallback, source, self._host)
+        falls_back = bool(cdi.missing) and instead.fallback is not None
+        if falls_back and not instead.missing:
+            missing_cdi: tuple[str, ...] = ()
+        else:
+            missing_cdi = cdi.missing + (instead.missing if falls_back else ())
         failures = health_rules.failures(
-            resource.health, source, self._host, missing_nodes=nodes.missing, missing_mounts=missing_mounts
+            resource.health,
+            source,
+            self._host,
+            missing_nodes=nodes.missing,
+            missing_mounts=missing_mounts,
+            missing_cdi=missing_cdi,
         )
         return Device(
             name=identity.name,
@@ -278,11 +308,14 @@ class DeviceBuilder:
             nodes=nodes.found,
             env=MappingProxyType(render_env(resource.env, values)),
             mounts=mounts,
+            cdi_devices=() if falls_back else cdi.names,
+            fallback=instead.fallback,
+            cdi_missing="; ".join(cdi.missing) if falls_back else "",
             numa_nodes=topology.numa_nodes(udev),
             pci_bus_id=topology.pci_bus_id(udev),
             pcie_root=topology.pcie_root(udev),
             root=root,
-            also_at=tuple(sorted(also_at | nodes.places)),
+            also_at=tuple(sorted(also_at | nodes.places | instead.places | cdi.places)),
             attributes=MappingProxyType(attributes_of(resource, values)),
             capacity=MappingProxyType(capacity_of(resource, values)),
             replicas=resource.replicas.count,

@@ -7,14 +7,20 @@ one device here, its field in ``inventory/model.py``, its place in the CDI file 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from drabridge.config.container import MountRule, NodeRule
+from drabridge.config.container import CdiFallback, MountRule, NodeRule
+from drabridge.config.names import is_cdi_name
+from drabridge.config.schema import Resource
 from drabridge.config.template import Lookup, Template
+from drabridge.errors import HostError
+from drabridge.inventory.cdi_names import CdiNames
 from drabridge.inventory.host import Host
-from drabridge.inventory.model import COMPANION, DeviceNode, Mount
+from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, DeviceNode, Fallback, Mount
 from drabridge.inventory.template_values import MatchedDevice
 
 VFIO = "/dev/vfio/"
@@ -104,6 +110,81 @@ def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, s
     """The environment variables of one device; those without a value are left out."""
     rendered = {name: template.render(values) for name, template in templates.items()}
     return {name: value for name, value in rendered.items() if value is not None}
+
+
+class ResolvedFallback(Struct, frozen=True):
+    """The fallback as it could be given now; ``missing`` and ``places`` as of nodes, mounts included."""
+
+    fallback: Fallback | None = None
+    missing: tuple[str, ...] = ()
+    places: frozenset[str] = frozenset()
+
+
+NO_FALLBACK = ResolvedFallback()
+
+
+def resolve_fallback(rules: CdiFallback | None, device: MatchedDevice, host: Host) -> ResolvedFallback:
+    """What ``cdiFallback`` means for one device, whether it is given now or not."""
+    if rules is None:
+        return NO_FALLBACK
+    nodes = resolve_nodes(rules.nodes, device, host)
+    mounts, missing = resolve_mounts(rules.mounts, device, host)
+    env = MappingProxyType(render_env(rules.env, device.lookup(host)))
+    return ResolvedFallback(Fallback(nodes.found, env, mounts), nodes.missing + missing, nodes.places)
+
+
+class ChosenCdi(Struct, frozen=True):
+    """The CDI devices of one device, by qualified name, and one sentence for each that cannot be given.
+
+    ``places``: those that are the device's own, as :attr:`Device.also_at` has them. A name without fields is not: all
+    devices of the resource share it.
+    """
+
+    names: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    places: frozenset[str] = frozenset()
+
+
+NO_CDI = ChosenCdi()
+
+
+def choose_cdi(templates: Sequence[Template], device: MatchedDevice, host: Host, known: CdiNames) -> ChosenCdi:
+    """The CDI devices that ``cdiDevices`` means for one device. ``known``: which of them there are."""
+    if not templates:
+        return NO_CDI
+    values = device.lookup(host)
+    names: list[str] = []
+    missing: list[str] = []
+    places: set[str] = set()
+    for template in templates:
+        name = template.render(values)
+        if name is None:
+            missing.append(f"the CDI device {template} cannot be filled in: {_why_empty(template, values)}")
+        elif not is_cdi_name(name.partition("=")[2]):
+            missing.append(f"{name!r} cannot be a CDI device: letters, digits and any of '_-.:' inside were expected")
+        else:
+            names.append(name)
+            missing += filter(None, [known.missing(name)])
+            if template.fields:
+                places.add(CDI_PLACE + name)
+    return ChosenCdi(tuple(names), tuple(missing), frozenset(places))
+
+
+def resolve_again(device: Device, resource: Resource, source: MatchedDevice, host: Host, known: CdiNames) -> Device:
+    """The device with nodes and CDI devices as they are this moment. Raises HostError for what it needs and lacks."""
+    nodes = resolve_nodes(resource.nodes, source, host)
+    cdi = choose_cdi(resource.cdi_devices, source, host, known)
+    missing, names, fallback = nodes.missing, cdi.names, device.fallback
+    if cdi.missing and resource.cdi_fallback is not None and fallback is not None:
+        instead = resolve_nodes(resource.cdi_fallback.nodes, source, host)
+        fallback = replace(fallback, nodes=instead.found)
+        missing, names = missing + instead.missing, ()
+    else:
+        missing += cdi.missing
+    if missing:
+        raise HostError(f"{device.name}: {'; '.join(missing)}", hint="Check the device and its driver.")
+    why = "; ".join(cdi.missing)
+    return replace(device, nodes=nodes.found, cdi_devices=names, fallback=fallback, cdi_missing=why)
 
 
 def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> DeviceNode:

@@ -44,5 +44,13 @@ class ReconcileFailed(Struct, frozen=True):
     why: str
 
 
-Fact = EventSeen | Reconciled | MonitorRestarted | SourceChanged | ReconcileFailed
+class FallbackGiven(Struct, frozen=True):
+    """So many devices of a resource get ``cdiFallback`` from now on. ``why``: of the first; "" when none does."""
+
+    resource: str
+    devices: int
+    why: str
+
+
+Fact = EventSeen | Reconciled | MonitorRestarted | SourceChanged | ReconcileFailed | FallbackGiven
 OnFact = Callable[[Fact], None]

@@ -26,13 +26,15 @@ def failures(
     *,
     missing_nodes: Sequence[str],
     missing_mounts: Sequence[str],
+    missing_cdi: Sequence[str] = (),
 ) -> list[str]:
     """Why the device is not healthy, one sentence for each failure; empty when it is healthy.
 
-    ``missing_nodes`` (companions' too) and ``missing_mounts``: what ``container_edits.py`` did not find.
+    ``missing_nodes`` (companions' too), ``missing_mounts`` and ``missing_cdi``: what ``container_edits.py`` did not
+    find.
     """
     found = [] if any(rule.node_exists is False for rule in rules) else [*missing_nodes]
-    found += missing_mounts
+    found += [*missing_mounts, *missing_cdi]
     if device.nvidia.get("excluded") == "true":
         found.append("NVIDIA's driver excludes this GPU")
     return found + [reason for rule in rules for reason in _broken(rule, device, host)]

@@ -23,7 +23,9 @@ from drabridge.config.template import Lookup
 from drabridge.errors import HostError
 from drabridge.inventory import event_source, mig, nvidia
 from drabridge.inventory.builder import NO_INSTANCES, DeviceBuilder
-from drabridge.inventory.container_edits import resolve_nodes
+from drabridge.inventory.cdi_follower import CdiFollower
+from drabridge.inventory.cdi_names import SPEC_DIRECTORIES
+from drabridge.inventory.container_edits import resolve_again
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
 from drabridge.inventory.facts import (
@@ -34,6 +36,7 @@ from drabridge.inventory.facts import (
     ReconcileFailed,
     SourceChanged,
 )
+from drabridge.inventory.fallbacks import Fallbacks
 from drabridge.inventory.host import Host, RealHost
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
@@ -42,7 +45,7 @@ from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import UdevScope, distinct_configs, needs_nvidia, scope_of_all
+from drabridge.inventory.udev_scope import UdevScope, cdi_kinds, distinct_configs, needs_nvidia, scope_of_all
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -65,6 +68,7 @@ class HostPaths(Struct, frozen=True):
 
     proc: Path = Path("/proc")
     udev_database: Path = event_source.DATABASE
+    cdi: tuple[Path, ...] = SPEC_DIRECTORIES  # where runtimes look for CDI files
 
 
 class Inventory:
@@ -106,12 +110,14 @@ class Inventory:
         self._rechecks = RecheckQueue()
         self._pacer = Pacer()
         self._nvidia = nvidia.NOTHING
+        self._fallbacks = Fallbacks()
         self._doubt_udevd = False  # whether udevd still answers has to be looked at
         self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
         self._stale = True  # everything must be enumerated again
         self._resync_at = 0.0
         self._recheck_at: float | None = None
         self._wake = asyncio.Event()
+        self.cdi = CdiFollower(self._paths.cdi, config.driver, self._wake.set)
         self.status = EventSource(EventKind.NONE, "not started")
         self.notes: tuple[str, ...] = ()  # what a person should know of hardware that is no device
 
@@ -188,9 +194,14 @@ class Inventory:
         return source[1].lookup(self._host) if source else None
 
     def resolve_nodes(self, device: Device) -> tuple[DeviceNode, ...]:
-        """The device's nodes as they are this moment: the kernel's name for it, then stat(2); no hardware is touched.
+        """The device's nodes as they are this moment; see :meth:`resolve`."""
+        return self.resolve(device).nodes
 
-        Raises HostError when the device or a node that it needs is not there.
+    def resolve(self, device: Device) -> Device:
+        """The device with its nodes as they are this moment: the kernel's name for it, then stat(2).
+
+        No hardware is touched. Its CDI devices are those that the index of their files has. Raises HostError when the
+        device or something that it needs is not there.
         """
         source = self._builder.source(device.name)
         path, number = self._host.own_node(source[1].udev.syspath) if source else ("", None)
@@ -198,20 +209,19 @@ class Inventory:
             raise HostError(f"{device.name} is unplugged", hint="Plug it in again, or delete the pod that asks for it.")
         resource, matched = source
         now = replace(matched.udev, devnode=path or matched.udev.devnode, devnum=number)
-        nodes = resolve_nodes(resource.nodes, replace(matched, udev=now), self._host)
-        if nodes.missing:
-            raise HostError(f"{device.name}: {'; '.join(nodes.missing)}", hint="Check the device and its driver.")
-        return nodes.found
+        return resolve_again(device, resource, replace(matched, udev=now), self._host, self.cdi.current)
 
     async def run(self, on_snapshot: Callable[[Snapshot], None]) -> None:
         """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
         try:
             while True:
+                await self.cdi.follow(lambda: cdi_kinds(self._scoped()))
                 self._round(on_snapshot)
                 await self._pause()
         finally:
             self._close()
             self._own_host.close()
+            await self.cdi.stop()
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -253,6 +263,8 @@ class Inventory:
         self._pacer.spend(start, seconds)
         self._on_fact(Reconciled(seconds, full, len(self.current.devices), snapshot is not None))
         if snapshot is not None:
+            for fact in self._fallbacks.changes(snapshot):
+                self._on_fact(fact)
             on_snapshot(snapshot)
 
     def _use_new_configuration(self) -> None:
@@ -316,6 +328,7 @@ class Inventory:
             held=self._held,
             ready=lambda device: not self._database or self._cache.finished(device, now),
             fresh=full,
+            cdi=self.cdi.current,
         )
         for syspath in built.waiting:
             self._rechecks.add(syspath, now + RECHECK_SECONDS[0])

@@ -13,6 +13,8 @@ REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it: a checkpoint made by o
 
 COMPANION = "+"  # before the place of a companion's node: two devices may have the same companion
 
+CDI_PLACE = "cdi:"  # before the qualified name of a CDI device that gives access to the hardware
+
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -52,6 +54,14 @@ class Mount(Struct, frozen=True):
     read_only: bool = True
 
 
+class Fallback(Struct, frozen=True):
+    """What a container gets in place of a device's CDI devices while one of them is in no file."""
+
+    nodes: tuple[DeviceNode, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    mounts: tuple[Mount, ...] = ()
+
+
 class Device(Struct, frozen=True):
     """One device of the node, copied out of udev at once.
 
@@ -67,11 +77,14 @@ class Device(Struct, frozen=True):
     nodes: tuple[DeviceNode, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     mounts: tuple[Mount, ...] = ()
+    cdi_devices: tuple[str, ...] = ()  # of other programs' CDI files, by qualified name; given as well
+    fallback: Fallback | None = None  # given in place of ``cdi_devices`` while there is ``cdi_missing``
+    cdi_missing: str = ""  # why the fallback is given, for people; ``cdi_devices`` is empty then
     numa_nodes: tuple[int, ...] = ()  # never holds -1: unknown is empty
     pci_bus_id: str = ""  # "0000:3b:00.0", lower case
     pcie_root: str = ""  # "pci0000:3a"
     root: str = ""  # name of the whole device that this is a part of; "" for a whole device
-    also_at: tuple[str, ...] = ()  # other places of this hardware (overlap.py): syspaths, and nodes such as "c188:0"
+    also_at: tuple[str, ...] = ()  # other places of this hardware (overlap.py): syspaths, nodes as "c188:0", CDI names
     attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))
     capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replicas: int = 1

@@ -27,7 +27,7 @@ from drabridge.inventory.udev_device import UdevDevice
 
 def handed_out(resource: Resource, device: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:
     """The device, then the companions whose nodes it brings. Nodes by path do not count: many devices share those."""
-    if not any(node.source == "group" for node in resource.nodes):
+    if not any(node.source == "group" for node in resource.all_nodes):
         return (device,)
     return (device, *(companion for companion in companions if companion.devnode))
 

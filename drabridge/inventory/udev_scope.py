@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from drabridge.config import name_template
 from drabridge.config.claims import Profile
+from drabridge.config.container import CdiFallback
 from drabridge.config.matcher import any_of
 from drabridge.config.pattern import Glob
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
@@ -121,10 +122,13 @@ def tests_of(predicate: Predicate) -> Iterator[Test | Exists]:
 
 def fields_of(resource: Resource) -> Iterator[Field]:
     """All fields in all templates of a resource, the profiles of its claims included."""
-    givers: list[Resource | Profile] = [resource, *resource.claim_config.profiles.values()]
+    givers: list[Resource | Profile | CdiFallback] = [resource, *resource.claim_config.profiles.values()]
+    if resource.cdi_fallback is not None:
+        givers.append(resource.cdi_fallback)
     templates = [
         *resource.id,
-        *(item for node in resource.nodes for item in (node.path, node.alias)),
+        *resource.cdi_devices,
+        *(item for node in resource.all_nodes for item in (node.path, node.alias)),
         *(item for giver in givers for mount in giver.mounts for item in (mount.host_path, mount.container_path)),
         *(template for giver in givers for template in giver.env.values()),
         *(template for rule in resource.health for template, _ in rule.file_templates()),
@@ -166,6 +170,16 @@ def needs_database(resource: Resource) -> bool:
     keys = [test.key for test in tests if test.source is Source.PROPERTY]
     keys += [field.key for field in fields_of(resource) if field.source == "property"]
     return any(key not in _KERNEL_PROPERTIES and not key.startswith(amdgpu.PREFIX) for key in keys)
+
+
+def cdi_kinds(configs: Iterable[Config]) -> frozenset[str]:
+    """The kinds (``vendor/class``) of the CDI devices that these configurations name."""
+    return frozenset(
+        str(template).partition("=")[0]
+        for config in configs
+        for resource in config.resources
+        for template in resource.cdi_devices
+    )
 
 
 def needs_nvidia(config: Config) -> bool:

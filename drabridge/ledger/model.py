@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from drabridge.inventory.model import COMPANION, Device, Presence, device_id_of
+from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, Presence, device_id_of
 from drabridge.ledger.persistent_map import PersistentMap
 
 
@@ -168,8 +168,8 @@ class LedgerDevice(Struct, frozen=True):
     capacity: tuple[tuple[str, int], ...] = ()  # of a shareable device: a second check against over-commitment
     syspath: str = ""  # where the hardware is, or was last: of two names for one place at most one has a holder
     also_at: tuple[str, ...] = ()
-    """Other places of its hardware, where no other device may have a holder beside it. Either syspaths, or device nodes
-    that it hands out: ``c188:0``, ``/dev/vfio/12``, and ``+c188:1`` for a companion's, which two devices may share."""
+    """Other places of its hardware, where no other device may have a holder beside it. Syspaths, or nodes that it hands
+    out: ``c188:0``, ``/dev/vfio/12``, ``cdi:...`` (a CDI file's), and ``+c188:1`` (a companion's: two may share it)."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -436,8 +436,8 @@ def _place_key(place: str) -> str:
 
 
 def _is_node(place: str) -> bool:
-    """Whether a place is a device node; else it is a syspath."""
-    return place.startswith("/dev/") or (place[:1] in ("c", "b", COMPANION) and place[-1:].isdecimal())
+    """Whether a place is a device node, or a CDI device that stands for some; else it is a syspath."""
+    return place.startswith(("/dev/", CDI_PLACE)) or (place[:1] in ("c", "b", COMPANION) and place[-1:].isdecimal())
 
 
 def _share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -46,17 +46,23 @@ class LedgerAccess(Protocol):
     def submit(self, event: events.Event) -> asyncio.Future[Decision]: ...
 
 
+async def _all_there(names: Collection[str]) -> None:
+    pass
+
+
 class LegacyContext(Struct, frozen=True):
     """What every resource of the legacy side needs of the agent.
 
     ``devices`` returns the inventory's current records by name. ``resolve`` reads a device's nodes anew from its stable
-    identity (stat calls only), because a number may have changed since the last event. ``now`` returns wall seconds.
+    identity (stat calls only), because a number may have changed since the last event. ``confirm_cdi`` looks for CDI
+    devices of other programs, and raises HostError for one that is in no file. ``now`` returns wall seconds.
     """
 
     ledger_service: LedgerAccess
     cdi: CdiStore
     devices: Callable[[], Mapping[str, Device]]
     resolve: Callable[[Device], Device]
+    confirm_cdi: Callable[[Collection[str]], Awaitable[None]] = _all_there
     now: Callable[[], float] = time.time
 
 
@@ -70,6 +76,7 @@ class LegacyResource:
         self._cdi = context.cdi
         self._devices = context.devices
         self._resolve = context.resolve
+        self._confirm_cdi = context.confirm_cdi
         self._now = context.now
         self._list: DeviceList = Broadcast()
         self._ids = KubeletIds()
@@ -258,13 +265,9 @@ class LegacyResource:
         try:
             devices = [self._current(name) for name in sorted(units)]
             if self._inject == "cdi":
-                specs = [self._cdi.legacy_spec(device) for device in devices]
-                writing = self._cdi.thread.submit(lambda: [self._cdi.write(spec) for spec in specs])
-                return (
-                    self._cdi_names(writing, units)
-                    if writing.over(PATIENCE_SECONDS)
-                    else self._cdi_names_later(writing, units)
-                )
+                if any(device.cdi_devices for device in devices):
+                    return self._answer_with_others(devices, units)
+                return self._answer_by_cdi(devices, units)
         except HostError as error:
             raise self._unavailable(error, units) from error
         return ContainerAllocation(
@@ -280,6 +283,31 @@ class LegacyResource:
                 for node in device.nodes
             ),
         )
+
+    async def _answer_with_others(
+        self, devices: Sequence[Device], units: Mapping[str, Sequence[str]]
+    ) -> ContainerAllocation:
+        """Answer once a look has found the CDI devices of other programs: kubelet repeats their names for good.
+
+        Where they are gone for good, devices with a fallback are given by it.
+        """
+        try:
+            try:
+                await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
+            except HostError:
+                devices = [self._current(device.name) for device in devices]
+                await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
+        except HostError as error:
+            raise self._unavailable(error, units) from error
+        answer = self._answer_by_cdi(devices, units)
+        return answer if isinstance(answer, ContainerAllocation) else await answer
+
+    def _answer_by_cdi(
+        self, devices: Sequence[Device], units: Mapping[str, Sequence[str]]
+    ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
+        writing = self._cdi.thread.submit(lambda: [self._cdi.write_legacy(device) for device in devices])
+        quick = writing.over(PATIENCE_SECONDS)
+        return self._cdi_names(writing, units) if quick else self._cdi_names_later(writing, units)
 
     async def _cdi_names_later(
         self, writing: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]

@@ -94,7 +94,12 @@ def document(agent: AgentInfo, devices: NodeDevices, findings: Findings, *, now:
         "startedAt": stamp(agent.started_at),
         "ready": not findings.not_ready,
         "notReadyBecause": list(findings.not_ready),
-        "notes": [*findings.notes, *filter(None, [releases_wait(ledger, devices.policy, now)]), *collisions],
+        "notes": [
+            *findings.notes,
+            *filter(None, [releases_wait(ledger, devices.policy, now)]),
+            *_fallbacks(snapshot),
+            *collisions,
+        ],
         "collisions": collisions,
         "releasesSuspendedUntil": stamp(until) if (until := ledger.node.releases_suspended_until) > now else "",
         "endpoints": [asdict(one) | {"since": stamp(one.since)} for one in findings.connections],
@@ -102,6 +107,15 @@ def document(agent: AgentInfo, devices: NodeDevices, findings: Findings, *, now:
         "devices": rows,
         "refusals": [asdict(one) | {"at": stamp(one.at)} for one in findings.refusals],
     }
+
+
+def _fallbacks(snapshot: Snapshot) -> list[str]:
+    """Say which resources get ``cdiFallback`` in place of CDI devices, and why."""
+    whys: dict[str, str] = {}
+    for device in snapshot.devices:
+        if device.cdi_missing:
+            whys.setdefault(device.resource, device.cdi_missing)
+    return [f"{resource}: cdiFallback is given, because {why}" for resource, why in whys.items()]
 
 
 def _ordered(ledger: Ledger, snapshot: Snapshot) -> list[Entry]:
@@ -150,6 +164,7 @@ def _device(devices: NodeDevices, entry: Entry, device: Device | None) -> Docume
         "root": device.root if device else "",
         "attributes": dict(sorted(map(_attribute, device.attributes.items()))) if device else {},
         "nodes": [node.path for node in device.nodes] if device else [],
+        "cdiDevices": list(device.cdi_devices) if device else [],
     }
 
 

@@ -19,7 +19,14 @@ from drabridge.dra.facts import (
     SlicesPublished,
 )
 from drabridge.dra.facts import Fact as DraFact
-from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, ReconcileFailed, SourceChanged
+from drabridge.inventory.facts import (
+    EventSeen,
+    FallbackGiven,
+    MonitorRestarted,
+    Reconciled,
+    ReconcileFailed,
+    SourceChanged,
+)
 from drabridge.inventory.facts import Fact as InventoryFact
 from drabridge.ledger.effects import (
     Effect,
@@ -131,6 +138,13 @@ class Sinks:
                 log.warning("device events lost, all devices are enumerated again", extra={"reason": fact.why})
             case SourceChanged():
                 log.info("device events followed", extra={"source": str(fact.source)})
+            case FallbackGiven(why=""):
+                log.info("CDI devices of other programs are given again", extra={"resource": fact.resource})
+            case FallbackGiven():
+                log.warning(
+                    "CDI devices of other programs are missing, cdiFallback is given in their place",
+                    extra={"resource": fact.resource, "devices": fact.devices, "reason": fact.why},
+                )
             case ReconcileFailed():
                 log.error("devices not enumerated, the last list stays", extra={"reason": fact.why})
             case _:

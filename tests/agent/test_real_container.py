@@ -14,6 +14,7 @@ from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.runtime import MemoryRuntime
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_process import AgentProcess, pod
+from tests.support.cdi_files import device, write_spec
 from tests.support.containers import CDI_DIRECTORY, rootfs, run
 from tests.support.hardware import Loops, needs_loop_devices
 from tests.support.waiting import short_directory, until
@@ -89,3 +90,47 @@ async def test_the_container_gets_node_variable_and_mount(loop: Loops, tmp_path:
             await kubelet.stop()
             for path in CDI_DIRECTORY.glob(f"{driver}*"):
                 path.unlink()
+
+
+async def test_the_container_gets_the_cdi_device_of_another_program(loop: Loops, tmp_path: Path) -> None:
+    """Node, variable and mount of its file, with our variable beside them; and the file is generated anew meanwhile."""
+    root = rootfs(tmp_path / "rootfs")
+    (tmp_path / "lib").write_text("v42\n")
+    name = uuid.uuid4().hex[:8]
+    driver, vendor = f"t{name}.example.com", f"v{name}.example.com"
+    theirs = CDI_DIRECTORY / f"{vendor}.json"
+    text = config(driver, loop, tmp_path / "lib").replace("from: devnode, as: /dev/disk0", "path: /dev/null")
+    text = text[: text.index("  mounts:")] + f'  cdiDevices: ["{vendor}/disk=LOOP-{{sysname}}"]\n'
+    number = os.stat(f"/dev/{loop.add(0)}").st_rdev
+    sysname = loop.name(0)
+    node = {"path": "/dev/disk0", "hostPath": f"/dev/{sysname}", "permissions": "rw"}
+    mount = {"hostPath": str(tmp_path / "lib"), "containerPath": "/lib42", "options": ["ro", "bind"]}
+    entry = device(f"LOOP-{sysname}", deviceNodes=[node], mounts=[mount], env=["WHICH=theirs", "THEIRS=1"])
+    with short_directory() as place:
+        kubelet = SimKubelet(place, timings=Timings.fast())
+        agent = AgentProcess(place, text, driver, ("--cdi-dir", "/var/run/cdi"))
+        write_spec(theirs, entry, kind=f"{vendor}/disk")
+        await kubelet.start()
+        await agent.start()
+        try:
+            await agent.ready(20)
+            await kubelet.wait_for_resource(RESOURCE, healthy=1)
+            assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+            assert isinstance(kubelet.node.runtime, MemoryRuntime)
+            names = list(kubelet.node.runtime.running["uid-a", "main"].cdi_devices)
+            assert names == [f"{vendor}/disk=LOOP-{sysname}", f"{driver}/device=legacy-{sysname}"]
+            write_spec(theirs, entry, kind=f"{vendor}/disk")
+            inside = await run(root, "ls -l /dev/disk0; cat /lib42; echo WHICH=$WHICH THEIRS=$THEIRS", names)
+            assert f"{os.major(number)}, {os.minor(number)}" in inside.stdout.replace(",  ", ", "), inside
+            assert "v42" in inside.stdout
+            assert f"WHICH={sysname} THEIRS=1\n" in inside.stdout  # ours comes last, so it counts
+            theirs.unlink()
+            await kubelet.wait_for_resource(RESOURCE, healthy=0)
+            assert f"CDI device {vendor}/disk=LOOP-{sysname} is in no file" in str(await agent.status())
+            write_spec(theirs, entry, kind=f"{vendor}/disk")
+            await kubelet.wait_for_resource(RESOURCE, healthy=1)
+        finally:
+            await agent.stop(9)
+            await kubelet.stop()
+            for path in (theirs, *CDI_DIRECTORY.glob(f"{driver}*")):
+                path.unlink(missing_ok=True)

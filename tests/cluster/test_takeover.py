@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,8 @@ import pytest
 
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
-from tests.cluster.bed import DRIVER, NAMESPACE, NODES, PODS, RESOURCE, Bed, Json, at_the_beginning, lanes, wait_for
+from tests.cluster.bed import DRIVER, NAMESPACE, PODS, RESOURCE, Bed, Json, at_the_beginning, lanes, wait_for
+from tests.cluster.other_plugins import allocatable, plugin, plugins
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, offered, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -45,25 +43,6 @@ def go_plugin() -> Path:
     return Path(os.environ.get("KUBE_BIN") or cache) / "sample-device-plugin"
 
 
-@contextlib.asynccontextmanager
-async def plugin(command: Sequence[str | Path], **variables: str) -> AsyncIterator[None]:
-    """Another device plugin on the node, for as long as the block takes."""
-    process = await asyncio.create_subprocess_exec(
-        *command, env={**os.environ, **variables}, stdout=asyncio.subprocess.DEVNULL
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-def plugins(bed: Bed) -> Path:
-    if bed.kubelet_directory is None:
-        pytest.skip("a plugin cannot be started there: the node is not this machine (DRABRIDGE_TEST_CONTROL)")
-    return bed.kubelet_directory / "device-plugins"
-
-
 def with_our_ids(bed: Bed) -> Any:
     return plugin([sys.executable, "-m", "tests.cluster.peer", plugins(bed), RESOURCE, *IDS])
 
@@ -73,14 +52,6 @@ async def without_the_agent(bed: Bed) -> None:
     await bed.uninstall()
     for resource in (RESOURCE, GO_RESOURCE):
         await allocatable(bed, resource, 0)
-
-
-async def allocatable(bed: Bed, resource: str, number: int) -> None:
-    async def there() -> bool:
-        node = await bed.api.get(NODES, bed.node_object)
-        return bool(node["status"]["allocatable"].get(resource, "0") == str(number))
-
-    await wait_for(bed, f"{number} of {resource} to be allocatable", there)
 
 
 async def test_a_pod_of_a_plugin_with_our_ids_keeps_its_device(bed: Bed) -> None:

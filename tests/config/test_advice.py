@@ -22,6 +22,10 @@ HOOKS = "{plain: {}, before: {prepare: {command: [/bin/x]}}, after: {unprepare: 
         ("preStart: {command: [/bin/x]}\nlanes: {dra: 1}", ["preStart with a dra lane", "preStart is skipped"]),
         ("id: ['{minor}']", ["follows the kernel's numbering"]),
         ("id: ['{sysname}']", []),
+        (
+            "cdiDevices: ['nvidia.com/gpu={sysname}', nvidia.com/gpu=all]",
+            ["gpu=all: by that name vendors' files mean every"],
+        ),
         ("lanes: {legacy: 6, dra: 2}", []),  # how many there are is known to the node alone, and said there
         ("lanes: {legacy: 6, dra: '*'}", []),
         (f"claimConfig: {{profiles: {HOOKS}}}", []),

@@ -370,3 +370,49 @@ def test_any_tree(tree: object) -> None:
     _loads_or_complains(json.dumps(tree))
     _loads_or_complains(HEAD + "resources: " + json.dumps(tree))
     _loads_or_complains(HEAD + "resources: [{name: a.com/b, match: " + json.dumps(tree) + "}]")
+
+
+def test_cdi_devices_of_other_programs() -> None:
+    name = "cdiDevices: ['nvidia.com/gpu={nvidia.uuid}']\n"
+    (resource,) = loaded(name + "cdiFallback: {nodes: [{path: '/dev/nvidia{nvidia.minor}'}], env: {A: b}}").resources
+    assert list(map(str, resource.cdi_devices)) == ["nvidia.com/gpu={nvidia.uuid}"]
+    assert resource.cdi_fallback is not None
+    assert [str(node.path) for node in resource.cdi_fallback.nodes] == ["/dev/nvidia{nvidia.minor}"]
+
+
+CDI = "cdiDevices: [nvidia.com/gpu=a]\n"
+
+
+@pytest.mark.parametrize(
+    ("resource", "path", "words"),
+    [
+        ("cdiDevices: ['{nvidia.uuid}']", "cdiDevices[0]", "for example nvidia.com/gpu={nvidia.uuid}"),
+        ("cdiDevices: ['nvidia.com/{sysname}=a']", "cdiDevices[0]", "fields only after the equals sign"),
+        ("cdiDevices: ['nvidia.com/gpu']", "cdiDevices[0]", "vendor/class=name"),
+        ("cdiDevices: ['nvidia.com/gpu=']", "cdiDevices[0]", "the name of a CDI device after the equals sign"),
+        ("cdiDevices: ['nvidia.com/gpu=a b']", "cdiDevices[0]", "letters, digits"),
+        ("cdiDevices: ['nvidia.com/gpu={uuid}']", "cdiDevices[0]", "a known field"),
+        ("cdiDevices: [a.com/b=c, a.com/b=c]", "cdiDevices[1]", "each CDI device once"),
+        ("cdiDevices: [drabridge.example.com/device=x]", "cdiDevices[0]", "a CDI device of somebody else"),
+        ("cdiFallback: {nodes: [{path: /dev/a}]}", "cdiFallback", "cdiDevices beside cdiFallback"),
+        (CDI + "cdiFallback: {mounts: [{hostPath: /a}, {hostPath: /a}]}", "cdiFallback.mounts[1]", "of its own"),
+        (CDI + "inject: devices", "inject", "only a runtime with CDI"),
+        (
+            CDI + "claimConfig: {profiles: {ro: {permissions: r}}}",
+            "claimConfig.profiles.ro.permissions",
+            "what their file says",
+        ),
+    ],
+)
+def test_cdi_devices_that_cannot_be(resource: str, path: str, words: str) -> None:
+    fault = only_fault(document("match: [{subsystem: usb}]\n" + resource))
+    assert fault.path == f"resources[0].{path}"
+    assert words in f"{fault.expected}. {fault.hint}"
+
+
+def test_a_runtime_without_cdi_takes_no_cdi_devices() -> None:
+    body = "match: [{subsystem: usb}]\n" + CDI
+    fault = only_fault(document(body, head="legacy: {inject: devices}\n"))
+    assert (fault.path, fault.expected) == ("resources[0].cdiDevices", "legacy.inject: cdi with cdiDevices")
+    document_of_another = document(body + "inject: cdi", head="legacy: {inject: devices}\n")
+    assert load(document_of_another).resources[0].cdi_devices

@@ -170,6 +170,25 @@ def test_the_defaults_mount_few_directories_at_their_own_paths() -> None:
     assert types == {"Directory", "DirectoryOrCreate"}, "a socket's inode changes: mount what it lies in"
 
 
+@pytest.mark.parametrize(
+    ("cdi_dir", "more", "expected"),
+    [
+        ("/var/run/cdi", [], {"/var/run/cdi": True, "/etc/cdi": False}),
+        ("/etc/cdi", [], {"/etc/cdi": True, "/var/run/cdi": False}),
+        ("/opt/cdi", [], {"/opt/cdi": True, "/etc/cdi": False, "/var/run/cdi": False}),
+        ("/var/run/cdi", ["/etc/cdi"], {"/var/run/cdi": True, "/etc/cdi": False}),  # each once
+    ],
+)
+def test_other_programs_cdi_files_are_mounted_where_they_are_used(
+    cdi_dir: str, more: list[str], expected: dict[str, bool]
+) -> None:
+    resource = {"name": "nvidia.com/gpu", "match": [{"subsystem": "pci"}]}
+    values = {"cdiDir": cdi_dir, "extraHostPaths": more, "config": {"resources": [resource]}}
+    assert {path for path in mounted(values) if "cdi" in path} == {cdi_dir, *more}
+    values["config"] = {"resources": [resource, {**resource, "name": "a.com/b", "cdiDevices": ["a.com/b={sysname}"]}]}
+    assert {path: writable for path, (_, writable) in mounted(values).items() if "cdi" in path} == expected
+
+
 @pytest.mark.parametrize(("events", "host"), [("kernel", False), ("udev", True), ("auto", True), (None, True)], ids=str)
 def test_the_hosts_network_and_udev_come_with_the_event_source_that_needs_them(events: str | None, host: bool) -> None:
     values = {"config": {"udevEvents": events}}  # null removes the key: the agent's own default then

@@ -16,18 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.config.loader import load
+from drabridge.config.names import is_cdi_kind, is_cdi_name
 from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra import publisher
 from drabridge.dra.allocation import allocation_here, allocation_of
 from drabridge.dra.metadata import DeviceFacts, MetadataFiles
-from drabridge.dra.planning import Planner, device_lookup
+from drabridge.dra.planning import Planner, cdi_devices, device_lookup
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.errors import DrabridgeError
 from drabridge.evidence import checkpoint
 from drabridge.evidence.apiserver_pods import watched_pod
 from drabridge.evidence.kubelet import claim_users_of, claims_of, pods_of, users_of
 from drabridge.inventory.builder import DeviceBuilder
+from drabridge.inventory.cdi_file import SpecError, read_spec
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import clean
@@ -178,6 +180,16 @@ SLICE: Json = {
         "devices": [{"name": "gpu-0", "attributes": {"a": {"string": "x"}}, "capacity": {"memory": {"value": "1Gi"}}}],
     },
 }
+CDI_FILE: Json = {
+    "cdiVersion": "0.5.0",
+    "kind": "nvidia.com/gpu",
+    "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]},
+    "devices": [
+        {"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}},
+        {"name": "GPU-4a1f6e0c-1111-2222-3333-444455556666", "containerEdits": {"env": ["A=1"]}},
+    ],
+}
+
 CHECKPOINT: Json = {
     "Data": {
         "PodDeviceEntries": [
@@ -259,7 +271,7 @@ class Readers:
             if isinstance(claim, dict):
                 plans = self._planner.plan(allocation_of(ClaimRef(UID, "default", "c"), claim, DRIVER), self._snapshot)
                 cdi = CdiStore(self._root / "prepared", DRIVER)
-                cdi.write(cdi.claim_spec(UID, {plan.cdi.name: plan.cdi for plan in plans}.values()))
+                cdi.write(cdi.claim_spec(UID, cdi_devices(plans)))
         except DrabridgeError:
             return
 
@@ -273,6 +285,17 @@ class Readers:
             self._planner.plan(allocation, self._snapshot)
         except DrabridgeError:
             return
+
+    def read_cdi_file(self, strange: Strange) -> None:
+        """Another program's CDI file, as JSON or as YAML: names that can be names, or one error."""
+        data = strange.file(CDI_FILE)
+        for as_json in (True, False):
+            try:
+                found = read_spec(data, json=as_json)
+            except SpecError:
+                continue
+            assert found.names
+            assert all(is_cdi_kind(found.kind) and is_cdi_name(name) for name in found.names)
 
     def read_checkpoint(self, strange: Strange) -> None:
         """Kubelet's checkpoint is understood, or is not."""

@@ -55,6 +55,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if not (kindIs "invalid" .Values.config.nodeLabels) -}}true{{- end -}}
 {{- end -}}
 
+{{/* As JSON: the directories of other programs' CDI files, where a resource has cdiDevices. */}}
+{{- define "drabridge.otherCdiDirs" -}}
+{{- $dirs := list -}}
+{{- range .Values.config.resources -}}
+{{- if .cdiDevices -}}
+{{- $dirs = list -}}
+{{- range list "/etc/cdi" "/var/run/cdi" -}}
+{{- if not (has . (append $.Values.extraHostPaths $.Values.cdiDir)) -}}{{- $dirs = append $dirs . -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $dirs -}}
+{{- end -}}
+
 {{/* The version of Kubernetes to render for. */}}
 {{- define "drabridge.kubeVersion" -}}
 {{- default .Capabilities.KubeVersion.Version .Values.kubeVersion -}}

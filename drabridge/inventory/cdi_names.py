@@ -1,0 +1,78 @@
+"""Tell which CDI devices of other programs' files a container runtime finds, and why it does not find one. Pure.
+
+What one file defines: :mod:`drabridge.inventory.cdi_file`. When files are looked at:
+:mod:`drabridge.inventory.cdi_index`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from drabridge.inventory.cdi_file import SpecNames
+
+SPEC_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))  # container-device-interface, pkg/cdi/spec-dirs.go
+NAMED = 3  # other names in a reason: enough to see that a file has indices where UUIDs were asked for
+
+_HINTS = MappingProxyType(
+    {"nvidia.com": "run nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, or restart nvidia-cdi-refresh"}
+)
+
+
+def spec_directories(ours: Path) -> tuple[Path, ...]:
+    """Return the directories that runtimes read, the least important first. ``ours``: where the agent writes."""
+    return SPEC_DIRECTORIES if ours in SPEC_DIRECTORIES else (*SPEC_DIRECTORIES, ours)
+
+
+class CdiNames(Struct, frozen=True):
+    """Which CDI devices of the kinds that were asked for a runtime would find.
+
+    ``places``: qualified name -> the file that defines it. ``conflicts``: names that two files of one directory define,
+    with both files: no runtime takes either. ``unusable``: files that cannot be read, each with its reason.
+    """
+
+    directories: tuple[str, ...]
+    places: Mapping[str, str] = MappingProxyType({})
+    conflicts: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    unusable: tuple[str, ...] = ()
+
+    def missing(self, name: str) -> str:
+        """Return why a runtime would not find the device, and what to do; "" if it would."""
+        if name in self.places:
+            return ""
+        if both := self.conflicts.get(name):
+            return f"CDI device {name} is in {both[0]} and in {both[1]}, so runtimes take neither: remove one of them"
+        hint = _HINTS.get(name.partition("/")[0], "its vendor's program writes that file")
+        kind = name.partition("=")[0] + "="
+        others = sorted(one.removeprefix(kind) for one in self.places if one.startswith(kind))[:NAMED]
+        said = f"; files have the names {', '.join(others)}" if others else ""
+        said += f"; {self.unusable[0]}" if self.unusable else ""
+        return f"CDI device {name} is in no file of {', '.join(self.directories)}: {hint}{said}"
+
+
+NO_NAMES = CdiNames(())
+
+
+def resolve(directories: Sequence[tuple[str, Iterable[tuple[str, SpecNames]]]], unusable: Iterable[str]) -> CdiNames:
+    """Tell what a runtime finds in these directories, of which a later one goes before an earlier one.
+
+    Each is its path and, by path, the files in it. As in ``refresh`` of pkg/cdi/cache.go, a name that two files of one
+    directory define is lost, even if a directory that goes before that one defines it, too.
+    """
+    places: dict[str, str] = {}
+    conflicts: dict[str, tuple[str, str]] = {}
+    for _, files in directories:
+        here: dict[str, str] = {}
+        for path, spec in files:
+            for name in (f"{spec.kind}={name}" for name in spec.names):
+                if name in here:
+                    conflicts.setdefault(name, (here[name], path))
+                here.setdefault(name, path)
+        places.update(here)
+    found = {name: path for name, path in places.items() if name not in conflicts}
+    return CdiNames(tuple(path for path, _ in directories), found, conflicts, tuple(unusable))

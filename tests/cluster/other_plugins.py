@@ -1,0 +1,40 @@
+"""Other device plugins on the node, as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.bed import NODES, Bed, wait_for
+
+
+@contextlib.asynccontextmanager
+async def plugin(command: Sequence[str | Path], **variables: str) -> AsyncIterator[None]:
+    """Another device plugin on the node, for as long as the block takes."""
+    process = await asyncio.create_subprocess_exec(
+        *command, env={**os.environ, **variables}, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def plugins(bed: Bed) -> Path:
+    if bed.kubelet_directory is None:
+        pytest.skip("a plugin cannot be started there: the node is not this machine (DRABRIDGE_TEST_CONTROL)")
+    return bed.kubelet_directory / "device-plugins"
+
+
+async def allocatable(bed: Bed, resource: str, number: int) -> None:
+    async def there() -> bool:
+        node = await bed.api.get(NODES, bed.node_object)
+        return bool(node["status"]["allocatable"].get(resource, "0") == str(number))
+
+    await wait_for(bed, f"{number} of {resource} to be allocatable", there)
