@@ -25,6 +25,7 @@ from drabridge.config.container import Group, MountRule, NodeRule, PreStart, dup
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
+from drabridge.config.nvidia import Nvidia
 from drabridge.config.problems import Problem, refuse_if_any
 from drabridge.config.published import Attribute, Capacity
 from drabridge.config.template import parse as parse_template
@@ -234,6 +235,8 @@ class Config(Model):
     """The DRA side."""
     safety: Safety = preset(Safety)
     """How long the agent waits when it is in doubt."""
+    nvidia: Nvidia = preset(Nvidia)
+    """NVIDIA's management library."""
     resources: Annotated[Many[Resource], Field(min_length=1, max_length=RESOURCES_MAX)]
     """What this node offers."""
 

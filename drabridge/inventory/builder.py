@@ -130,13 +130,17 @@ class DeviceBuilder:
                 tuple(tree.companions(match.resource, match.udev)),
                 match.nvidia,
                 {"id": identity.id, "name": identity.name, "resource": match.resource.name},
+                nvidia.failures.get(match.nvidia.get("uuid", ""), ()),
             )
             root = _root(match, named, bool(former_devices))
             parts = handed_out(match.resource, match.udev, source.companions)
             also_at = {part.syspath for part in parts[1:]}
             if match.config is self.config:
                 also_at |= former_devices.same_as(parts)
-            made_of = (match.udev, *source.companions, source.nvidia, identity, root, frozenset(also_at))
+            made_of = (
+                *(match.udev, *source.companions, source.nvidia, source.nvml_failures),
+                *(identity, root, frozenset(also_at)),
+            )
             device = self._unchanged(key, made_of) if not fresh else None
             if device is None:
                 device = self._device(match, source, identity, root, also_at)

@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from drabridge.config.health_rules import HealthRule
+from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import is_hex_id
 from drabridge.inventory.host import Host
+from drabridge.inventory.nvidia import Failure, FailureKind
+from drabridge.inventory.nvidia_xids import APPLICATION_XIDS
 from drabridge.inventory.template_values import MatchedDevice, bound_driver
 
 SHOWN_MAX = 64  # characters of a value in a reason
@@ -53,6 +56,22 @@ def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str
         line = host.first_line(path) if path else None
         if line is None or not patterns.matches(line):
             yield f"{path or template} says {_quoted(line)}, expected {patterns}"
+    if (faults := rule.nvml_faults) is not None:
+        yield from dict.fromkeys(failure.text for failure in device.nvml_failures if _counts(failure, faults))
+
+
+def _counts(failure: Failure, faults: NvmlHealth) -> bool:
+    """Whether a failure that NVML reports is one for this rule."""
+    match failure.kind:
+        case FailureKind.XID:
+            of_application = failure.xid in APPLICATION_XIDS and failure.xid not in faults.also_xids
+            return faults.xid and not of_application and failure.xid not in faults.ignore_xids
+        case FailureKind.ECC:
+            return faults.ecc
+        case FailureKind.THERMAL:
+            return faults.thermal
+        case FailureKind.LOST | FailureKind.RESET:
+            return True
 
 
 def _quoted(value: str | None) -> str:

@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,6 +43,9 @@ from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import UdevScope, distinct_configs, needs_nvidia, scope_of, union
 
+if TYPE_CHECKING:
+    from drabridge.inventory.nvml import NvmlClient
+
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
 
@@ -53,6 +57,9 @@ FAULTY_RECHECK_SECONDS = 5.0
 
 BULK_DEVICES = 64
 """From so many devices in one batch of events on, one enumeration is cheaper than looking at each (0.3 ms)."""
+
+NVML_SECONDS = 10.0
+"""How long the first snapshot waits for NVML. It initialises GPUs that nothing else has open: about a second each."""
 
 RESTART_BACKOFF_SECONDS = (0.0, 0.1, 1.0, 5.0)
 """Pause before event sockets that keep failing are opened again."""
@@ -101,6 +108,8 @@ class Inventory:
         self._rechecks = RecheckQueue()
         self._pacer = Pacer()
         self._nvidia = nvidia.NOTHING
+        self._nvml: NvmlClient | None = None
+        self._nvml_news = False  # NVML says something else than at the last round
         self._doubt_udevd = False  # whether udevd still answers has to be looked at
         self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
         self._stale = True  # everything must be enumerated again
@@ -113,6 +122,18 @@ class Inventory:
     def current(self) -> Snapshot:
         """The newest snapshot; not ``complete`` before the first enumeration."""
         return self._tracker.current
+
+    @property
+    def nvml_problem(self) -> str | None:
+        """Why NVML does not answer, "" while it does; None where nothing needs it."""
+        return self._nvml.problem if self._nvml is not None else None
+
+    @property
+    def nvml_notes(self) -> list[str]:
+        """What a person should know of NVML's answers, one sentence each."""
+        if self._nvml is None:
+            return []
+        return [*([f"NVML: {self._nvml.problem}"] if self._nvml.problem else []), *self._nvml.notes]
 
     def reconfigure(self, config: Config) -> None:
         """Use another configuration from the next snapshot on, which follows at once. Call it on the loop."""
@@ -185,11 +206,35 @@ class Inventory:
     async def run(self, on_snapshot: Callable[[Snapshot], None]) -> None:
         """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
         try:
+            self._use_nvml()
+            if self._nvml is not None:
+                await self._nvml.answered(NVML_SECONDS)
             while True:
                 self._round(on_snapshot)
                 await self._pause()
         finally:
             self._close()
+            self._end_nvml()
+
+    def _use_nvml(self) -> None:
+        """Ask NVML if the configuration needs it; else neither its process nor our part of it exists."""
+        if not self._config.nvidia.nvml or not any(map(needs_nvidia, self.configs())):
+            self._end_nvml()
+            return
+        if self._nvml is None:
+            from drabridge.inventory.nvml import NvmlClient
+
+            self._nvml = NvmlClient(self._take_nvml_news, self._on_fact)
+        self._nvml.start(self._config.nvidia)
+
+    def _end_nvml(self) -> None:
+        if self._nvml is not None:
+            self._nvml.stop()
+            self._nvml = None
+
+    def _take_nvml_news(self) -> None:
+        self._nvml_news = True
+        self._wake.set()
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -246,6 +291,7 @@ class Inventory:
             self._udev.scope = scope
             self._close()  # the sockets filter by the scope's subsystems
             self._cache.devices.clear()
+        self._use_nvml()
 
     def _prepare(self, now: float) -> bool:
         """Open or replace the event sockets; return whether everything has to be enumerated."""
@@ -273,8 +319,10 @@ class Inventory:
         touched = self._cache.enumerate() if full else set()
         touched |= self._apply(news, now, enumerated=full)
         touched |= self._run_due_rechecks(now)
-        if (full or touched) and any(map(needs_nvidia, self.configs())):
-            self._nvidia = nvidia.read(self._paths.proc / "driver/nvidia")
+        if (full or touched or self._nvml_news) and any(map(needs_nvidia, self.configs())):
+            self._nvml_news = False
+            found = nvidia.read(self._paths.proc / "driver/nvidia")
+            self._nvidia = self._nvml.facts(found) if self._nvml is not None else found
         if full:
             self._stale = False
             self._resync_at = now + self._config.resync_seconds

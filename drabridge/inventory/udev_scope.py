@@ -143,5 +143,9 @@ def needs_database(resource: Resource) -> bool:
 
 
 def needs_nvidia(config: Config) -> bool:
-    """Whether any template reads what NVIDIA's driver says."""
-    return any(field.source.startswith("nvidia.") for resource in config.resources for field in fields_of(resource))
+    """Whether any template, or health rule, reads what NVIDIA's driver says."""
+    return any(
+        any(field.source.startswith("nvidia.") for field in fields_of(resource))
+        or any(rule.nvml is not None for rule in resource.health)
+        for resource in config.resources
+    )

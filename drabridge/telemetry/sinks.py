@@ -19,7 +19,15 @@ from drabridge.dra.facts import (
     SlicesPublished,
 )
 from drabridge.dra.facts import Fact as DraFact
-from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, ReconcileFailed, SourceChanged
+from drabridge.inventory.facts import (
+    EventSeen,
+    MonitorRestarted,
+    NvmlChanged,
+    Reconciled,
+    ReconcileFailed,
+    SourceChanged,
+    XidSeen,
+)
 from drabridge.inventory.facts import Fact as InventoryFact
 from drabridge.ledger.effects import (
     Effect,
@@ -37,6 +45,7 @@ from podresources.transport import Attempt
 log = logging.getLogger("drabridge")
 
 REFUSALS_KEPT = 20
+XIDS_COUNTED = 1000  # each has a series of its own; NVIDIA's are below 200
 
 
 class Sinks:
@@ -133,6 +142,14 @@ class Sinks:
                 log.info("device events followed", extra={"source": str(fact.source)})
             case ReconcileFailed():
                 log.error("devices not enumerated, the last list stays", extra={"reason": fact.why})
+            case NvmlChanged(problem=""):
+                log.info("NVML answers")
+            case NvmlChanged():
+                self._metrics.count("nvml_failures")
+                log.warning("NVML is not asked, or does not answer", extra={"reason": fact.problem})
+            case XidSeen():
+                self._metrics.count("nvml_xids", str(fact.xid) if fact.xid < XIDS_COUNTED else "other")
+                log.warning("XID", extra={"gpu": fact.gpu, "xid": fact.xid})
             case _:
                 assert_never(fact)
 
