@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from drabridge.config.health_rules import HealthRule
 from drabridge.config.matcher import any_of
 from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config, Resource
+from drabridge.config.template import Lookup
 from drabridge.inventory import health_rules, topology
 from drabridge.inventory.attribute_values import attributes_of, capacity_of
 from drabridge.inventory.container_edits import render_env, resolve_mounts, resolve_nodes
@@ -36,6 +38,8 @@ from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, 
 from drabridge.inventory.template_values import MatchedDevice
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import distinct_configs, needs_database, partition_link
+
+RunChecks = Callable[[Sequence[HealthRule], Lookup], tuple[str, ...]]
 
 
 class BuildResult(Struct, frozen=True):
@@ -71,14 +75,22 @@ class _Named(Struct, frozen=True):
 class DeviceBuilder:
     """Build the devices of one configuration. What did not change since the last time is not made again.
 
-    ``named_by``: device id -> the configuration that named the device; it is kept up to date.
+    ``named_by``: device id -> the configuration that named the device; it is kept up to date. ``run_checks``: what the
+    programs of health rules said last of a device.
     """
 
-    def __init__(self, config: Config, host: Host, named_by: Mapping[str, Config] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        host: Host,
+        named_by: Mapping[str, Config] | None = None,
+        run_checks: RunChecks = lambda rules, lookup: (),
+    ) -> None:
         self.config = config
         self.named_by = dict(named_by or {})
         self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
         self._host = host
+        self._run_checks = run_checks
         self._rules = {id(each): _rules(each) for each in distinct_configs((config, *self.named_by.values()))}
         # by configuration, by syspath: what a match was made of, and the match
         self._matches: dict[int, dict[str, tuple[UdevDevice, NvidiaFacts, _Match | None]]] = {}
@@ -132,6 +144,9 @@ class DeviceBuilder:
                 {"id": identity.id, "name": identity.name, "resource": match.resource.name},
                 nvidia.failures.get(match.nvidia.get("uuid", ""), ()),
             )
+            if any(rule.exec_check for rule in match.resource.health):
+                said = self._run_checks(match.resource.health, source.lookup(self._host))
+                source = replace(source, exec_failures=said)
             root = _root(match, named, bool(former_devices))
             parts = handed_out(match.resource, match.udev, source.companions)
             also_at = {part.syspath for part in parts[1:]}
@@ -139,7 +154,7 @@ class DeviceBuilder:
                 also_at |= former_devices.same_as(parts)
             made_of = (
                 *(match.udev, *source.companions, source.nvidia, source.nvml_failures),
-                *(identity, root, frozenset(also_at)),
+                *(source.exec_failures, identity, root, frozenset(also_at)),
             )
             device = self._unchanged(key, made_of) if not fresh else None
             if device is None:

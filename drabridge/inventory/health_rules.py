@@ -38,11 +38,14 @@ def failures(
     found += missing_mounts
     if device.nvidia.get("excluded") == "true":
         found.append("NVIDIA's driver excludes this GPU")
-    return found + [reason for rule in rules for reason in _broken(rule, device, host)]
+    return [*found, *(reason for rule in rules for reason in _broken(rule, device, host)), *device.exec_failures]
 
 
 def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str]:
-    """Why one rule does not hold; nothing when it holds. ``nodeExists`` is checked by :func:`failures`."""
+    """Why one rule does not hold; nothing when it holds.
+
+    ``nodeExists`` is checked by :func:`failures`, the programs of ``exec`` run beside all this (``exec_checks.py``).
+    """
     if rule.driver_bound is not None:
         bound = bound_driver(device.udev)
         if not rule.driver_bound.matches(bound):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,8 @@ from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import UdevScope, distinct_configs, needs_nvidia, scope_of, union
 
 if TYPE_CHECKING:
+    from drabridge.config.health_rules import HealthRule
+    from drabridge.inventory.exec_checks import ExecChecks
     from drabridge.inventory.nvml import NvmlClient
 
 UNANSWERED_SECONDS = 1.0
@@ -60,6 +62,9 @@ BULK_DEVICES = 64
 
 NVML_SECONDS = 10.0
 """How long the first snapshot waits for NVML. It initialises GPUs that nothing else has open: about a second each."""
+
+NVML_END_SECONDS = 0.5
+"""How long the end waits for NVML's process, which is killed; of the 3 s in which SIGTERM ends the agent."""
 
 RESTART_BACKOFF_SECONDS = (0.0, 0.1, 1.0, 5.0)
 """Pause before event sockets that keep failing are opened again."""
@@ -98,7 +103,7 @@ class Inventory:
         self._known_before = dict(known.ids)
         self._on_fact = on_fact
         self._tracker = DeviceTracker(held, tombstone_seconds)
-        self._builder = DeviceBuilder(config, self._host, self._held_ones(known.named_by))
+        self._builder = DeviceBuilder(config, self._host, self._held_ones(known.named_by), self._run_checks)
         self._udev = Udev(self._scope())
         self._cache = UdevCache(self._udev)
         self._monitors: list[Monitor] = []
@@ -110,6 +115,7 @@ class Inventory:
         self._nvidia = nvidia.NOTHING
         self._nvml: NvmlClient | None = None
         self._nvml_news = False  # NVML says something else than at the last round
+        self._checks: ExecChecks | None = None
         self._doubt_udevd = False  # whether udevd still answers has to be looked at
         self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
         self._stale = True  # everything must be enumerated again
@@ -214,7 +220,18 @@ class Inventory:
                 await self._pause()
         finally:
             self._close()
-            self._end_nvml()
+            if (nvml := self._nvml) is not None:
+                self._end_nvml()
+                await nvml.ended(NVML_END_SECONDS)
+            if self._checks is not None:
+                self._checks.stop()
+
+    def _run_checks(self, rules: Sequence[HealthRule], lookup: Lookup) -> tuple[str, ...]:
+        if self._checks is None:
+            from drabridge.inventory.exec_checks import ExecChecks
+
+            self._checks = ExecChecks(self._wake.set)
+        return self._checks.failures(rules, lookup)
 
     def _use_nvml(self) -> None:
         """Ask NVML if the configuration needs it; else neither its process nor our part of it exists."""
@@ -284,7 +301,8 @@ class Inventory:
         A hold that was taken before is known to that round, so what is held keeps its name.
         """
         events_before = self._builder.config.udev_events
-        self._builder = DeviceBuilder(self._config, self._host, self._held_ones(self._builder.named_by))
+        held = self._held_ones(self._builder.named_by)
+        self._builder = DeviceBuilder(self._config, self._host, held, self._run_checks)
         if self._config.udev_events != events_before:
             self._close()
         if (scope := self._scope()) != self._udev.scope:
@@ -335,6 +353,8 @@ class Inventory:
             ready=lambda device: not self._database or self._cache.finished(device, now),
             fresh=full,
         )
+        if self._checks is not None:
+            self._checks.end_round()
         for syspath in built.waiting:
             self._rechecks.add(syspath, now + RECHECK_SECONDS[0])
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)

@@ -113,6 +113,11 @@ class NvmlClient:
             self._task.cancel()
         self._kill()
 
+    async def ended(self, seconds: float) -> None:
+        """Wait until its process is no more, for so long at most: a driver may keep it for ever."""
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=seconds)
+
     def facts(self, proc: NvidiaFacts) -> NvidiaFacts:
         """What ``/proc/driver/nvidia`` said, and NVML. GPUs that came or went make NVML begin anew."""
         addresses = frozenset(proc.gpus)

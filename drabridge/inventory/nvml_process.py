@@ -36,7 +36,7 @@ def compiled(pynvml: str) -> tuple[CodeType, CodeType]:
 
 
 def _code(tree: ast.Module, path: str) -> CodeType:
-    return compile(tree, path, "exec", dont_inherit=True, optimize=2)  # type: ignore[no-any-return]
+    return compile(tree, path, "exec", dont_inherit=True, optimize=2)
 
 
 def _names(tree: ast.AST) -> set[str]:

@@ -314,8 +314,8 @@ class Watch:
         first = True
         while True:
             gpus = [gpu.look() for gpu in self._gpus]
-            state = {"node": {name: value for name, value in node.items() if value}, "gpus": gpus}
-            state["unreachable"] = self._unreachable
+            known = {name: value for name, value in node.items() if value}
+            state = {"node": known, "gpus": gpus, "unreachable": self._unreachable}
             if state != self._said:
                 self._said = state
                 say(kind="state", **state)

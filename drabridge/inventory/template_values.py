@@ -57,6 +57,7 @@ class MatchedDevice(Struct, frozen=True):
     nvidia: Mapping[str, str] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)  # id, name, resource; empty before there is one
     nvml_failures: tuple[Failure, ...] = ()
+    exec_failures: tuple[str, ...] = ()
 
     def lookup(self, host: Host, **overrides: str) -> Lookup:
         """A function from template field to value. ``overrides``: plain fields with another value (``devname``)."""

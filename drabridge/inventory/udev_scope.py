@@ -112,7 +112,7 @@ def fields_of(resource: Resource) -> Iterator[Field]:
         *(item for node in resource.nodes for item in (node.path, node.alias)),
         *(item for giver in givers for mount in giver.mounts for item in (mount.host_path, mount.container_path)),
         *(template for giver in givers for template in giver.env.values()),
-        *(template for rule in resource.health for template, _ in rule.file_templates()),
+        *(template for rule in resource.health for template in rule.templates()),
     ]
     for template in templates:
         if template is not None:
