@@ -29,9 +29,10 @@ PLAIN_FIELDS = {
     "nvidia.minor": "number of the GPU's /dev/nvidiaN",
     "nvidia.model": "product name: NVIDIA H100 80GB HBM3",
     "nvidia.driver_version": "version of the loaded NVIDIA driver",
+    "nvidia.mig_mode": "enabled or disabled, where the GPU has MIG; needs the nvml extra",
     "nvidia.memory_mib": "GPU memory in MiB; needs the nvml extra",
-    "nvidia.architecture": "Hopper, Ampere; needs the nvml extra",
-    "nvidia.brand": "Nvidia, Tesla, GeForce; needs the nvml extra",
+    "nvidia.architecture": "Hopper, Ada Lovelace; needs the nvml extra",
+    "nvidia.brand": "Nvidia, Tesla, GeForceRTX; needs the nvml extra",
     "nvidia.compute_capability": "9.0; needs the nvml extra",
     "nvidia.cuda_version": "CUDA version of the driver; needs the nvml extra",
 }

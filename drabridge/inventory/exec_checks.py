@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable
 
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.template import Lookup
 from drabridge.inventory.udev_device import clean
 
+KEEP_SECONDS = 10.0  # udevd may take as long as it likes for an event, and its device is not asked about meanwhile
 AT_ONCE = 4  # programs that run at the same time
 OUTPUT_MAX_BYTES = 64 << 10  # of one run; who writes more is killed
 REASON_MAX_CHARS = 512  # of the last line: kubelet cuts a device's message at 1,024 bytes
@@ -32,7 +34,7 @@ class ExecChecks:
         self._on_change = on_change
         self._reasons: dict[Key, str] = {}  # "": healthy
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._asked: set[Key] = set()
+        self._asked: dict[Key, float] = {}  # when last
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def failures(self, rules: Iterable[HealthRule], lookup: Lookup) -> tuple[str, ...]:
@@ -44,7 +46,7 @@ class ExecChecks:
                 found.append(f"{check.command[0]}: an argument has no value")
                 continue
             key = (command, check.every_seconds, check.timeout_seconds)
-            self._asked.add(key)
+            self._asked[key] = time.monotonic()
             if key not in self._tasks:
                 self._tasks[key] = asyncio.create_task(self._repeat(key), name=command[0])
             if reason := self._reasons.get(key, f"{command[0]} has not ended yet"):
@@ -52,16 +54,20 @@ class ExecChecks:
         return tuple(found)
 
     def end_round(self) -> None:
-        """End the programs that no device was asked about since the last time: it is gone."""
-        for key in self._tasks.keys() - self._asked:
-            self._tasks.pop(key).cancel()
-            self._reasons.pop(key, None)
-        self._asked.clear()
+        """End the programs that nobody has asked about for a while: their devices are gone."""
+        now = time.monotonic()
+        for key in [key for key, at in self._asked.items() if now - at > KEEP_SECONDS]:
+            self._end(key)
 
     def stop(self) -> None:
         """End all."""
-        self._asked.clear()
-        self.end_round()
+        for key in list(self._asked):
+            self._end(key)
+
+    def _end(self, key: Key) -> None:
+        self._tasks.pop(key).cancel()
+        self._reasons.pop(key, None)
+        del self._asked[key]
 
     async def _repeat(self, key: Key) -> None:
         command, pause, limit = key

@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,6 +33,7 @@ from drabridge.inventory.facts import (
     ReconcileFailed,
     SourceChanged,
 )
+from drabridge.inventory.health_watch import HealthWatch
 from drabridge.inventory.host import Host, RealHost
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
@@ -42,11 +42,6 @@ from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import UdevScope, distinct_configs, needs_nvidia, scope_of, union
-
-if TYPE_CHECKING:
-    from drabridge.config.health_rules import HealthRule
-    from drabridge.inventory.exec_checks import ExecChecks
-    from drabridge.inventory.nvml import NvmlClient
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -59,12 +54,6 @@ FAULTY_RECHECK_SECONDS = 5.0
 
 BULK_DEVICES = 64
 """From so many devices in one batch of events on, one enumeration is cheaper than looking at each (0.3 ms)."""
-
-NVML_SECONDS = 10.0
-"""How long the first snapshot waits for NVML. It initialises GPUs that nothing else has open: about a second each."""
-
-NVML_END_SECONDS = 0.5
-"""How long the end waits for NVML's process, which is killed; of the 3 s in which SIGTERM ends the agent."""
 
 RESTART_BACKOFF_SECONDS = (0.0, 0.1, 1.0, 5.0)
 """Pause before event sockets that keep failing are opened again."""
@@ -103,7 +92,9 @@ class Inventory:
         self._known_before = dict(known.ids)
         self._on_fact = on_fact
         self._tracker = DeviceTracker(held, tombstone_seconds)
-        self._builder = DeviceBuilder(config, self._host, self._held_ones(known.named_by), self._run_checks)
+        self._wake = asyncio.Event()
+        self.health = HealthWatch(self._wake.set, on_fact)
+        self._builder = DeviceBuilder(config, self._host, self._held_ones(known.named_by), self.health.run_checks)
         self._udev = Udev(self._scope())
         self._cache = UdevCache(self._udev)
         self._monitors: list[Monitor] = []
@@ -113,33 +104,17 @@ class Inventory:
         self._rechecks = RecheckQueue()
         self._pacer = Pacer()
         self._nvidia = nvidia.NOTHING
-        self._nvml: NvmlClient | None = None
-        self._nvml_news = False  # NVML says something else than at the last round
-        self._checks: ExecChecks | None = None
         self._doubt_udevd = False  # whether udevd still answers has to be looked at
         self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
         self._stale = True  # everything must be enumerated again
         self._resync_at = 0.0
         self._recheck_at: float | None = None
-        self._wake = asyncio.Event()
         self.status = EventSource(EventKind.NONE, "not started")
 
     @property
     def current(self) -> Snapshot:
         """The newest snapshot; not ``complete`` before the first enumeration."""
         return self._tracker.current
-
-    @property
-    def nvml_problem(self) -> str | None:
-        """Why NVML does not answer, "" while it does; None where nothing needs it."""
-        return self._nvml.problem if self._nvml is not None else None
-
-    @property
-    def nvml_notes(self) -> list[str]:
-        """What a person should know of NVML's answers, one sentence each."""
-        if self._nvml is None:
-            return []
-        return [*([f"NVML: {self._nvml.problem}"] if self._nvml.problem else []), *self._nvml.notes]
 
     def reconfigure(self, config: Config) -> None:
         """Use another configuration from the next snapshot on, which follows at once. Call it on the loop."""
@@ -213,45 +188,16 @@ class Inventory:
         """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
         try:
             self._use_nvml()
-            if self._nvml is not None:
-                await self._nvml.answered(NVML_SECONDS)
+            await self.health.nvml_answered()
             while True:
                 self._round(on_snapshot)
                 await self._pause()
         finally:
             self._close()
-            if (nvml := self._nvml) is not None:
-                self._end_nvml()
-                await nvml.ended(NVML_END_SECONDS)
-            if self._checks is not None:
-                self._checks.stop()
-
-    def _run_checks(self, rules: Sequence[HealthRule], lookup: Lookup) -> tuple[str, ...]:
-        if self._checks is None:
-            from drabridge.inventory.exec_checks import ExecChecks
-
-            self._checks = ExecChecks(self._wake.set)
-        return self._checks.failures(rules, lookup)
+            await self.health.stop()
 
     def _use_nvml(self) -> None:
-        """Ask NVML if the configuration needs it; else neither its process nor our part of it exists."""
-        if not self._config.nvidia.nvml or not any(map(needs_nvidia, self.configs())):
-            self._end_nvml()
-            return
-        if self._nvml is None:
-            from drabridge.inventory.nvml import NvmlClient
-
-            self._nvml = NvmlClient(self._take_nvml_news, self._on_fact)
-        self._nvml.start(self._config.nvidia)
-
-    def _end_nvml(self) -> None:
-        if self._nvml is not None:
-            self._nvml.stop()
-            self._nvml = None
-
-    def _take_nvml_news(self) -> None:
-        self._nvml_news = True
-        self._wake.set()
+        self.health.use_nvml(any(map(needs_nvidia, self.configs())), self._config.nvidia)
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -302,7 +248,7 @@ class Inventory:
         """
         events_before = self._builder.config.udev_events
         held = self._held_ones(self._builder.named_by)
-        self._builder = DeviceBuilder(self._config, self._host, held, self._run_checks)
+        self._builder = DeviceBuilder(self._config, self._host, held, self.health.run_checks)
         if self._config.udev_events != events_before:
             self._close()
         if (scope := self._scope()) != self._udev.scope:
@@ -337,10 +283,8 @@ class Inventory:
         touched = self._cache.enumerate() if full else set()
         touched |= self._apply(news, now, enumerated=full)
         touched |= self._run_due_rechecks(now)
-        if (full or touched or self._nvml_news) and any(map(needs_nvidia, self.configs())):
-            self._nvml_news = False
-            found = nvidia.read(self._paths.proc / "driver/nvidia")
-            self._nvidia = self._nvml.facts(found) if self._nvml is not None else found
+        if (full or touched or self.health.news) and any(map(needs_nvidia, self.configs())):
+            self._nvidia = self.health.with_nvml(nvidia.read(self._paths.proc / "driver/nvidia"))
         if full:
             self._stale = False
             self._resync_at = now + self._config.resync_seconds
@@ -353,8 +297,7 @@ class Inventory:
             ready=lambda device: not self._database or self._cache.finished(device, now),
             fresh=full,
         )
-        if self._checks is not None:
-            self._checks.end_round()
+        self.health.end_round()
         for syspath in built.waiting:
             self._rechecks.add(syspath, now + RECHECK_SECONDS[0])
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)

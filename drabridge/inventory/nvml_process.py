@@ -2,7 +2,7 @@
 
     python -I -S -OO nvml_process.py PYNVML LOOK_SECONDS LIBRARY...
 
-``PYNVML`` is the file ``pynvml.py`` of ``nvidia-ml-py``; the other arguments are those of ``nvml_worker.py``. Of
+``PYNVML`` is the file of the module pynvml of ``nvidia-ml-py``; the other arguments are those of ``nvml_worker.py``. Of
 pynvml's 8,000 lines the functions that the worker names are compiled, and what those need. A child does that, and gives
 back bytecode: what a compiler uses is not returned to the system.
 """

@@ -108,6 +108,21 @@ def alive(pid: int) -> bool:
 
 
 @case
+async def a_library_that_lies_about_one_gpu_costs_the_others_nothing() -> None:
+    async with gpu_node(files=False) as (standin, agent, kubelet):
+        standin.set(2, uuid="GPU-other")
+        await until(lambda: healthy(kubelet) == {*UUIDS, "GPU-other"} - {UUIDS[2]}, 30, agent.text)
+        assert UUIDS[2] in kubelet.resources[RESOURCE].devices, "its id stays listed, Unhealthy"
+        standin.set(2, uuid=UUIDS[3], serial="1654423000003")
+        await until(lambda: noted(agent, f"NVML gives 2 GPUs the UUID {UUIDS[3]}"), 30, agent.text)
+        others = {*UUIDS} - {UUIDS[2], UUIDS[3]}
+        assert healthy(kubelet) >= others
+        standin.set(2, uuid="\x1b[31m" * 1000, pci="no address", memory=None)
+        await until(lambda: healthy(kubelet) == {*UUIDS} - {UUIDS[2]}, 30, agent.text)
+        assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+
+
+@case
 async def where_nvml_is_off_there_is_no_process() -> None:
     async with gpu_node(nvml=False) as (_, agent, kubelet):
         assert worker(agent) == 0

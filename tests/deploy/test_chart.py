@@ -99,7 +99,7 @@ def test_nothing_is_privileged_unless_a_value_asks_for_it(name: str) -> None:
 
 
 def test_exceptions_are_values() -> None:
-    assert agent(EVERYTHING)["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    assert agent(EVERYTHING)["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE", "SYS_ADMIN"]}
     assert pod(EVERYTHING)["hostPID"] is True
     assert pod(EVERYTHING)["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
 

@@ -154,8 +154,8 @@ async def test_mig_instances_have_their_parent_profile_and_place(tmp_path: Path)
         assert {name: whole[name] for name in ("mig_mode", "memory_slices", "mig_memory_mib", "decoders")} == {
             "mig_mode": "enabled", "memory_slices": "8", "mig_memory_mib": "81152", "decoders": "7"
         }  # fmt: skip
-        standin.mig(1, (9, "1g.10gb", 0))
-        await here.until(lambda: [one.profile for one in here.facts.mig] == ["1g.10gb.me"])
+        standin.mig(1, (10, "1g.10gb", 0))
+        await here.until(lambda: [one.profile for one in here.facts.mig] == ["1g.10gb"])
         standin.set(1, mig=0)
         await here.until(lambda: here.facts.mig == ())
 

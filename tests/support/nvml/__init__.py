@@ -98,14 +98,15 @@ class StandIn:
 
     def mig(self, gpu: int, *instances: tuple[int, str, int]) -> None:
         """Enable MIG with these instances: id of the GPU instance, profile, the memory slice where it begins."""
-        self.set(gpu, mig=1, instance=None, profile=None)
-        for profile in H100_PROFILES.values():
-            self.add(gpu, "profile", profile)
+        found = []
         for gi, profile, start in instances:
             _, _, sms, ce, dec, enc, jpeg, ofa, memory, size, *_ = H100_PROFILES[profile].split()
             slices = int(profile[0])
             has = f"{slices} {slices} {sms} {memory} {ce} {dec} {enc} {jpeg} {ofa}"
-            self.add(gpu, "instance", f"{gi} 0 {mig_uuid(gpu, gi)} {profile} {start} {size} {has}")
+            found.append(f"{gi} 0 {mig_uuid(gpu, gi)} {profile} {start} {size} {has}")
+        self._lines[str(gpu), "instance"] = found
+        self._lines[str(gpu), "profile"] = list(H100_PROFILES.values())
+        self.set(gpu, mig=1)
 
     def _write(self) -> None:
         lines = [f"{gpu} {name} {value}\n" for (gpu, name), values in self._lines.items() for value in values]

@@ -33,13 +33,14 @@ resources:
 
 
 @contextlib.asynccontextmanager
-async def gpu_node(gpus: int = 8, *, nvml: bool = True) -> AsyncIterator[tuple[StandIn, AgentProcess, SimKubelet]]:
-    """A node whose agent is ready. Of the eight GPUs that udev has, NVML knows the first ones."""
+async def gpu_node(*, nvml: bool = True, files: bool = True) -> AsyncIterator[tuple[StandIn, AgentProcess, SimKubelet]]:
+    """A node of eight GPUs whose agent is ready. ``files``: the driver's, without which NVML alone knows UUIDs."""
     bed = Testbed(machines.eight_gpus())
     os.environ["UMOCKDEV_DIR"] = str(bed.root)  # libumockdev tells the C library only; the agent is a child of Python
-    machines.nvidia_proc(bed.root / "proc")
+    if files:
+        machines.nvidia_proc(bed.root / "proc")
     with tempfile.TemporaryDirectory(prefix="nvml") as folder:
-        standin = StandIn(Path(folder), gpus)
+        standin = StandIn(Path(folder), 8)
         text = CONFIG.replace("LIBRARY", str(standin.library)).replace("NVML", str(nvml).lower())
         async with node(text, DRIVER) as (agent, kubelet):
             await kubelet.wait_for_resource(RESOURCE, healthy=8, timeout=30)
