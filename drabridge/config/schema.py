@@ -64,11 +64,33 @@ class LegacySettings(Model):
     """How a device enters a container: `cdi`, or `devices` for runtimes without CDI (containerd < 1.7)."""
 
 
+class NvmlTaints(Model):
+    """Effects of the taint for faults that NVML reports, where they are not that of `faulty`."""
+
+    lost: TaintEffect | None = None
+    """The GPU is lost."""
+    reset: TaintEffect | None = None
+    """It needs a reset, or the node a reboot."""
+    xid: TaintEffect | None = None
+    """An XID."""
+    ecc: TaintEffect | None = None
+    """Uncorrectable errors of its memory."""
+    thermal: TaintEffect | None = None
+    """It is too hot."""
+
+    def of(self, fault: str) -> TaintEffect | None:
+        """The effect for a fault (`xid-79`); None when it is that of `faulty`."""
+        effects = {"lost": self.lost, "reset": self.reset, "xid": self.xid, "ecc": self.ecc, "thermal": self.thermal}
+        return effects.get(fault.partition("-")[0])
+
+
 class Taints(Model):
     """The taints in ResourceSlices of devices that cannot be used."""
 
     faulty: TaintEffect = "NoSchedule"
     """For devices whose health rules fail. `NoExecute` evicts their pods."""
+    nvml: NvmlTaints = preset(NvmlTaints)
+    """For faults that NVML reports. The taint's value says which: `xid-79`, `lost`."""
     gone: TaintEffect = "NoSchedule"
     """For unplugged devices that somebody still holds."""
     gone_after_seconds: int = Field(default=15, ge=0, le=3600)

@@ -265,6 +265,7 @@ class DeviceBuilder:
             replicas=resource.replicas.count,
             presence=Presence.FAULTY if failures else Presence.PRESENT,
             reason="; ".join(failures),
+            fault=health_rules.fault(resource.health, source),
             former=match.config is not self.config,
         )
 

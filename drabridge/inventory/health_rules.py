@@ -41,6 +41,21 @@ def failures(
     return [*found, *(reason for rule in rules for reason in _broken(rule, device, host)), *device.exec_failures]
 
 
+def fault(rules: Sequence[HealthRule], device: MatchedDevice) -> str:
+    """The worst of the faults that NVML reports and a rule counts, in short: ``lost``, ``xid-79``; "" without any."""
+    counted = [
+        failure
+        for rule in rules
+        if (faults := rule.nvml_faults) is not None
+        for failure in device.nvml_failures
+        if _counts(failure, faults)
+    ]
+    worst = min(counted, key=lambda failure: list(FailureKind).index(failure.kind), default=None)
+    if worst is None:
+        return ""
+    return f"{worst.kind}-{worst.xid}" if worst.xid else str(worst.kind)
+
+
 def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str]:
     """Why one rule does not hold; nothing when it holds.
 

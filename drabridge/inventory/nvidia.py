@@ -31,11 +31,11 @@ _LABELS = MappingProxyType({"GPU UUID": "uuid", "Device Minor": "minor", "Model"
 
 
 class FailureKind(StrEnum):
-    """Why a GPU or a MIG instance is not healthy."""
+    """Why a GPU or a MIG instance is not healthy, the worst first."""
 
-    XID = "xid"  # NVML's event: an error that the driver wrote to the kernel's log
     LOST = "lost"  # it has fallen off the bus, or does not answer
     RESET = "reset"  # it cannot be used before a reset
+    XID = "xid"  # NVML's event: an error that the driver wrote to the kernel's log
     ECC = "ecc"
     THERMAL = "thermal"
 

@@ -84,7 +84,7 @@ class NvmlClient:
         self._process: asyncio.subprocess.Process | None = None
         self._answered = asyncio.Event()
         self._again = asyncio.Event()  # start anew at once
-        self._addresses: frozenset[str] = frozenset()  # of the GPUs that the driver's files showed last
+        self._addresses: frozenset[str] | None = None  # of the GPUs that the driver's files showed last
         self.notes: list[str] = []
         self.problem = ""
         """Why NVML is not asked, or does not answer; empty while it does."""
@@ -121,7 +121,7 @@ class NvmlClient:
     def facts(self, proc: NvidiaFacts) -> NvidiaFacts:
         """What ``/proc/driver/nvidia`` said, and NVML. GPUs that came or went make NVML begin anew."""
         addresses = frozenset(proc.gpus)
-        if self._state is not None and addresses != self._addresses:
+        if self._state is not None and self._addresses not in (None, addresses):
             self._again.set()
         self._addresses = addresses
         if self._state is None:

@@ -156,6 +156,7 @@ class Gpu:
     # --- why it is not healthy ----------------------------------------------------------------------------------------
 
     def _conditions(self) -> list[tuple[str, str]]:
+        """Kind and text of each. A text has no number that changes: it would be another failure each time."""
         found = []
         celsius = self.ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
         values = self.ask("nvmlDeviceGetFieldValues", [GPU_RECOVERY_ACTION_FIELD])
@@ -169,10 +170,10 @@ class Gpu:
         if self.ask("nvmlDeviceGetRetiredPagesPendingStatus"):
             found.append(("ecc", "pages of its memory are retired at the next reset, which is due"))
         kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        if errors := self.ask("nvmlDeviceGetTotalEccErrors", *kinds):
-            found.append(("ecc", f"{errors} uncorrectable ECC errors since the driver was loaded"))
+        if self.ask("nvmlDeviceGetTotalEccErrors", *kinds):
+            found.append(("ecc", "uncorrectable ECC errors since the driver was loaded"))
         if self._too_hot(celsius):
-            found.append(("thermal", f"it is too hot, so the hardware slows it down ({celsius} degrees Celsius)"))
+            found.append(("thermal", "it is too hot, so the hardware slows it down"))
         if self._reset:
             found.append(("reset", "NVML says that it needs a reset"))
         if self._lost:

@@ -93,8 +93,12 @@ async def what_becomes_of_nvml_changes_no_device() -> None:
 
 @case
 async def it_ends_with_an_agent_that_is_killed() -> None:
-    async with gpu_node() as (_, agent, _):
+    async with gpu_node() as (standin, agent, _):
         pid = worker(agent)
+        standin.add("-", "hang", "nvmlDeviceGetTemperature")  # else it would end for want of a reader
+        standin.event(0, 31)
+        await until(lambda: metric(agent, "nvml_xids_total", xid="31"), 10, agent.text)
+        await asyncio.sleep(0.2)
         await agent.stop(signal.SIGKILL)
         await until(lambda: not alive(pid))
 

@@ -60,5 +60,21 @@ def test_the_rule_says_which_faults_count(rule: Any, failures: tuple[Failure, ..
     assert (ill.reason, well.reason) == (reason, "")
 
 
+@pytest.mark.parametrize(
+    ("failures", "fault"),
+    [
+        ((HOT, ECC, xid(79), RESET, LOST), "lost"),
+        ((HOT, ECC, xid(79), RESET), "reset"),
+        ((HOT, ECC, xid(79), xid(48)), "xid-79"),
+        ((HOT, ECC), "ecc"),
+        ((HOT,), "thermal"),
+        ((xid(31),), ""),
+    ],
+)
+def test_the_worst_fault_is_named(failures: tuple[Failure, ...], fault: str) -> None:
+    ill, well = devices([{"driverBound": "*"}, {"nvml": True}], failures)
+    assert (ill.fault, well.fault) == (fault, "")
+
+
 def test_without_the_rule_no_fault_counts() -> None:
     assert [device.reason for device in devices([{"nodeExists": True}], (LOST, xid(79)))] == ["", ""]
