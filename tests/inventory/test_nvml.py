@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -418,6 +419,18 @@ async def test_other_gpus_or_another_library_make_it_begin_anew(tmp_path: Path) 
         await here.until(lambda: here.pid != second)
         await here.until(lambda: here.facts.of(machines.gpu_address(1)).get("memory_mib") is None)
         assert not [fact for fact in here.told if isinstance(fact, NvmlChanged)], "that is no trouble"
+
+
+def test_where_nothing_is_of_nvidia_its_code_is_not_even_imported() -> None:
+    code = (
+        "import asyncio, sys; from tests.support.hardware import loops, watching\n"
+        "async def run():\n    async with watching(loops('none')) as here: assert here.inventory.health.notes == []\n"
+        "asyncio.run(run()); print(*[name for name in sys.modules if 'nvml' in name or 'exec_checks' in name])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
+    )
+    assert done.stdout.strip() == ""
 
 
 def children() -> Iterator[str]:
