@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from _json import encode_basestring_ascii as quoted
-from time import monotonic
+from time import monotonic, sleep
 
 import pynvml as nvml
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 EVENT_WAIT_MS = 5000  # as NVIDIA/k8s-device-plugin internal/rm/health.go
 OVERDUE_WAITS = 3  # the library has not returned from waiting for events for so many times that long: it hangs
+LOOK_PAUSE_SECONDS = 0.5  # from one look to the next at least: a flood of events makes no flood of questions
 EVENTS_RETRY_SECONDS = 1.0  # after an error of the wait, which returns at once
 NO_INSTANCE = 0xFFFFFFFF  # an event's ids when it is the GPU's: nvml.h, nvmlEventData_t
 HOT_LOOKS = 3  # so many looks in a row decide whether a GPU is too hot: a peak of a moment is none
@@ -293,6 +294,7 @@ class Watch:
 
     def __init__(self, look_seconds: float) -> None:
         self._look_seconds = look_seconds
+        self._pause_seconds = min(LOOK_PAUSE_SECONDS, look_seconds)
         self._wait_ms = min(EVENT_WAIT_MS, int(1000 * look_seconds))
         self._look_now = threading.Event()
         self._events_at = monotonic()  # when the wait for events returned last
@@ -314,6 +316,7 @@ class Watch:
         events = self._register()
         first = True
         while True:
+            looked_at = monotonic()
             gpus = [gpu.look() for gpu in self._gpus]
             known = {name: value for name, value in node.items() if value}
             state = {"node": known, "gpus": gpus, "unreachable": self._unreachable}
@@ -328,6 +331,7 @@ class Watch:
                 ctypes.CDLL(None).malloc_trim(0)
                 first = False
             self._look_now.wait(self._look_seconds)
+            sleep(max(0.0, looked_at + self._pause_seconds - monotonic()))
             self._look_now.clear()
 
     def _register(self) -> Any:
@@ -359,7 +363,7 @@ class Watch:
                 self._events_at = monotonic()
                 if error.value != nvml.NVML_ERROR_TIMEOUT:
                     self._look_now.set()  # a lost GPU, say: the look tells which
-                    threading.Event().wait(EVENTS_RETRY_SECONDS)
+                    sleep(EVENTS_RETRY_SECONDS)
                 continue
             self._events_at = monotonic()
             if event.eventType == nvml.nvmlEventTypeXidCriticalError:

@@ -240,6 +240,17 @@ async def test_links_to_other_gpus_that_need_recovery_are_no_fault_of_the_gpu(tm
         assert here.kinds(UUIDS[0]) == []
 
 
+async def test_a_flood_of_xids_hides_none(tmp_path: Path) -> None:
+    standin = StandIn(tmp_path, 2)
+    async with client(standin) as here:
+        for _ in range(100):
+            standin.event(0, 31)
+        standin.event(1, 79)
+        await here.until(lambda: here.failures(UUIDS[1]) == ["XID 79"])
+        assert here.told == [*[XidSeen(UUIDS[0], 31)] * 100, XidSeen(UUIDS[1], 79)]
+        assert here.failures(UUIDS[0]) == ["XID 31"]
+
+
 async def test_an_event_makes_it_look_at_once(tmp_path: Path) -> None:
     standin = StandIn(tmp_path)
     async with client(standin, timing=Timing(look=600, silence=700)) as here:
