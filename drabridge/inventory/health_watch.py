@@ -5,14 +5,16 @@ Neither exists, nor its code is imported, before a configuration needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.nvidia import Nvidia
+from drabridge.config.schema import Config
 from drabridge.config.template import Lookup
 from drabridge.inventory.facts import OnFact
 from drabridge.inventory.nvidia import NvidiaFacts
+from drabridge.inventory.udev_scope import needs_nvidia
 
 if TYPE_CHECKING:
     from drabridge.inventory.exec_checks import ExecChecks
@@ -48,9 +50,9 @@ class HealthWatch:
             return []
         return [*([f"NVML: {self._nvml.problem}"] if self._nvml.problem else []), *self._nvml.notes]
 
-    def use_nvml(self, needed: bool, settings: Nvidia) -> None:
-        """Ask NVML if it is needed and allowed; else neither its process nor our part of it exists."""
-        if needed and settings.nvml:
+    def use_nvml(self, configs: Iterable[Config], settings: Nvidia) -> None:
+        """Ask NVML if a configuration needs it and it is allowed; else neither process nor client exists."""
+        if settings.nvml and any(map(needs_nvidia, configs)):
             if self._nvml is None:
                 from drabridge.inventory.nvml import NvmlClient
 

@@ -187,7 +187,7 @@ class Inventory:
     async def run(self, on_snapshot: Callable[[Snapshot], None]) -> None:
         """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
         try:
-            self._use_nvml()
+            self.health.use_nvml(self.configs(), self._config.nvidia)
             await self.health.nvml_answered()
             while True:
                 self._round(on_snapshot)
@@ -195,9 +195,6 @@ class Inventory:
         finally:
             self._close()
             await self.health.stop()
-
-    def _use_nvml(self) -> None:
-        self.health.use_nvml(any(map(needs_nvidia, self.configs())), self._config.nvidia)
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -255,7 +252,7 @@ class Inventory:
             self._udev.scope = scope
             self._close()  # the sockets filter by the scope's subsystems
             self._cache.devices.clear()
-        self._use_nvml()
+        self.health.use_nvml(self.configs(), self._config.nvidia)
 
     def _prepare(self, now: float) -> bool:
         """Open or replace the event sockets; return whether everything has to be enumerated."""
