@@ -100,6 +100,7 @@ def values_schema() -> Json:
         "kubelet": _object({"rootDir": _PATH, "devicePluginDir": {"anyOf": [{"const": ""}, _PATH]}}),
         "cdiDir": _PATH,
         "extraHostPaths": {"type": "array", "items": _PATH},
+        "nvml": _object({"enabled": _SWITCH, "runtimeClassName": _TEXT, "mig": _SWITCH}),
         "http": _object({"port": _PORT, "onNodeAddress": _SWITCH, "pageOnHostNetwork": _SWITCH}),
         "log": _object(
             {"level": {"enum": ["debug", "info", "warning", "error"]}, "format": {"enum": ["logfmt", "json"]}}

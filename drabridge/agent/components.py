@@ -31,8 +31,9 @@ from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.cdi_names import spec_directories
+from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity_store import IdentityStore
-from drabridge.inventory.inventory import HostPaths, Inventory
+from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Device
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import ApiServer

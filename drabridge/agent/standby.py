@@ -27,9 +27,10 @@ from drabridge.dra.sockets import is_dead
 from drabridge.errors import HostError
 from drabridge.inventory.cdi_names import spec_directories
 from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
+from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.identity_store import IdentityStore
-from drabridge.inventory.inventory import HostPaths, Inventory
+from drabridge.inventory.inventory import Inventory
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import connect
 from drabridge.ledger.lock import LedgerLockedError, Lock, holder

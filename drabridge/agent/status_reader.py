@@ -35,6 +35,7 @@ def agent_state(parts: Components) -> AgentState:
         ),
         competing=parts.competing.found,
         merge_seconds=LIST_SECONDS,
+        nvml_problem=parts.inventory.health.nvml_problem,
     )
 
 
@@ -118,7 +119,7 @@ def _notes(parts: Components, state: AgentState) -> list[str]:
     notes += parts.inventory.notes
     if parts.inventory.status.unexpected:
         notes.append(f"device events: {parts.inventory.status}")
-    return notes
+    return [*notes, *parts.inventory.health.notes]
 
 
 def _no_slices(parts: Components, state: AgentState) -> str:

@@ -6,15 +6,37 @@ To add a rule: its key and what it reads here, its check in ``inventory/health_r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from drabridge.config.base import Model, PathKey, PatternsText, exactly_one_of
+from drabridge.config.base import Many, Model, PathKey, PatternsText, exactly_one_of
+from drabridge.config.base import Template as TemplateText
+from drabridge.config.container import COMMAND_MAX
+from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import Patterns
 from drabridge.config.problems import Problem, refuse_if_any
 from drabridge.config.template import Template, parse
 
-_KEYS = ("nodeExists", "driverBound", "attr", "file")
+_KEYS = ("nodeExists", "driverBound", "attr", "file", "exec", "nvml")
+
+
+class ExecCheck(Model):
+    """A program that says by exit status 0 that a device is healthy. The agent runs it, without a shell."""
+
+    command: Annotated[Many[TemplateText], Field(min_length=1, max_length=COMMAND_MAX)]
+    """Program and arguments, with fields. The last line of its output says why a device is not healthy."""
+    every_seconds: int = Field(default=30, ge=1, le=3600)
+    """The pause between two runs for one device."""
+    timeout_seconds: int = Field(default=10, ge=1, le=300)
+    """It is killed after this time, and the device is not healthy."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ExecCheck:
+        first = self.command[0].parts[0]
+        if not isinstance(first, str) or not first.startswith("/"):
+            refuse_if_any([Problem("an absolute path of a program", "no shell and no PATH are used", ("command", 0))])
+        return self
 
 
 class HealthRule(Model):
@@ -31,13 +53,23 @@ class HealthRule(Model):
     files: Mapping[PathKey, PatternsText] = Field(default={}, alias="file")
     """Files on the host, by absolute path with fields, whose first line must match. A file that is missing matches
     only the empty pattern `""`."""
+    exec_check: ExecCheck | None = Field(default=None, alias="exec")
+    """A program whose exit status must be 0."""
+    nvml: Literal[True] | NvmlHealth | None = None
+    """NVML must report no fault of the GPU or MIG instance; `true`, or which faults count. While NVML does not answer,
+    what it reported last counts."""
 
     @model_validator(mode="after")
     def _check(self) -> HealthRule:
-        given = [self.node_exists is not None, self.driver_bound is not None, bool(self.attrs), bool(self.files)]
-        if sum(given) != 1:
+        given = (self.node_exists, self.driver_bound, self.attrs, self.files, self.exec_check, self.nvml)
+        if sum(key is not None and key != {} for key in given) != 1:
             refuse_if_any([Problem(f"exactly one of {', '.join(_KEYS)}", "one list item per condition")])
         return self
+
+    @property
+    def nvml_faults(self) -> NvmlHealth | None:
+        """Which faults that NVML reports count; None when the rule asks for none."""
+        return NvmlHealth() if self.nvml is True else self.nvml
 
     def sysfs_attributes(self) -> Iterator[str]:
         """The names of the sysfs attributes that the rule reads: udev is asked for no others."""
@@ -47,3 +79,9 @@ class HealthRule(Model):
         """The files that the rule reads, as templates, each with what its first line must match."""
         for path, patterns in self.files.items():
             yield parse(path), patterns
+
+    def templates(self) -> Iterator[Template]:
+        """Every template of the rule."""
+        yield from (template for template, _ in self.file_templates())
+        if self.exec_check is not None:
+            yield from self.exec_check.command

@@ -28,6 +28,7 @@ from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
 from drabridge.config.node_labels import LabelRule, NodeLabels, label_rules
+from drabridge.config.nvidia import Nvidia
 from drabridge.config.problems import Problem, refuse_if_any
 from drabridge.config.published import Attribute, Capacity
 from drabridge.config.template import parse as parse_template
@@ -66,11 +67,33 @@ class LegacySettings(Model):
     """How a device enters a container: `cdi`, or `devices` for runtimes without CDI (containerd < 1.7)."""
 
 
+class NvmlTaints(Model):
+    """Effects of the taint for faults that NVML reports, where they are not that of `faulty`."""
+
+    lost: TaintEffect | None = None
+    """The GPU is lost."""
+    reset: TaintEffect | None = None
+    """It needs a reset, or the node a reboot."""
+    xid: TaintEffect | None = None
+    """An XID."""
+    ecc: TaintEffect | None = None
+    """Uncorrectable errors of its memory."""
+    thermal: TaintEffect | None = None
+    """It is too hot."""
+
+    def of(self, fault: str) -> TaintEffect | None:
+        """The effect for a fault (`xid-79`); None when it is that of `faulty`."""
+        effects = {"lost": self.lost, "reset": self.reset, "xid": self.xid, "ecc": self.ecc, "thermal": self.thermal}
+        return effects.get(fault.partition("-")[0])
+
+
 class Taints(Model):
     """The taints in ResourceSlices of devices that cannot be used."""
 
     faulty: TaintEffect = "NoSchedule"
     """For devices whose health rules fail. `NoExecute` evicts their pods."""
+    nvml: NvmlTaints = preset(NvmlTaints)
+    """For faults that NVML reports. The taint's value says which: `xid-79`, `lost`."""
     gone: TaintEffect = "NoSchedule"
     """For unplugged devices that somebody still holds."""
     gone_after_seconds: int = Field(default=15, ge=0, le=3600)
@@ -286,6 +309,8 @@ class Config(Model):
     """How long the agent waits when it is in doubt."""
     node_labels: NodeLabels | None = None
     """Labels of the Node that are made of its devices. Empty (`{}`) removes what the agent wrote before."""
+    nvidia: Nvidia = preset(Nvidia)
+    """NVIDIA's management library."""
     resources: Annotated[Many[Resource], Field(min_length=1, max_length=RESOURCES_MAX)]
     """What this node offers."""
 

@@ -13,8 +13,7 @@ in another port is the same device.
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from types import MappingProxyType
@@ -22,12 +21,15 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
+from drabridge.config.health_rules import HealthRule
 from drabridge.config.matcher import any_of
 from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config, Resource
+from drabridge.config.template import Lookup
 from drabridge.inventory import health_rules, mig, topology
 from drabridge.inventory.attribute_values import attributes_of, capacity_of
 from drabridge.inventory.cdi_names import NO_NAMES, CdiNames
+from drabridge.inventory.companions import DeviceTree
 from drabridge.inventory.container_edits import (
     ChosenCdi,
     choose_cdi,
@@ -48,6 +50,8 @@ from drabridge.inventory.udev_scope import MIG, distinct_configs, needs_database
 
 IN_INSTANCES = "MIG mode is on: it is offered in instances, by the resource that is a partition of this one"
 NO_INSTANCES = "MIG mode is on, and it has no instance: make some, or switch MIG mode off"
+
+RunChecks = Callable[[Sequence[HealthRule], Lookup], tuple[str, ...]]
 
 
 class BuildResult(Struct, frozen=True):
@@ -88,17 +92,24 @@ class DeviceBuilder:
     """Build the devices of one configuration. What did not change since the last time is not made again.
 
     ``named_by``: device id -> the configuration that named the device; it is kept up to date. ``file``: the
-    configuration as it was given, where that has templates in the names of resources.
+    configuration as it was given, where that has templates in the names of resources. ``run_checks``: what the
+    programs of health rules said last of a device.
     """
 
     def __init__(
-        self, config: Config, host: Host, named_by: Mapping[str, Config] | None = None, file: Config | None = None
+        self,
+        config: Config,
+        host: Host,
+        named_by: Mapping[str, Config] | None = None,
+        file: Config | None = None,
+        run_checks: RunChecks = lambda rules, lookup: (),
     ) -> None:
         self.config = config
         self.named_by = dict(named_by or {})
         self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
         self._host = host
         self._divisible = _wholes_of_mig(file or config)
+        self._run_checks = run_checks
         self._rules = {id(each): _rules(each) for each in distinct_configs((config, *self.named_by.values()))}
         # by configuration, by syspath: what a match was made of, and the match
         self._matches: dict[int, dict[str, tuple[UdevDevice, NvidiaFacts, _Match | None]]] = {}
@@ -137,7 +148,7 @@ class DeviceBuilder:
             for match in (*finished, *waiting)  # one that waits, or collides, has the name that it had last
             if (key := match.candidate.key) in identities or key in last_ids
         }
-        tree = _Tree(udev_devices)
+        tree = DeviceTree(udev_devices)
         functions = _Functions(named)
         former_devices = FormerDevices()
         for match in (each.match for each in named.values()):
@@ -155,14 +166,21 @@ class DeviceBuilder:
                 tuple(tree.companions(match.resource, match.udev)),
                 match.nvidia,
                 {"id": identity.id, "name": identity.name, "resource": match.resource.name},
+                nvidia.failures.get(match.nvidia.get("uuid", ""), ()),
             )
+            if any(rule.exec_check for rule in match.resource.health):
+                said = self._run_checks(match.resource.health, source.lookup(self._host))
+                source = replace(source, exec_failures=said)
             root = _root(match, named, functions, bool(former_devices))
             parts = handed_out(match.resource, match.udev, source.companions)
             also_at = {part.syspath for part in parts[1:]}
             if match.config is self.config:
                 also_at |= former_devices.same_as(parts)
             chosen = choose_cdi(match.resource.cdi_devices, source, self._host, cdi)
-            made_of = (match.udev, *source.companions, source.nvidia, identity, root, frozenset(also_at), chosen)
+            made_of = (
+                *(match.udev, *source.companions, source.nvidia, source.nvml_failures),
+                *(source.exec_failures, identity, root, frozenset(also_at), chosen),
+            )
             device = self._unchanged(key, made_of) if not fresh else None
             if device is None:
                 device = self._device(match, source, identity, root, also_at, chosen)
@@ -321,6 +339,7 @@ class DeviceBuilder:
             replicas=resource.replicas.count,
             presence=Presence.FAULTY if failures else Presence.PRESENT,
             reason="; ".join(failures),
+            fault=health_rules.fault(resource.health, source),
             former=match.config is not self.config,
         )
 
@@ -407,49 +426,3 @@ class _Functions:
             if function := topology.pci_function(self._named[place].match.udev):
                 found.setdefault(function.syspath, self._named[place].name)
         return found
-
-
-class _Tree:
-    """The udev devices by place: what is below, beside and above a device, and in its IOMMU group."""
-
-    def __init__(self, udev_devices: Mapping[str, UdevDevice]) -> None:
-        self._devices = udev_devices
-        self._sorted: list[str] | None = None
-        self._groups: dict[str, list[UdevDevice]] | None = None
-
-    def companions(self, resource: Resource, device: UdevDevice) -> Iterator[UdevDevice]:
-        """The companions of a device, in the order of syspaths."""
-        group = resource.group
-        if group is None:
-            return
-        rule = any_of(group.match) if group.match else None
-        for other in self._in_scope(group.scope, device):
-            if other.syspath != device.syspath and (holds(rule, other) if rule else other.devnode):
-                yield other
-
-    def _in_scope(self, scope: str, device: UdevDevice) -> Iterator[UdevDevice]:
-        if scope == "children":
-            yield from self._below(device.syspath)
-        elif scope == "siblings" and device.above is not None:
-            yield from self._below(device.above.syspath)
-        elif scope == "parent":
-            yield from device.ancestors()
-        elif scope == "iommuGroup" and (group := topology.iommu_group(device)):
-            yield from self._iommu_groups().get(group, ())
-
-    def _below(self, syspath: str) -> Iterator[UdevDevice]:
-        if self._sorted is None:
-            self._sorted = sorted(self._devices)
-        prefix = syspath + "/"
-        for index in range(bisect_left(self._sorted, prefix), len(self._sorted)):
-            if not self._sorted[index].startswith(prefix):
-                return
-            yield self._devices[self._sorted[index]]
-
-    def _iommu_groups(self) -> Mapping[str, list[UdevDevice]]:
-        if self._groups is None:
-            self._groups = {}
-            for device in self._devices.values():
-                if device.links.get("iommu_group"):
-                    self._groups.setdefault(topology.iommu_group(device), []).append(device)
-        return self._groups

@@ -52,5 +52,20 @@ class FallbackGiven(Struct, frozen=True):
     why: str
 
 
-Fact = EventSeen | Reconciled | MonitorRestarted | SourceChanged | ReconcileFailed | FallbackGiven
+class NvmlChanged(Struct, frozen=True):
+    """NVML answers (no ``problem``), or does not, and why."""
+
+    problem: str
+
+
+class XidSeen(Struct, frozen=True):
+    """NVML reported an XID of a GPU or of one of its MIG instances. ``gpu``: its UUID, empty if unknown."""
+
+    gpu: str
+    xid: int
+
+
+Fact = (
+    EventSeen | Reconciled | MonitorRestarted | SourceChanged | ReconcileFailed | FallbackGiven | NvmlChanged | XidSeen
+)
 OnFact = Callable[[Fact], None]

@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from drabridge.config.health_rules import HealthRule
+from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import is_hex_id
 from drabridge.inventory.host import Host
+from drabridge.inventory.nvidia import Failure, FailureKind
+from drabridge.inventory.nvidia_xids import APPLICATION_XIDS
 from drabridge.inventory.template_values import MatchedDevice, bound_driver
 
 SHOWN_MAX = 64  # characters of a value in a reason
@@ -37,11 +40,29 @@ def failures(
     found += [*missing_mounts, *missing_cdi]
     if device.nvidia.get("excluded") == "true":
         found.append("NVIDIA's driver excludes this GPU")
-    return found + [reason for rule in rules for reason in _broken(rule, device, host)]
+    return [*found, *(reason for rule in rules for reason in _broken(rule, device, host)), *device.exec_failures]
+
+
+def fault(rules: Sequence[HealthRule], device: MatchedDevice) -> str:
+    """The worst of the faults that NVML reports and a rule counts, in short: ``lost``, ``xid-79``; "" without any."""
+    counted = [
+        failure
+        for rule in rules
+        if (faults := rule.nvml_faults) is not None
+        for failure in device.nvml_failures
+        if _counts(failure, faults)
+    ]
+    worst = min(counted, key=lambda failure: list(FailureKind).index(failure.kind), default=None)
+    if worst is None:
+        return ""
+    return f"{worst.kind}-{worst.xid}" if worst.xid else str(worst.kind)
 
 
 def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str]:
-    """Why one rule does not hold; nothing when it holds. ``nodeExists`` is checked by :func:`failures`."""
+    """Why one rule does not hold; nothing when it holds.
+
+    ``nodeExists`` is checked by :func:`failures`, the programs of ``exec`` run beside all this (``exec_checks.py``).
+    """
     if rule.driver_bound is not None:
         bound = bound_driver(device.udev)
         if not rule.driver_bound.matches(bound):
@@ -59,6 +80,22 @@ def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str
             continue
         if not (patterns.accepts_missing if line is None else patterns.matches(line)):
             yield f"{path or template} says {_quoted(line)}, expected {patterns}"
+    if (faults := rule.nvml_faults) is not None:
+        yield from dict.fromkeys(failure.text for failure in device.nvml_failures if _counts(failure, faults))
+
+
+def _counts(failure: Failure, faults: NvmlHealth) -> bool:
+    """Whether a failure that NVML reports is one for this rule."""
+    match failure.kind:
+        case FailureKind.XID:
+            of_application = failure.xid in APPLICATION_XIDS and failure.xid not in faults.also_xids
+            return faults.xid and not of_application and failure.xid not in faults.ignore_xids
+        case FailureKind.ECC:
+            return faults.ecc
+        case FailureKind.THERMAL:
+            return faults.thermal
+        case FailureKind.LOST | FailureKind.RESET:
+            return True
 
 
 def _quoted(value: str | None) -> str:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from drabridge.inventory.cdi_names import SPEC_DIRECTORIES
+from drabridge.inventory.event_source import DATABASE
 from drabridge.inventory.health_files import HealthFiles
 from drabridge.inventory.udev_device import VALUE_LIMIT_CHARS, clean
 from drabridge.system.files import read_if_there
+
+
+class HostPaths(Struct, frozen=True):
+    """Where the host's files are mounted."""
+
+    proc: Path = Path("/proc")
+    udev_database: Path = DATABASE
+    cdi: tuple[Path, ...] = SPEC_DIRECTORIES  # where runtimes look for CDI files
 
 
 class NodeStat(Struct, frozen=True):

@@ -13,9 +13,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.config.schema import Config
@@ -24,7 +22,6 @@ from drabridge.errors import HostError
 from drabridge.inventory import event_source, mig, nvidia
 from drabridge.inventory.builder import NO_INSTANCES, DeviceBuilder
 from drabridge.inventory.cdi_follower import CdiFollower
-from drabridge.inventory.cdi_names import SPEC_DIRECTORIES
 from drabridge.inventory.container_edits import resolve_again
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
@@ -37,7 +34,8 @@ from drabridge.inventory.facts import (
     SourceChanged,
 )
 from drabridge.inventory.fallbacks import Fallbacks
-from drabridge.inventory.host import Host, RealHost
+from drabridge.inventory.health_watch import HealthWatch
+from drabridge.inventory.host import Host, HostPaths, RealHost
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.inventory.named_resources import NamedResources
@@ -45,7 +43,7 @@ from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import UdevScope, cdi_kinds, distinct_configs, needs_nvidia, scope_of_all
+from drabridge.inventory.udev_scope import cdi_kinds, distinct_configs, needs_nvidia, scope_of_all
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -61,14 +59,6 @@ BULK_DEVICES = 64
 
 RESTART_BACKOFF_SECONDS = (0.0, 0.1, 1.0, 5.0)
 """Pause before event sockets that keep failing are opened again."""
-
-
-class HostPaths(Struct, frozen=True):
-    """Where the host's files are mounted."""
-
-    proc: Path = Path("/proc")
-    udev_database: Path = event_source.DATABASE
-    cdi: tuple[Path, ...] = SPEC_DIRECTORIES  # where runtimes look for CDI files
 
 
 class Inventory:
@@ -99,9 +89,12 @@ class Inventory:
         self._known_before = dict(known.ids)
         self._on_fact = on_fact
         self._tracker = DeviceTracker(held, tombstone_seconds)
-        self._builder = DeviceBuilder(self._config, self._host, self._held_ones(known.named_by), config)
+        self._wake = asyncio.Event()
+        self.health = HealthWatch(self._wake.set, on_fact)
+        checks = self.health.run_checks
+        self._builder = DeviceBuilder(self._config, self._host, self._held_ones(known.named_by), config, checks)
         self._mig = mig.MigDevices()
-        self._udev = Udev(self._scope())
+        self._udev = Udev(scope_of_all(self._scoped()))
         self._cache = UdevCache(self._udev)
         self._monitors: list[Monitor] = []
         self._failed: str = ""  # why the event sockets must be replaced
@@ -116,7 +109,6 @@ class Inventory:
         self._stale = True  # everything must be enumerated again
         self._resync_at = 0.0
         self._recheck_at: float | None = None
-        self._wake = asyncio.Event()
         self.cdi = CdiFollower(self._paths.cdi, config.driver, self._wake.set)
         self.status = EventSource(EventKind.NONE, "not started")
         self.notes: tuple[str, ...] = ()  # what a person should know of hardware that is no device
@@ -171,9 +163,6 @@ class Inventory:
         """The configuration, and the earlier ones that named what may be held."""
         return distinct_configs((self._config, *self._builder.named_by.values()))
 
-    def _scope(self) -> UdevScope:
-        return scope_of_all(self._scoped())
-
     def _scoped(self) -> list[Config]:
         """And the configuration as it was given: its templates may stand for nothing yet."""
         return distinct_configs((self._names.file, *self.configs()))
@@ -214,6 +203,8 @@ class Inventory:
     async def run(self, on_snapshot: Callable[[Snapshot], None]) -> None:
         """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
         try:
+            self.health.use_nvml(self._scoped(), self._config.nvidia)
+            await self.health.nvml_answered()
             while True:
                 await self.cdi.follow(lambda: cdi_kinds(self._scoped()))
                 self._round(on_snapshot)
@@ -221,6 +212,7 @@ class Inventory:
         finally:
             self._close()
             self._own_host.close()
+            await self.health.stop()
             await self.cdi.stop()
 
     # --- waiting ----------------------------------------------------------------------------------------------------
@@ -273,14 +265,15 @@ class Inventory:
         A hold that was taken before is known to that round, so what is held keeps its name.
         """
         events_before = self._builder.config.udev_events
-        named_by = self._held_ones(self._builder.named_by)
-        self._builder = DeviceBuilder(self._config, self._host, named_by, self._names.file)
+        held, checks = self._held_ones(self._builder.named_by), self.health.run_checks
+        self._builder = DeviceBuilder(self._config, self._host, held, self._names.file, checks)
         if self._config.udev_events != events_before:
             self._close()
-        if (scope := self._scope()) != self._udev.scope:
+        if (scope := scope_of_all(self._scoped())) != self._udev.scope:
             self._udev.scope = scope
             self._close()  # the sockets filter by the scope's subsystems
             self._cache.devices.clear()
+        self.health.use_nvml(self._scoped(), self._config.nvidia)
 
     def _prepare(self, now: float) -> bool:
         """Open or replace the event sockets; return whether everything has to be enumerated."""
@@ -308,8 +301,9 @@ class Inventory:
         touched = self._cache.enumerate() if full else set()
         touched |= self._apply(news, now, enumerated=full)
         touched |= self._run_due_rechecks(now)
-        if (full or touched) and any(map(needs_nvidia, self._scoped())):
-            self._nvidia = mig.with_capabilities(nvidia.read(self._paths.proc / "driver/nvidia"), self._paths.proc)
+        if (full or touched or self.health.news) and any(map(needs_nvidia, self._scoped())):
+            found = self.health.with_nvml(nvidia.read(self._paths.proc / "driver/nvidia"))
+            self._nvidia = mig.with_capabilities(found, self._paths.proc)
         if full:
             self._stale = False
             self._resync_at = now + self._config.resync_seconds
@@ -330,6 +324,7 @@ class Inventory:
             fresh=full,
             cdi=self.cdi.current,
         )
+        self.health.end_round()
         for syspath in built.waiting:
             self._rechecks.add(syspath, now + RECHECK_SECONDS[0])
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)

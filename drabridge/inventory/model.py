@@ -90,6 +90,7 @@ class Device(Struct, frozen=True):
     replicas: int = 1
     presence: Presence = Presence.PRESENT
     reason: str = ""  # why it is not PRESENT, for people
+    fault: str = ""  # the worst that NVML reports: "lost", "reset", "xid-79", "ecc", "thermal"
     former: bool = False  # held under a name that an earlier configuration gave; offered to nobody under that name
 
     @property

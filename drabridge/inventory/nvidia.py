@@ -2,8 +2,8 @@
 
 ``/dev/nvidiaN`` are not udev devices; udev sees the PCI function only. Minor number, UUID and model are in
 ``/proc/driver/nvidia/gpus/<address>/information``, which any process can read without touching the hardware.
-NVML adds architecture, brand and memory when the optional ``nvidia-ml-py`` is installed. It is asked when the inventory
-is built, never inside an RPC. Its absence or failure only leaves those fields empty.
+NVML adds more when the optional ``nvidia-ml-py`` is installed: ``nvml.py`` runs the process that asks it, and
+``nvml_report.py`` adds its answers to these. Its absence or failure only leaves those fields empty.
 
 The files appear when the driver is loaded. A UUID may read ``GPU-????????-...`` until the GPU was initialised: fields
 stay empty until then, and the next event or enumeration finds them. MIG instances become devices in ``mig.py``.
@@ -12,11 +12,11 @@ stay empty until then, and the next event or enumeration finds them. MIG instanc
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -25,16 +25,36 @@ from drabridge.inventory.udev_device import clean
 PROC = Path("/proc/driver/nvidia")
 
 _VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)\s")
-_MIB = 1 << 20
 
 _LABELS = MappingProxyType({"GPU UUID": "uuid", "Device Minor": "minor", "Model": "model", "GPU Excluded": "excluded"})
+
+
+class FailureKind(StrEnum):
+    """Why a GPU or a MIG instance is not healthy, the worst first."""
+
+    LOST = "lost"  # it has fallen off the bus, or does not answer
+    RESET = "reset"  # it cannot be used before a reset
+    XID = "xid"  # NVML's event: an error that the driver wrote to the kernel's log
+    ECC = "ecc"
+    THERMAL = "thermal"
+
+
+class Failure(Struct, frozen=True):
+    """One failure. ``text``: for people; ``xid``: its number, 0 for another kind."""
+
+    kind: FailureKind
+    text: str
+    xid: int = 0
 
 
 class MigInstance(Struct, frozen=True):
     """One MIG instance, which is a compute instance of a GPU instance, as NVML describes it.
 
     ``gpu``: PCI address of its GPU. ``profile``: as NVIDIA's plugin writes it after ``mig-``: ``1g.10gb``,
-    ``1c.3g.20gb``, ``1g.10gb.me``. ``fields``: more of it, named as in templates (``memory_mib``, ``slices``, ...).
+    ``1c.3g.20gb``, ``1g.10gb.me``. ``fields``: more of it, named as in templates: ``profile`` (with NVML's ``+me``),
+    ``profile_id``, ``parent_uuid``, ``gpu_instance``, ``compute_instance``, ``memory_mib``, ``multiprocessor_count``,
+    ``slices`` (of the GPU instance), ``compute_slices``, ``copy_engines``, ``decoders``, ``encoders``,
+    ``jpeg_engines``, ``ofa_engines``, ``placement_start``, ``placement_size`` (in memory slices).
     """
 
     uuid: str
@@ -49,13 +69,16 @@ class NvidiaFacts(Struct, frozen=True):
     """Fields of every GPU by PCI address (``0000:3b:00.0``), and of the driver.
 
     Field names are those of templates without their prefix: ``uuid``, ``minor``, ``model``, ``driver_version``, and
-    from NVML ``memory_mib``, ``architecture``, ``brand``, ``compute_capability``, ``cuda_version``.
-    ``mig``: the MIG instances that exist. ``failures``: why a GPU or MIG instance is not healthy, by UUID, for people.
+    from NVML ``memory_mib``, ``architecture``, ``brand``, ``compute_capability``, ``cuda_version``, ``serial``,
+    ``addressing_mode``, ``mig_mode`` (enabled, disabled). With MIG enabled also what its instances share at most:
+    ``memory_slices``, ``mig_memory_mib``, ``multiprocessor_count``, ``copy_engines``, ``decoders``, ``encoders``,
+    ``jpeg_engines``, ``ofa_engines``. ``mig``: the MIG instances that exist. ``failures``: why a GPU or MIG instance is
+    not healthy, by UUID.
     """
 
     gpus: Mapping[str, Mapping[str, str]]
     mig: tuple[MigInstance, ...] = ()
-    failures: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    failures: Mapping[str, tuple[Failure, ...]] = MappingProxyType({})
 
     def of(self, pci_bus_id: str) -> Mapping[str, str]:
         """What is known about the GPU at this address; empty when the driver does not know it."""
@@ -93,8 +116,8 @@ def parse_version(text: str) -> str:
     return match.group(1) if match else ""
 
 
-def read(proc: Path = PROC, *, nvml: bool = True) -> NvidiaFacts:
-    """Everything that the driver says now; ``NOTHING`` without the driver."""
+def read(proc: Path = PROC) -> NvidiaFacts:
+    """Everything that the driver's files say now; ``NOTHING`` without the driver."""
     try:
         folders = sorted((proc / "gpus").iterdir())
     except OSError:
@@ -102,69 +125,11 @@ def read(proc: Path = PROC, *, nvml: bool = True) -> NvidiaFacts:
     version = ""
     with contextlib.suppress(OSError):
         version = parse_version((proc / "version").read_text(encoding="utf-8", errors="replace"))
-    more = _nvml() if nvml else {}
     gpus = {}
     for folder in folders:
         with contextlib.suppress(OSError):  # unbound meanwhile
             facts = parse_information((folder / "information").read_text(encoding="utf-8", errors="replace"))
             if version:
                 facts["driver_version"] = version
-            gpus[folder.name.lower()] = MappingProxyType(facts | more.get(facts.get("uuid", ""), {}))
+            gpus[folder.name.lower()] = MappingProxyType(facts)
     return NvidiaFacts(MappingProxyType(gpus))
-
-
-def _nvml() -> dict[str, dict[str, str]]:
-    """More fields by GPU UUID, as far as NVML is installed and answers."""
-    try:
-        pynvml = importlib.import_module("pynvml")
-    except ImportError:
-        return {}
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return {}
-    try:
-        cuda = _cuda(pynvml)
-        return {uuid: facts | cuda for uuid, facts in map(_gpu, _handles(pynvml)) if uuid}
-    finally:
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
-def _handles(pynvml: ModuleType) -> Iterator[tuple[ModuleType, object]]:
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        with contextlib.suppress(pynvml.NVMLError):  # excluded, or fallen off the bus: the others still count
-            yield pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)
-
-
-def _gpu(item: tuple[ModuleType, object]) -> tuple[str, dict[str, str]]:
-    pynvml, handle = item
-    found: dict[str, str] = {}
-    with contextlib.suppress(pynvml.NVMLError):
-        found["memory_mib"] = str(pynvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB)
-    with contextlib.suppress(pynvml.NVMLError):
-        found["compute_capability"] = "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-    with contextlib.suppress(pynvml.NVMLError):
-        found["architecture"] = _constant(pynvml, "NVML_DEVICE_ARCH_", pynvml.nvmlDeviceGetArchitecture(handle))
-    with contextlib.suppress(pynvml.NVMLError):
-        found["brand"] = _constant(pynvml, "NVML_BRAND_", pynvml.nvmlDeviceGetBrand(handle))
-    uuid = ""
-    with contextlib.suppress(pynvml.NVMLError):
-        uuid = clean(pynvml.nvmlDeviceGetUUID(handle))  # bytes in releases before 12
-    return uuid, {name: value for name, value in found.items() if value}
-
-
-def _cuda(pynvml: ModuleType) -> dict[str, str]:
-    try:
-        number = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())  # 12040 is 12.4
-    except pynvml.NVMLError:
-        return {}
-    return {"cuda_version": f"{number // 1000}.{number % 1000 // 10}"}
-
-
-def _constant(pynvml: ModuleType, prefix: str, value: int) -> str:
-    """The name of a constant as people write it: 9 -> ``Hopper``. Empty for one newer than the library."""
-    for name in dir(pynvml):
-        if name.startswith(prefix) and getattr(pynvml, name) == value:
-            return name.removeprefix(prefix).replace("_", " ").capitalize()
-    return ""

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from drabridge.config.template import Field, Lookup
 from drabridge.inventory import topology
 from drabridge.inventory.host import Host
+from drabridge.inventory.nvidia import Failure
 from drabridge.inventory.udev_device import UdevDevice
 
 _DIGITS = re.compile(r"\d+\Z", re.ASCII)
@@ -55,6 +56,8 @@ class MatchedDevice(Struct, frozen=True):
     companions: tuple[UdevDevice, ...] = ()
     nvidia: Mapping[str, str] = field(default_factory=dict)
     identity: Mapping[str, str] = field(default_factory=dict)  # id, name, resource; empty before there is one
+    nvml_failures: tuple[Failure, ...] = ()
+    exec_failures: tuple[str, ...] = ()
 
     def lookup(self, host: Host, **overrides: str) -> Lookup:
         """A function from template field to value. ``overrides``: plain fields with another value (``devname``)."""

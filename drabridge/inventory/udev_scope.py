@@ -131,7 +131,7 @@ def fields_of(resource: Resource) -> Iterator[Field]:
         *(item for node in resource.all_nodes for item in (node.path, node.alias)),
         *(item for giver in givers for mount in giver.mounts for item in (mount.host_path, mount.container_path)),
         *(template for giver in givers for template in giver.env.values()),
-        *(template for rule in resource.health for template, _ in rule.file_templates()),
+        *(template for rule in resource.health for template in rule.templates()),
     ]
     for template in templates:
         if template is not None:
@@ -183,8 +183,9 @@ def cdi_kinds(configs: Iterable[Config]) -> frozenset[str]:
 
 
 def needs_nvidia(config: Config) -> bool:
-    """Whether any template reads what NVIDIA's driver says, or a rule is about MIG instances."""
+    """Whether any template or health rule reads what NVIDIA's driver says, or a rule is about MIG instances."""
     fields = [*(field for resource in config.resources for field in fields_of(resource)), *label_fields(config)]
     return any(field.source.startswith("nvidia.") for field in fields) or any(
-        MIG in (subsystems_of(any_of(resource.match)) or ()) for resource in config.resources
+        MIG in (subsystems_of(any_of(resource.match)) or ()) or any(rule.nvml is not None for rule in resource.health)
+        for resource in config.resources
     )

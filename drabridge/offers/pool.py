@@ -106,7 +106,7 @@ class _Context(Struct, frozen=True):
     def _taints(self, device: Device, entry: Entry) -> Iterator[Taint]:
         prefix, settings = self.config.driver, self.config.dra.taints
         if device.presence is Presence.FAULTY:
-            yield Taint(f"{prefix}/faulty", "", Effect(settings.faulty))
+            yield Taint(f"{prefix}/faulty", device.fault, Effect(settings.nvml.of(device.fault) or settings.faulty))
         elif device.presence is Presence.GONE:
             # A USB device that re-enumerates is away for a moment: nobody is evicted for that.
             lasting = self.at - entry.presence_since >= settings.gone_after_seconds

@@ -49,6 +49,7 @@ class AgentState(Struct, frozen=True):
     troubles: Troubles
     competing: Mapping[str, str]  # resource -> in words, that another plugin serves it, too
     merge_seconds: float  # how long the merge at the start waits for kubelet at most
+    nvml_problem: str | None = None  # why NVML does not answer, "" while it does; None where nothing needs it
 
 
 def not_ready(state: AgentState) -> list[str]:

@@ -44,6 +44,8 @@ def samples(state: AgentState, reconciled_at: float) -> Iterator[Sample]:
     yield "quarantined_devices", (), sum(one.owner is Owner.QUARANTINE for one in state.ledger.entries.values())
     yield "inventory_collisions", (), len(state.snapshot.collisions)
     yield "inventory_last_reconcile_timestamp_seconds", (), reconciled_at
+    if state.nvml_problem is not None:
+        yield "nvml_up", (), float(not state.nvml_problem)
     yield "standby", (), 0.0
     yield "ledger_healthy", (), float(not state.troubles.ledger)
     yield "config_last_reload_successful", (), float(not state.troubles.config)

@@ -85,6 +85,9 @@ TABLE: dict[str, Definition] = {
         Definition(
             "inventory_collisions", "gauge", (), "Identities that several devices share; none of them is offered."
         ),
+        Definition("nvml_up", "gauge", (), "1 while NVML answers, else 0; only where the configuration needs it."),
+        Definition("nvml_failures", "counter", (), "How often NVML was found not to answer; the log says why."),
+        Definition("nvml_xids", "counter", ("xid",), "XIDs that NVML reported, those of applications included."),
         Definition(
             "podresources_request_duration_seconds",
             "histogram",

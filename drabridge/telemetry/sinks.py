@@ -23,9 +23,11 @@ from drabridge.inventory.facts import (
     EventSeen,
     FallbackGiven,
     MonitorRestarted,
+    NvmlChanged,
     Reconciled,
     ReconcileFailed,
     SourceChanged,
+    XidSeen,
 )
 from drabridge.inventory.facts import Fact as InventoryFact
 from drabridge.ledger.effects import (
@@ -38,12 +40,14 @@ from drabridge.ledger.effects import (
     Released,
 )
 from drabridge.status.document import RecentRefusal
+from drabridge.system.supervise import REPEAT_SECONDS
 from drabridge.telemetry.metrics import Metrics
 from podresources.transport import Attempt
 
 log = logging.getLogger("drabridge")
 
 REFUSALS_KEPT = 20
+XIDS_COUNTED = 1000  # each has a series of its own; NVIDIA's are below 200
 
 
 class Sinks:
@@ -60,6 +64,8 @@ class Sinks:
         self._resource_of = resource_of
         self._now = now
         self.reconciled_at = 0.0
+        self._xid: XidSeen | None = None  # the last one that was logged
+        self._xid_at = 0.0
         self._refused: dict[str, str] = {}  # resource -> what kubelet last said to a registration that it did not take
         self._kubelets: dict[str, int] = {}  # resource -> how many kubelets it has seen
         self.refusals: deque[RecentRefusal] = deque(maxlen=REFUSALS_KEPT)
@@ -147,6 +153,17 @@ class Sinks:
                 )
             case ReconcileFailed():
                 log.error("devices not enumerated, the last list stays", extra={"reason": fact.why})
+            case NvmlChanged(problem=""):
+                log.info("NVML answers")
+            case NvmlChanged():
+                self._metrics.count("nvml_failures")
+                log.warning("NVML is not asked, or does not answer", extra={"reason": fact.problem})
+            case XidSeen():
+                self._metrics.count("nvml_xids", str(fact.xid) if 0 < fact.xid < XIDS_COUNTED else "other")
+                again = self._xid == fact and time.monotonic() - self._xid_at < REPEAT_SECONDS
+                if not again:  # a program that goes on after its error may cause thousands
+                    self._xid, self._xid_at = fact, time.monotonic()
+                    log.warning("XID", extra={"gpu": fact.gpu, "xid": fact.xid})
             case _:
                 assert_never(fact)
 

@@ -99,9 +99,24 @@ def test_nothing_is_privileged_unless_a_value_asks_for_it(name: str) -> None:
 
 
 def test_exceptions_are_values() -> None:
-    assert agent(EVERYTHING)["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE"]}
+    assert agent(EVERYTHING)["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_PTRACE", "SYS_ADMIN"]}
     assert pod(EVERYTHING)["hostPID"] is True
     assert pod(EVERYTHING)["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+
+
+def test_nvml_comes_with_nvidia_s_container_runtime() -> None:
+    assert "runtimeClassName" not in pod()
+    assert not [one for one in agent()["env"] if one["name"].startswith("NVIDIA")]
+    values: Json = {"nvml": {"enabled": True}}
+    assert pod(values)["runtimeClassName"] == "nvidia"
+    assert {one["name"]: one["value"] for one in agent(values)["env"] if "value" in one} == {
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "utility",
+    }
+    assert "runtimeClassName" not in pod({"nvml": {"enabled": True, "runtimeClassName": ""}})
+    assert {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"} in agent(EVERYTHING)["env"]
+    with pytest.raises(HelmRefusedError, match="SYS_ADMIN"):
+        manifests({"nvml": {"enabled": True, "mig": True}})
 
 
 def mounted(values: Json | None = None) -> dict[str, tuple[str, bool]]:

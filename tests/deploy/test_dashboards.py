@@ -30,6 +30,8 @@ FOR_PEOPLE = {
     "drabridge_udev_events_total",
     "drabridge_inventory_reconcile_duration_seconds",
     "drabridge_inventory_monitor_restarts_total",
+    "drabridge_nvml_failures_total",
+    "drabridge_nvml_xids_total",
     "drabridge_podresources_request_duration_seconds",
     "drabridge_unreadable_objects_total",
 }

@@ -11,7 +11,7 @@ from drabridge.config.schema import Config
 from drabridge.errors import HostError
 from drabridge.inventory import cdi_index
 from drabridge.inventory.facts import FallbackGiven
-from drabridge.inventory.inventory import HostPaths
+from drabridge.inventory.host import HostPaths
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.events import Allocate
 from drabridge.ledger.model import Entry, LedgerDevice

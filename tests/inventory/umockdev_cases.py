@@ -19,8 +19,8 @@ import pytest
 from drabridge.errors import HostError
 from drabridge.inventory.dump import dump
 from drabridge.inventory.facts import EventSeen
+from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity import KnownIdentities
-from drabridge.inventory.inventory import HostPaths
 from drabridge.inventory.model import Presence, Semver
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_scope import UdevScope

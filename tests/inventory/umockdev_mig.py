@@ -18,7 +18,7 @@ import pytest
 from drabridge.config.loader import load
 from drabridge.errors import HostError
 from drabridge.inventory import mig
-from drabridge.inventory.inventory import HostPaths
+from drabridge.inventory.host import HostPaths
 from drabridge.inventory.model import Presence
 from drabridge.inventory.nvidia import MigInstance, NvidiaFacts
 from tests.support import machines

@@ -138,6 +138,24 @@ def test_a_faulty_device_is_tainted_as_configured_and_a_gone_one_after_a_while()
         assert [(t.key, str(t.effect)) for t in offer.taints] == [expected]
 
 
+@pytest.mark.parametrize(
+    ("fault", "value", "effect"),
+    [
+        ("", "", "NoSchedule"),
+        ("lost", "lost", "NoExecute"),
+        ("xid-79", "xid-79", "NoExecute"),
+        ("thermal", "thermal", "None"),
+        ("ecc", "ecc", "NoSchedule"),
+        ("reset", "reset", "NoSchedule"),
+    ],
+)
+def test_the_taint_of_a_fault_says_which_and_has_an_effect_of_its_own(fault: str, value: str, effect: str) -> None:
+    settings = config(taints={"nvml": {"lost": "NoExecute", "xid": "NoExecute", "thermal": "None"}})
+    faulty = device(presence=Presence.FAULTY, fault=fault)
+    (offer,) = pool((faulty,), replace(FREE, device=LedgerDevice.of(faulty)), config=settings).offers
+    assert [(t.key, t.value, str(t.effect)) for t in offer.taints] == [(f"{DRIVER}/faulty", value, effect)]
+
+
 def test_the_shared_lane_needs_a_lease() -> None:
     shared = replace(FREE, lane=Lane.SHARED)
     offer = one(shared)

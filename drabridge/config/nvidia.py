@@ -1,0 +1,40 @@
+"""How NVIDIA's GPUs are watched: `nvidia:`, and the rule `nvml` of `health:`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from drabridge.config.base import AbsolutePath, Many, Model
+
+Xid = Annotated[int, Field(ge=1, le=9999)]
+
+
+class Nvidia(Model):
+    """NVIDIA's management library (NVML), which a process of its own asks."""
+
+    nvml: bool = True
+    """Whether NVML is asked, where a resource reads what NVIDIA's driver says and the extra `nvml` is installed. While
+    it is asked a GPU cannot be reset, nor its MIG mode changed: say `false` for that time."""
+    library: AbsolutePath | None = None
+    """The file libnvidia-ml.so.1, where the agent sees it. Left out: where NVIDIA's operator mounts its driver, then
+    the folders of libraries."""
+    xid_recovery_seconds: int = Field(default=600, ge=0, le=604_800)
+    """An XID makes a device faulty until the GPU was reset, or this long after the last one while NVML finds nothing
+    else. 0: until it was reset, or the agent is started again."""
+
+
+class NvmlHealth(Model):
+    """Which faults that NVML reports count. A GPU that is lost, or needs a reset, is never healthy."""
+
+    xid: bool = True
+    """Whether XIDs count, apart from those that are an application's fault."""
+    ecc: bool = True
+    """Whether uncorrectable errors of the memory count, and pages or rows that wait for a reset."""
+    thermal: bool = True
+    """Whether it counts that the hardware slows a GPU down because it is too hot."""
+    ignore_xids: Many[Xid] = ()
+    """XIDs that do not count, besides those of applications."""
+    also_xids: Many[Xid] = ()
+    """XIDs of applications that count all the same."""

@@ -1,0 +1,114 @@
+"""Run the programs of health rules (`exec:`), and keep what each said last.
+
+Nobody waits for one of them. Until a program has ended for the first time its device is not healthy. One that takes too
+long is killed, with everything of its session, and has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+from drabridge.config.health_rules import HealthRule
+from drabridge.config.template import Lookup
+from drabridge.inventory.udev_device import clean
+
+KEEP_SECONDS = 10.0  # udevd may take as long as it likes for an event, and its device is not asked about meanwhile
+AT_ONCE = 4  # programs that run at the same time
+OUTPUT_MAX_BYTES = 64 << 10  # of one run; who writes more is killed
+REASON_MAX_CHARS = 512  # of the last line: kubelet cuts a device's message at 1,024 bytes
+
+Command = tuple[str, ...]
+Key = tuple[Command, int, int]  # with the seconds between two runs, and those of one: another configuration's are new
+
+
+class ExecChecks:
+    """The programs of all devices. Use it on one loop."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """``on_change`` is called when a program says something else than before."""
+        self._on_change = on_change
+        self._reasons: dict[Key, str] = {}  # "": healthy
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._asked: dict[Key, float] = {}  # when last
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    def failures(self, rules: Iterable[HealthRule], lookup: Lookup) -> tuple[str, ...]:
+        """Return why a device is not healthy, as its programs said last. One that is new is started."""
+        found = []
+        for check in (rule.exec_check for rule in rules if rule.exec_check is not None):
+            command = tuple(argument.render(lookup) or "" for argument in check.command)
+            if not all(command):
+                found.append(f"{check.command[0]}: an argument has no value")
+                continue
+            key = (command, check.every_seconds, check.timeout_seconds)
+            self._asked[key] = time.monotonic()
+            if key not in self._tasks:
+                self._tasks[key] = asyncio.create_task(self._repeat(key), name=command[0])
+            if reason := self._reasons.get(key, f"{command[0]} has not ended yet"):
+                found.append(reason)
+        return tuple(found)
+
+    def end_round(self) -> None:
+        """End the programs that nobody has asked about for a while: their devices are gone."""
+        now = time.monotonic()
+        for key in [key for key, at in self._asked.items() if now - at > KEEP_SECONDS]:
+            self._end(key)
+
+    def stop(self) -> None:
+        """End all."""
+        for key in list(self._asked):
+            self._end(key)
+
+    def _end(self, key: Key) -> None:
+        self._tasks.pop(key).cancel()
+        self._reasons.pop(key, None)
+        del self._asked[key]
+
+    async def _repeat(self, key: Key) -> None:
+        command, pause, limit = key
+        while True:
+            async with self._turns:
+                reason = await _run(command, limit)
+            if self._reasons.get(key) != reason:
+                self._reasons[key] = reason
+                self._on_change()
+            await asyncio.sleep(pause)
+
+
+async def _run(command: Command, seconds: int) -> str:
+    """Run it once; return why the device is not healthy, "" when it is."""
+    program = command[0]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"{program} cannot be started: {error.strerror}"
+    output = b""
+    try:
+        async with asyncio.timeout(seconds):
+            assert process.stdout is not None
+            while data := await process.stdout.read(OUTPUT_MAX_BYTES):
+                output += data
+                if len(output) > OUTPUT_MAX_BYTES:
+                    return f"{program} wrote more than {OUTPUT_MAX_BYTES >> 10} KiB, and was killed"
+            status = await process.wait()
+    except TimeoutError:
+        return f"{program} did not end within {seconds} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+    if status == 0:
+        return ""
+    lines = clean(output.strip().rpartition(b"\n")[2])
+    return lines[:REASON_MAX_CHARS] or f"{program} ended with status {status}"

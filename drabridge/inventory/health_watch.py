@@ -1,0 +1,100 @@
+"""Run what watches devices' health beside udev: NVML's process, and the programs of health rules.
+
+Neither exists, nor its code is imported, before a configuration needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from drabridge.config.health_rules import HealthRule
+from drabridge.config.nvidia import Nvidia
+from drabridge.config.schema import Config
+from drabridge.config.template import Lookup
+from drabridge.inventory.facts import OnFact
+from drabridge.inventory.nvidia import NvidiaFacts
+from drabridge.inventory.udev_scope import needs_nvidia
+
+if TYPE_CHECKING:
+    from drabridge.inventory.exec_checks import ExecChecks
+    from drabridge.inventory.nvml import NvmlClient
+
+NVML_SECONDS = 10.0
+"""How long the first snapshot waits for NVML. It initialises GPUs that nothing else has open: about a second each."""
+
+NVML_END_SECONDS = 0.5
+"""How long the end waits for NVML's process, which is killed; of the 3 s in which SIGTERM ends the agent."""
+
+
+class HealthWatch:
+    """NVML's client and the programs, each once it is needed. ``news``: NVML says something that was not asked for."""
+
+    def __init__(self, on_news: Callable[[], None], on_fact: OnFact) -> None:
+        """``on_news`` is called when devices have to be looked at again."""
+        self._on_news = on_news
+        self._on_fact = on_fact
+        self._nvml: NvmlClient | None = None
+        self._checks: ExecChecks | None = None
+        self.news = False
+
+    @property
+    def nvml_problem(self) -> str | None:
+        """Why NVML does not answer, "" while it does; None where nothing needs it."""
+        return self._nvml.problem if self._nvml is not None else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of NVML's answers, one sentence each."""
+        if self._nvml is None:
+            return []
+        return [*([f"NVML: {self._nvml.problem}"] if self._nvml.problem else []), *self._nvml.notes]
+
+    def use_nvml(self, configs: Iterable[Config], settings: Nvidia) -> None:
+        """Ask NVML if a configuration needs it and it is allowed; else neither process nor client exists."""
+        if settings.nvml and any(map(needs_nvidia, configs)):
+            if self._nvml is None:
+                from drabridge.inventory.nvml import NvmlClient
+
+                self._nvml = NvmlClient(self._take_news, self._on_fact)
+            self._nvml.start(settings)
+        elif self._nvml is not None:
+            self._nvml.stop()
+            self._nvml = None
+            self._take_news()
+
+    async def nvml_answered(self) -> None:
+        """Wait until NVML has answered, where it is asked, for ``NVML_SECONDS`` at most."""
+        if self._nvml is not None:
+            await self._nvml.answered(NVML_SECONDS)
+
+    def with_nvml(self, facts: NvidiaFacts) -> NvidiaFacts:
+        """Add what NVML says to what the driver's files say."""
+        self.news = False
+        return self._nvml.facts(facts) if self._nvml is not None else facts
+
+    def run_checks(self, rules: Sequence[HealthRule], lookup: Lookup) -> tuple[str, ...]:
+        """Return what the programs of a device's rules said last; start those that are new."""
+        if self._checks is None:
+            from drabridge.inventory.exec_checks import ExecChecks
+
+            self._checks = ExecChecks(self._on_news)
+        return self._checks.failures(rules, lookup)
+
+    def end_round(self) -> None:
+        """End the programs of devices that are gone."""
+        if self._checks is not None:
+            self._checks.end_round()
+
+    async def stop(self) -> None:
+        """End everything."""
+        if self._checks is not None:
+            self._checks.stop()
+        if self._nvml is not None:
+            self._nvml.stop()
+            await self._nvml.ended(NVML_END_SECONDS)
+            self._nvml = None
+
+    def _take_news(self) -> None:
+        self.news = True
+        self._on_news()

@@ -1,0 +1,263 @@
+"""Run the process that asks NVML, and keep what it said last.
+
+It is started when a configuration reads what NVIDIA's driver says and ``nvidia-ml-py`` is installed. It is killed and
+started again when it is silent for too long, writes what is no message, or ends. What it said last stays meanwhile:
+that NVML does not answer says nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from drabridge.config.nvidia import Nvidia
+from drabridge.inventory import nvml_report
+from drabridge.inventory.facts import NvmlChanged, OnFact, XidSeen
+from drabridge.inventory.nvidia import NvidiaFacts
+from drabridge.inventory.nvml_report import Event, Failed, State, Xids
+from drabridge.inventory.udev_device import clean
+
+PROGRAM = Path(__file__).with_name("nvml_process.py")
+LINE_MAX_BYTES = 512 << 10  # a node of 16 GPUs of 7 instances needs 80 KiB
+
+_FOLDERS = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu",
+            "lib/aarch64-linux-gnu")  # fmt: skip
+LIBRARIES = tuple(f"{root}/{folder}/libnvidia-ml.so.1" for root in ("/run/nvidia/driver", "") for folder in _FOLDERS)
+"""Where the library is looked for: where NVIDIA's operator mounts its driver, then on the host.
+
+The folders are those of kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/root.go.
+"""
+
+NOT_INSTALLED = "it is not installed (pip install 'drabridge[nvml]'), so only the driver's files are read"
+_DRIVER_NOT_LOADED = 9  # nvml.h
+_HINTS = {
+    _DRIVER_NOT_LOADED: "NVIDIA's driver is not loaded",
+    12: "libnvidia-ml.so.1 was not found: say in nvidia.library where the agent sees it",
+    18: "the library is of another version than the driver that is loaded: reboot, or reload the driver",
+    4: "the agent may not open /dev/nvidia*: it has to be privileged, or run with NVIDIA's container runtime",
+}
+
+
+class Timing(Struct, frozen=True):
+    """Seconds. ``start``: until the first message (NVML initialises GPUs that nothing else has open)."""
+
+    look: float = 5.0
+    silence: float = 30.0  # a look at eight GPUs takes 0.1 s
+    start: float = 90.0
+    kill: float = 5.0  # until a killed process has ended
+    pauses: tuple[float, ...] = (0.5, 2.0, 5.0, 15.0, 60.0)  # before it is started again
+
+
+TIMING = Timing()
+STABLE_SECONDS = 60.0  # after so long without trouble the pauses begin anew
+
+
+def pynvml_path() -> str:
+    """The file of NVIDIA's module; empty when it is not installed. It is not imported."""
+    spec = importlib.util.find_spec("pynvml")
+    found = (spec.origin if spec else "") or ""
+    return found if os.path.basename(found) == "pynvml.py" else ""  # a directory: another project of the same name
+
+
+class NvmlClient:
+    """What NVML says, by a process of its own. Use it on one loop."""
+
+    def __init__(self, on_change: Callable[[], None], on_fact: OnFact, timing: Timing = TIMING) -> None:
+        """``on_change`` is called when :meth:`facts` would answer otherwise."""
+        self._on_change = on_change
+        self._on_fact = on_fact
+        self._timing = timing
+        self._settings = Nvidia()
+        self._state: State | None = None
+        self._xids = Xids()
+        self._expiry: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._answered = asyncio.Event()
+        self._again = asyncio.Event()  # start anew at once
+        self._addresses: frozenset[str] | None = None  # of the GPUs that the driver's files showed last
+        self.notes: list[str] = []
+        self.problem = ""
+        """Why NVML is not asked, or does not answer; empty while it does."""
+
+    def start(self, settings: Nvidia) -> None:
+        """Begin, or go on with other settings. Call on the loop."""
+        library = self._settings.library
+        self._settings = settings
+        self._plan_expiry()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="nvml")
+        elif settings.library != library:
+            self._again.set()
+
+    async def answered(self, seconds: float) -> None:
+        """Wait for the first answer, or for the news that there will be none, for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._answered.wait()
+
+    def stop(self) -> None:
+        """End the process. Does not wait for it."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._kill()
+
+    async def ended(self, seconds: float) -> None:
+        """Wait until its process is no more, for so long at most: a driver may keep it for ever."""
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=seconds)
+
+    def facts(self, proc: NvidiaFacts) -> NvidiaFacts:
+        """What ``/proc/driver/nvidia`` said, and NVML. GPUs that came or went make NVML begin anew."""
+        addresses = frozenset(proc.gpus)
+        if self._state is not None and self._addresses not in (None, addresses):
+            self._again.set()
+        self._addresses = addresses
+        if self._state is None:
+            return proc
+        self.notes = list(nvml_report.notes(proc, self._state))
+        return nvml_report.merged(proc, self._state, self._xids)
+
+    # --- the process --------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            began = time.monotonic()
+            self._again.clear()
+            why = await self._watch()
+            if time.monotonic() - began > STABLE_SECONDS:
+                failures = 0
+            if why:
+                self._tell(why)
+            self._answered.set()
+            pauses = self._timing.pauses
+            pause = pauses[min(failures, len(pauses) - 1)] if why else 0.0
+            failures += bool(why)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._again.wait()
+
+    async def _watch(self) -> str:
+        """Run one process until it ends or has to; return why, empty when it was asked for."""
+        if not (pynvml := pynvml_path()):
+            return NOT_INSTALLED
+        libraries = [self._settings.library] if self._settings.library else LIBRARIES
+        arguments = [pynvml, str(self._timing.look), *libraries]
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", "-OO", str(PROGRAM), *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                limit=LINE_MAX_BYTES,
+                env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # one for both threads: 0.1 MiB
+            )
+        except OSError as error:
+            return f"its process could not be started: {error.strerror}"
+        assert process.stdout is not None
+        again = asyncio.create_task(self._again.wait())
+        reading = asyncio.create_task(self._read(process.stdout))
+        try:
+            await asyncio.wait((reading, again), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                return ""
+            why = reading.result()
+        finally:
+            for task in (reading, again):
+                task.cancel()
+            await self._end(process)
+        if why:
+            return why
+        status = process.returncode or 0
+        return f"its process ended by {signal.Signals(-status).name}" if status < 0 else f"its process ended ({status})"
+
+    async def _read(self, messages: asyncio.StreamReader) -> str:
+        """Take messages until there are no more, or one says or shows that it is over; return why, if known."""
+        limit = self._timing.start
+        while True:
+            try:
+                async with asyncio.timeout(limit):
+                    line = await messages.readline()
+            except TimeoutError:
+                return f"it hangs: nothing was heard of it for {limit:g} s, so its process was killed"
+            except ValueError:
+                return "its process wrote a line without an end, and was killed"
+            if not line:
+                return ""
+            try:
+                message = nvml_report.decode(line)
+            except ValueError:
+                return "its process wrote what is no message, and was killed"
+            if isinstance(message, Failed):
+                if message.code == _DRIVER_NOT_LOADED and self._xids.clear():
+                    self._on_change()
+                return _HINTS.get(message.code) or clean(message.text) or f"error {message.code}"
+            self._take(message)
+            limit = self._timing.silence
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Kill the process, and wait until it is no more: another one would hang likewise."""
+        self._kill()
+        try:
+            async with asyncio.timeout(self._timing.kill):
+                await process.wait()
+        except TimeoutError:
+            self._tell("it hangs in the driver, and its process cannot be ended")
+            await process.wait()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)  # Process.kill() may take its status away from asyncio
+
+    # --- what it says -------------------------------------------------------------------------------------------------
+
+    def _take(self, message: nvml_report.Message) -> None:
+        self._tell("")
+        if isinstance(message, State):
+            self._xids.follow(self._state, message)
+            self._state = message
+            self._answered.set()
+            self._on_change()
+        elif isinstance(message, Event):
+            self._on_fact(XidSeen(clean(message.gpu), message.xid))
+            if self._xids.add(message, time.monotonic()):
+                self._plan_expiry()
+                self._on_change()
+
+    def _tell(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._on_fact(NvmlChanged(problem))
+
+    def _plan_expiry(self) -> None:
+        """See to it that the oldest XID is forgotten in time."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        seconds = self._settings.xid_recovery_seconds
+        if seconds and self._xids.seen:
+            oldest = min(self._xids.seen.values())
+            pause = max(0.1, oldest + seconds - time.monotonic())
+            if self.problem:  # a GPU that cannot be asked is not known to have recovered
+                pause = max(pause, self._timing.look)
+            self._expiry = asyncio.get_running_loop().call_later(pause, self._expire)
+
+    def _expire(self) -> None:
+        self._expiry = None
+        seconds = self._settings.xid_recovery_seconds
+        if not self.problem and self._xids.expire(time.monotonic() - seconds):
+            self._on_change()
+        self._plan_expiry()

@@ -1,0 +1,206 @@
+"""What the NVML process reports, and what follows for GPUs and MIG instances. Pure.
+
+A failure belongs to the UUID that NVML names. A GPU's failures are those of its MIG instances as well; an XID of an
+instance is that instance's alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from types import MappingProxyType
+
+import msgspec
+from msgspec import Struct
+
+from drabridge.inventory.nvidia import Failure, FailureKind, MigInstance, NvidiaFacts
+from drabridge.inventory.udev_device import clean
+
+XID_MAX = 9999  # NVIDIA's are below 200
+XIDS_KEPT = 1000  # of all devices together
+
+_RESET_ENDS = frozenset({FailureKind.LOST, FailureKind.RESET})
+
+
+class Instance(Struct, frozen=True):
+    """A MIG instance. ``profile`` and ``fields``: see :class:`~drabridge.inventory.nvidia.MigInstance`."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    profile: str
+    fields: dict[str, str]
+
+
+class Gpu(Struct, frozen=True):
+    """A GPU. ``watched``: NVML sends its XIDs. ``ill``: why it is not healthy now, apart from XIDs."""
+
+    pci: str
+    watched: bool
+    fields: dict[str, str]
+    ill: list[tuple[FailureKind, str]]
+    mig: list[Instance]
+
+    @property
+    def uuid(self) -> str:
+        return self.fields.get("uuid", "")
+
+
+class State(Struct, frozen=True, tag_field="kind", tag="state"):
+    """All that is not an event. ``unreachable``: so many GPUs are lost that NVML names no more."""
+
+    node: dict[str, str]
+    gpus: list[Gpu]
+    unreachable: int
+
+
+class Alive(Struct, frozen=True, tag_field="kind", tag="alive"):
+    """A look ended, and nothing changed."""
+
+
+class Event(Struct, frozen=True, tag_field="kind", tag="event"):
+    """An XID. ``gpu``: its UUID, empty if it could not be told. The ids are there when it is a MIG instance's."""
+
+    gpu: str
+    xid: int
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+class Failed(Struct, frozen=True, tag_field="kind", tag="failed"):
+    """NVML cannot be used. ``code``: NVML's, or -1."""
+
+    code: int
+    text: str
+
+
+Message = State | Alive | Event | Failed
+
+_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def decode(line: bytes) -> Message:
+    """Return one message. Raises ValueError (msgspec.DecodeError is one) for anything else."""
+    return _decoder.decode(line)
+
+
+class Xids(Struct):
+    """The XIDs that still count: which, and when each was seen last (any clock)."""
+
+    seen: dict[Event, float] = {}
+
+    def add(self, event: Event, now: float) -> bool:
+        """Remember an event; return whether it can be believed."""
+        if not event.gpu or not 0 < event.xid <= XID_MAX:
+            return False
+        self.seen.pop(event, None)
+        self.seen[event] = now
+        if len(self.seen) > XIDS_KEPT:
+            del self.seen[next(iter(self.seen))]
+        return True
+
+    def expire(self, before: float) -> bool:
+        """Forget those seen last before this time; return whether there were any."""
+        return self._forget({event for event, at in self.seen.items() if at <= before})
+
+    def follow(self, old: State | None, new: State) -> bool:
+        """Forget those that a reset has ended: of a GPU that was lost and is back, of a destroyed instance."""
+        ill = {gpu.uuid: {kind for kind, _ in gpu.ill} for gpu in (old.gpus if old else ())}
+        reset = {gpu.uuid for gpu in new.gpus if ill.get(gpu.uuid, set()) & _RESET_ENDS and not _resets(gpu)}
+        places = {(gpu.uuid, one.gpu_instance) for gpu in new.gpus for one in gpu.mig}
+        known = {gpu.uuid for gpu in new.gpus}
+        return self._forget(
+            {
+                event
+                for event in self.seen
+                if event.gpu in reset
+                or (
+                    event.gpu in known
+                    and event.gpu_instance is not None
+                    and (event.gpu, event.gpu_instance) not in places
+                )
+            }
+        )
+
+    def clear(self) -> bool:
+        """Forget all: the driver was unloaded."""
+        return self._forget(set(self.seen))
+
+    def of(self, gpu: str, instance: Instance | None = None) -> Iterator[Failure]:
+        """Yield the failures of a GPU, or those of one instance that are not the GPU's."""
+        for event in self.seen:
+            if event.gpu == gpu and _concerns(event, instance):
+                yield Failure(FailureKind.XID, f"XID {event.xid}", event.xid)
+
+    def _forget(self, events: set[Event]) -> bool:
+        self.seen = {event: at for event, at in self.seen.items() if event not in events}
+        return bool(events)
+
+
+def _resets(gpu: Gpu) -> bool:
+    return any(kind in _RESET_ENDS for kind, _ in gpu.ill)
+
+
+def _concerns(event: Event, instance: Instance | None) -> bool:
+    if instance is None or event.gpu_instance is None:
+        return instance is None and event.gpu_instance is None
+    here = event.compute_instance in (None, instance.compute_instance)
+    return here and event.gpu_instance == instance.gpu_instance
+
+
+def merged(proc: NvidiaFacts, state: State, xids: Xids) -> NvidiaFacts:
+    """Add what NVML says to what ``/proc/driver/nvidia`` says, which counts where both say something."""
+    gpus = {address: dict(fields) for address, fields in proc.gpus.items()}
+    failures: dict[str, tuple[Failure, ...]] = {}
+    mig = []
+    for gpu in state.gpus:
+        said = {name: clean(value) for name, value in {**gpu.fields, **state.node}.items()}
+        known = gpus.setdefault(gpu.pci, {}) if gpu.pci else {}
+        known.update({name: value for name, value in said.items() if name not in known})
+        found = (*(Failure(kind, clean(text)) for kind, text in gpu.ill), *xids.of(gpu.uuid))
+        _add(failures, {gpu.uuid, known.get("uuid", "")}, found)
+        for one in gpu.mig:
+            _add(failures, {one.uuid}, (*found, *xids.of(gpu.uuid, one)))
+            fields = MappingProxyType({name: clean(value) for name, value in one.fields.items()})
+            mig.append(
+                MigInstance(
+                    clean(one.uuid), gpu.pci, one.gpu_instance, one.compute_instance, clean(one.profile), fields
+                )
+            )
+    unknown = _unknown(proc, state)
+    if unknown and len(unknown) == state.unreachable:
+        _add(failures, set(unknown), (Failure(FailureKind.LOST, "NVML says that the GPU is lost"),))
+    return NvidiaFacts(
+        MappingProxyType({address: MappingProxyType(fields) for address, fields in gpus.items()}),
+        tuple(mig),
+        MappingProxyType(failures),
+    )
+
+
+def _add(failures: dict[str, tuple[Failure, ...]], uuids: set[str], found: tuple[Failure, ...]) -> None:
+    for uuid in uuids:
+        if uuid and found:
+            failures[uuid] = (*failures.get(uuid, ()), *found)
+
+
+def _unknown(proc: NvidiaFacts, state: State) -> list[str]:
+    """The UUIDs of GPUs that the driver lists, and NVML does not."""
+    named = {gpu.pci for gpu in state.gpus}
+    return [
+        fields.get("uuid", "")
+        for address, fields in proc.gpus.items()
+        if address not in named and fields.get("excluded") != "true"
+    ]
+
+
+def notes(proc: NvidiaFacts, state: State) -> Iterator[str]:
+    """Say what a person should know of a state, one sentence each."""
+    for gpu in state.gpus:
+        if not gpu.watched:
+            yield f"NVML reports no XIDs of {gpu.uuid or gpu.pci}: its faults are seen by looking at it alone"
+        uuid = proc.of(gpu.pci).get("uuid", gpu.uuid)
+        if uuid != gpu.uuid:
+            yield f"NVML calls the GPU at {gpu.pci} {gpu.uuid}, the driver's files {uuid}: the files count"
+    for uuid, count in Counter(gpu.uuid for gpu in state.gpus).items():
+        if count > 1:
+            yield f"NVML gives {count} GPUs the UUID {uuid}"

@@ -1,0 +1,404 @@
+"""Ask NVIDIA's management library (NVML) about the node's GPUs, in a process of its own.
+
+A driver that hangs or a library that crashes ends this process, not the agent. ``nvml.py`` starts it (by way of
+``nvml_process.py``), reads what it writes to standard output, and starts another when it ends or falls silent.
+
+Its arguments: the seconds between two looks, and files of libnvidia-ml.so.1, of which the first that exists is used;
+without one, the dynamic linker looks for it. Each line that it writes is a JSON object with a ``kind``, whose fields
+are those of a struct in ``nvml_report.py``: ``state`` (when something changed), ``alive`` (after every other look),
+``event`` (an XID, at once), ``failed`` (NVML cannot be used; the process ends).
+
+It imports nothing of the agent and little of the standard library, as it has memory of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+from _json import encode_basestring_ascii as quoted
+from time import monotonic, sleep
+
+import pynvml as nvml
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+EVENT_WAIT_MS = 5000  # as NVIDIA/k8s-device-plugin internal/rm/health.go
+OVERDUE_WAITS = 3  # the library has not returned from waiting for events for so many times that long: it hangs
+LOOK_PAUSE_SECONDS = 0.5  # from one look to the next at least: a flood of events makes no flood of questions
+EVENTS_RETRY_SECONDS = 1.0  # after an error of the wait, which returns at once
+NO_INSTANCE = 0xFFFFFFFF  # an event's ids when it is the GPU's: nvml.h, nvmlEventData_t
+HOT_LOOKS = 3  # so many looks in a row decide whether a GPU is too hot: a peak of a moment is none
+MIB = 1 << 20
+PR_SET_PDEATHSIG, SIGKILL = 1, 9  # the module signal would be 0.2 MiB
+
+# Which of the recovery actions of nvml.h (nvmlDeviceGpuRecoveryAction_t) mean that the GPU cannot be used. The others
+# concern its links to other GPUs.
+RECOVERY = {
+    1: "a reset of the GPU",
+    2: "a reboot of the node",
+    4: "a drain and a reset of the GPU",
+    6: "a reset of the bus",
+    7: "a reboot of the system",
+}
+GPU_RECOVERY_ACTION_FIELD = 230  # nvml.h: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; older releases of pynvml lack the name
+
+# As NVIDIA's programs write them: NVIDIA/go-nvlib pkg/nvlib/device/device.go.
+ARCHITECTURES = {
+    2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada Lovelace", 9: "Hopper",
+    10: "Blackwell",
+}  # fmt: skip
+BRANDS = {
+    1: "Quadro", 2: "Tesla", 3: "NVS", 4: "Grid", 5: "GeForce", 6: "Titan", 7: "NvidiaVApps", 8: "NvidiaVPC",
+    9: "NvidiaVCS", 10: "NvidiaVWS", 11: "NvidiaCloudGaming", 12: "QuadroRTX", 13: "NvidiaRTX", 14: "Nvidia",
+    15: "GeForceRTX", 16: "TitanRTX",
+}  # fmt: skip
+ADDRESSING = {0: "None", 1: "HMM", 2: "ATS"}
+
+
+_writing = threading.Lock()  # both threads write messages
+
+
+def say(**message: object) -> None:
+    """Write one message. Ends the process when nobody reads them any more."""
+    line = (_json(message) + "\n").encode()
+    with _writing:
+        try:
+            while line:
+                line = line[os.write(1, line) :]
+        except OSError:
+            os._exit(0)
+
+
+def _json(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{quoted(str(name))}:{_json(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_json, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else quoted(str(value))
+
+
+# --- one GPU ---------------------------------------------------------------------------------------------------------
+
+
+class Gpu:
+    """A GPU that NVML has a handle for, and what it said last."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.uuid = ""
+        self.pci = ""
+        self.watched = True  # its events are registered
+        self._lost = self._reset = False
+        self._hot: list[bool] = []
+        self._thermal = False
+        self._fixed: dict[str, str] = {}  # what does not change while the UUID stays
+        self._instances: dict[str, dict[str, object]] = {}  # MIG instances by UUID
+
+    def ask(self, function: str, *arguments: Any, of: Any = None) -> Any:
+        """What NVML says of the GPU, or of ``of``; None when it does not say. Notes when the GPU is lost."""
+        call = getattr(nvml, function, None)
+        if call is None:  # a release of pynvml without it
+            return None
+        try:
+            return call(of or self.handle, *arguments)
+        except nvml.NVMLError as error:
+            self._lost |= error.value == nvml.NVML_ERROR_GPU_IS_LOST
+            self._reset |= error.value == nvml.NVML_ERROR_RESET_REQUIRED
+        except (ValueError, OSError):  # text that is none
+            pass
+        return None
+
+    def look(self) -> dict[str, object]:
+        """Ask for everything that may have changed; return the message about this GPU."""
+        self._lost = self._reset = False
+        uuid = self.ask("nvmlDeviceGetUUID") or self.uuid
+        if uuid != self.uuid or not self._fixed:
+            self.uuid, self._fixed, self._instances = uuid, self._constants(), {}
+        mode = self.ask("nvmlDeviceGetMigMode")
+        instances = list(self._mig()) if mode and mode[0] else []
+        ill = self._conditions()
+        fields = {"uuid": self.uuid, **self._fixed}
+        if mode is not None:
+            fields["mig_mode"] = "enabled" if mode[0] else "disabled"
+            if mode[0] and "memory_slices" not in self._fixed:
+                self._fixed |= self._mig_totals()
+        return {
+            "pci": self.pci,
+            "watched": self.watched,
+            "fields": {name: value for name, value in (fields | self._fixed).items() if value},
+            "ill": ill,
+            "mig": instances,
+        }
+
+    def _constants(self) -> dict[str, str]:
+        found: dict[str, Any] = {}
+        if (pci := self.ask("nvmlDeviceGetPciInfo")) is not None:
+            self.pci = pci_address(str(pci.busId))
+        found["model"] = self.ask("nvmlDeviceGetName")
+        found["minor"] = self.ask("nvmlDeviceGetMinorNumber")
+        found["serial"] = self.ask("nvmlDeviceGetSerial")
+        if (memory := self.ask("nvmlDeviceGetMemoryInfo")) is not None:
+            found["memory_mib"] = memory.total // MIB
+        if (capability := self.ask("nvmlDeviceGetCudaComputeCapability")) is not None:
+            found["compute_capability"] = "{}.{}".format(*capability)
+        found["architecture"] = ARCHITECTURES.get(self.ask("nvmlDeviceGetArchitecture"))
+        found["brand"] = BRANDS.get(self.ask("nvmlDeviceGetBrand"))
+        found["addressing_mode"] = ADDRESSING.get(self.ask("nvmlDeviceGetAddressingMode"))
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+    # --- why it is not healthy ----------------------------------------------------------------------------------------
+
+    def _conditions(self) -> list[tuple[str, str]]:
+        """Kind and text of each. A text has no number that changes: it would be another failure each time."""
+        found = []
+        celsius = self.ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        values = self.ask("nvmlDeviceGetFieldValues", [GPU_RECOVERY_ACTION_FIELD])
+        if values is not None and values[0].nvmlReturn == 0 and values[0].value.uiVal in RECOVERY:
+            found.append(("reset", f"the driver asks for {RECOVERY[values[0].value.uiVal]}"))
+        if (rows := self.ask("nvmlDeviceGetRemappedRows")) is not None:
+            if rows[3]:
+                found.append(("ecc", "remapping a row of its memory failed: it has to be replaced"))
+            elif rows[2]:
+                found.append(("ecc", "a row of its memory is remapped at the next reset, which is due"))
+        if self.ask("nvmlDeviceGetRetiredPagesPendingStatus"):
+            found.append(("ecc", "pages of its memory are retired at the next reset, which is due"))
+        kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        if self.ask("nvmlDeviceGetTotalEccErrors", *kinds):
+            found.append(("ecc", "uncorrectable ECC errors since the driver was loaded"))
+        if self._too_hot(celsius):
+            found.append(("thermal", "it is too hot, so the hardware slows it down"))
+        if self._reset:
+            found.append(("reset", "NVML says that it needs a reset"))
+        if self._lost:
+            found.append(("lost", "NVML says that the GPU is lost"))
+        return found
+
+    def _too_hot(self, celsius: int | None) -> bool:
+        reasons = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        limit = self.ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN) or 0
+        hot = bool(reasons & nvml.nvmlClocksThrottleReasonHwThermalSlowdown) or 0 < limit <= (celsius or 0)
+        self._hot = [*self._hot, hot][-HOT_LOOKS:]
+        if len(self._hot) == HOT_LOOKS and len(set(self._hot)) == 1:
+            self._thermal = hot
+        return self._thermal
+
+    # --- MIG ----------------------------------------------------------------------------------------------------------
+
+    def _mig(self) -> Iterator[dict[str, object]]:
+        known, self._instances = self._instances, {}
+        for index in range(self.ask("nvmlDeviceGetMaxMigDeviceCount") or 0):
+            handle = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", index)
+            uuid = handle and self.ask("nvmlDeviceGetUUID", of=handle)
+            instance = uuid and (known.get(uuid) or self._instance(handle, uuid))
+            if instance:
+                self._instances[uuid] = instance
+                yield instance
+
+    def _instance(self, handle: Any, uuid: str) -> dict[str, object] | None:
+        gi = self.ask("nvmlDeviceGetGpuInstanceId", of=handle)
+        ci = self.ask("nvmlDeviceGetComputeInstanceId", of=handle)
+        has = self.ask("nvmlDeviceGetAttributes_v2", of=handle)
+        if gi is None or ci is None or has is None:  # it was destroyed meanwhile
+            return None
+        name = self.ask("nvmlDeviceGetName", of=handle) or ""  # "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+        profile = name.rpartition(" MIG ")[2] if " MIG " in name else ""
+        profile = profile or _profile(has, int(self._fixed.get("memory_mib", 0)))
+        fields: dict[str, object] = {
+            "profile": profile,
+            "parent_uuid": self.uuid,
+            "gpu_instance": gi,
+            "compute_instance": ci,
+            "memory_mib": has.memorySizeMB,
+            "multiprocessor_count": has.multiprocessorCount,
+            "slices": has.gpuInstanceSliceCount,
+            "compute_slices": has.computeInstanceSliceCount,
+            "copy_engines": has.sharedCopyEngineCount,
+            "decoders": has.sharedDecoderCount,
+            "encoders": has.sharedEncoderCount,
+            "jpeg_engines": has.sharedJpegCount,
+            "ofa_engines": has.sharedOfaCount,
+        }
+        where = self.ask("nvmlDeviceGetGpuInstanceById", gi)
+        info = where and self.ask("nvmlGpuInstanceGetInfo", of=where)
+        if info:
+            fields |= {
+                "profile_id": info.profileId,
+                "placement_start": info.placement.start,
+                "placement_size": info.placement.size,
+            }
+        return {
+            "uuid": uuid,
+            "gpu_instance": gi,
+            "compute_instance": ci,
+            "profile": profile.replace("+", "."),
+            "fields": {key: str(value) for key, value in fields.items()},
+        }
+
+    def _mig_totals(self) -> dict[str, str]:
+        """What all instances of the GPU share: the largest amount of any profile, as NVIDIA's DRA driver counts it."""
+        totals: dict[str, int] = {}
+        for profile in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
+            has = self.ask("nvmlDeviceGetGpuInstanceProfileInfo", profile)
+            if has is None:
+                continue
+            found = {
+                "multiprocessor_count": has.multiprocessorCount,
+                "copy_engines": has.copyEngineCount,
+                "decoders": has.decoderCount,
+                "encoders": has.encoderCount,
+                "jpeg_engines": has.jpegCount,
+                "ofa_engines": has.ofaCount,
+                "mig_memory_mib": has.memorySizeMB,
+                "memory_slices": self._placements_end(has.id),
+            }
+            totals = {name: max(totals.get(name, 0), value) for name, value in found.items()}
+        return {name: str(value) for name, value in totals.items()}
+
+    def _placements_end(self, profile_id: int) -> int:
+        places = (nvml.c_nvmlGpuInstancePlacement_t * 32)()
+        count = ctypes.c_uint(32)
+        if self.ask("nvmlDeviceGetGpuInstancePossiblePlacements", profile_id, places, ctypes.byref(count)) is None:
+            return 0
+        return max((place.start + place.size for place in places[: count.value]), default=0)
+
+
+def _profile(has: Any, gpu_memory_mib: int) -> str:
+    """The name of a profile from what an instance has, as NVIDIA/go-nvlib pkg/nvlib/device/mig_profile.go makes it."""
+    eighths = -(-8 * has.memorySizeMB // gpu_memory_mib) if gpu_memory_mib else 0
+    gigabytes = round(eighths * -(-gpu_memory_mib // 1024) / 8)
+    name = f"{has.gpuInstanceSliceCount}g.{gigabytes}gb"
+    if has.computeInstanceSliceCount == has.gpuInstanceSliceCount:
+        return name
+    return f"{has.computeInstanceSliceCount}c.{name}"
+
+
+def pci_address(bus_id: str) -> str:
+    """NVML's bus id (``00000000:3B:00.0``) as sysfs writes it: ``0000:3b:00.0``."""
+    domain, colon, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:] if domain.startswith('0000') else domain}{colon}{rest}"
+
+
+# --- the whole node --------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """All GPUs: a look at each in turn, and a thread that waits for NVML's events."""
+
+    def __init__(self, look_seconds: float) -> None:
+        self._look_seconds = look_seconds
+        self._pause_seconds = min(LOOK_PAUSE_SECONDS, look_seconds)
+        self._wait_ms = min(EVENT_WAIT_MS, int(1000 * look_seconds))
+        self._look_now = threading.Event()
+        self._events_at = monotonic()  # when the wait for events returned last
+        self._said: object = None
+        self._gpus: list[Gpu] = []
+        self._unreachable = 0  # GPUs that NVML counts, and says are lost
+
+    def run(self) -> None:
+        """Look and report until the process is ended."""
+        node = {"driver_version": _of_node(nvml.nvmlSystemGetDriverVersion)}
+        cuda = _of_node(nvml.nvmlSystemGetCudaDriverVersion_v2)  # 12040 is 12.4
+        if cuda:
+            node["cuda_version"] = f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}"
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                self._gpus.append(Gpu(nvml.nvmlDeviceGetHandleByIndex(index)))
+            except nvml.NVMLError as error:  # the others still count
+                self._unreachable += error.value == nvml.NVML_ERROR_GPU_IS_LOST
+        events = self._register()
+        first = True
+        while True:
+            looked_at = monotonic()
+            gpus = [gpu.look() for gpu in self._gpus]
+            known = {name: value for name, value in node.items() if value}
+            state = {"node": known, "gpus": gpus, "unreachable": self._unreachable}
+            if state != self._said:
+                self._said = state
+                say(kind="state", **state)
+            elif monotonic() - self._events_at < OVERDUE_WAITS * self._wait_ms / 1000:
+                say(kind="alive")
+            if first:
+                threading.Thread(target=self._follow, args=(events,), daemon=True).start()
+                gc.collect()
+                ctypes.CDLL(None).malloc_trim(0)
+                first = False
+            self._look_now.wait(self._look_seconds)
+            sleep(max(0.0, looked_at + self._pause_seconds - monotonic()))
+            self._look_now.clear()
+
+    def _register(self) -> Any:
+        """Make an event set of the events that each GPU has; None when NVML has none."""
+        wanted = (
+            nvml.nvmlEventTypeXidCriticalError
+            | nvml.nvmlEventTypeDoubleBitEccError
+            | nvml.nvmlEventTypeSingleBitEccError
+        )
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            events = None
+        for gpu in self._gpus:
+            supported = gpu.ask("nvmlDeviceGetSupportedEventTypes") or 0
+            try:
+                nvml.nvmlDeviceRegisterEvents(gpu.handle, supported & wanted, events)
+                gpu.watched = bool(supported & nvml.nvmlEventTypeXidCriticalError)
+            except (nvml.NVMLError, ctypes.ArgumentError):
+                gpu.watched = False
+        return events
+
+    def _follow(self, events: Any) -> None:
+        """Wait for events, in a thread of its own."""
+        while events is not None:
+            try:
+                event = nvml.nvmlEventSetWait_v2(events, self._wait_ms)
+            except nvml.NVMLError as error:
+                self._events_at = monotonic()
+                if error.value != nvml.NVML_ERROR_TIMEOUT:
+                    self._look_now.set()  # a lost GPU, say: the look tells which
+                    sleep(EVENTS_RETRY_SECONDS)
+                continue
+            self._events_at = monotonic()
+            if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+                self._xid(event)
+            self._look_now.set()
+        self._events_at = float("inf")
+
+    def _xid(self, event: Any) -> None:
+        where = ctypes.addressof(event.device.contents) if event.device else 0
+        gpu = next((gpu for gpu in self._gpus if ctypes.addressof(gpu.handle.contents) == where), None)
+        message: dict[str, object] = {"gpu": gpu.uuid if gpu else "", "xid": event.eventData}
+        ids = {"gpu_instance": event.gpuInstanceId, "compute_instance": event.computeInstanceId}
+        say(kind="event", **message, **{name: value for name, value in ids.items() if value != NO_INSTANCE})
+
+
+def _of_node(call: Callable[[], object]) -> str:
+    try:
+        return str(call())
+    except (nvml.NVMLError, ValueError):
+        return ""
+
+
+def main(look_seconds: str, *libraries: str) -> None:
+    """Watch until the agent ends, or NVML cannot be used."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+    try:
+        if library := next(filter(os.path.exists, libraries), ""):
+            ctypes.CDLL(library)  # pynvml asks for it by its name, and gets the one that is loaded
+        nvml.nvmlInit()
+        Watch(float(look_seconds)).run()
+    except nvml.NVMLError as error:
+        say(kind="failed", code=error.value, text=str(error))
+    except OSError as error:  # not a library, or not for this machine
+        say(kind="failed", code=-1, text=str(error))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
