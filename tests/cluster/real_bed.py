@@ -121,9 +121,9 @@ class RealBed(Bed):
         self.kubelet_directory = KUBELET if os.environ.get("DRABRIDGE_TEST_CONTROL") else None
         self.decides_order = False  # kubelet starts the DaemonSet's pod as it does all others
         self.reboot_patience = 1200.0  # a server's firmware alone may take ten minutes
-        self._agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
+        self.agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
         self.values = values or {}
-        self.objects = chart(self._agent_image, self.node, config, values=self.values)
+        self.objects = chart(self.agent_image, self.node, config, values=self.values)
 
     async def _apply(self, objects: list[Json]) -> None:
         for obj in objects:
@@ -166,6 +166,25 @@ class RealBed(Bed):
         selector = f"app.kubernetes.io/instance!={AGENT},{COORDINATOR.replace('=', '!=')}"
         return list((await self.api.list(PODS, namespace=NAMESPACE, label_selector=selector)).items)
 
+    async def as_agent(self) -> KubernetesCluster:
+        """Connect with a token of the agent's pod, and so with its rights. Close it after use."""
+        (pod,) = await self.agent_pods()
+        return await asyncio.to_thread(self._as_agent, pod)
+
+    def _as_agent(self, pod: Json) -> KubernetesCluster:
+        bound = {"kind": "Pod", "apiVersion": "v1", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        body = {"spec": {"boundObjectRef": bound, "expirationSeconds": 600}}
+        account = pod["spec"]["serviceAccountName"]
+        made = self._core(lambda core: core.create_namespaced_service_account_token(account, NAMESPACE, body))
+
+        def load() -> Any:
+            configuration = self.api.configuration()
+            configuration.cert_file = configuration.key_file = None
+            configuration.api_key = {"authorization": f"Bearer {made.status.token}"}
+            return configuration
+
+        return KubernetesCluster(load)
+
     async def kill_agent(self) -> None:
         """By force: kubelet kills the container without waiting, and the DaemonSet makes another pod."""
         old = [one["metadata"]["uid"] for one in await self.agent_pods()]
@@ -183,7 +202,7 @@ class RealBed(Bed):
 
     async def upgrade(self) -> None:
         await self.replace(
-            lambda mark: chart(self._agent_image, self.node, self.config, {"upgraded": mark}, self.values)
+            lambda mark: chart(self.agent_image, self.node, self.config, {"upgraded": mark}, self.values)
         )
 
     async def replace(self, objects: Callable[[str], list[Json]]) -> None:
@@ -408,7 +427,7 @@ class RealBed(Bed):
 
     async def uninstall_check(self) -> tuple[bool, str]:
         """Helm's part: make what the hook has, the Job last, wait for the Job, and delete it all."""
-        values = chart_values(self._agent_image, self.node, self.config)
+        values = chart_values(self.agent_image, self.node, self.config)
         objects = hooks(values, name=AGENT, namespace=NAMESPACE)
         objects.sort(key=lambda one: int(one["metadata"]["annotations"]["helm.sh/hook-weight"]))
         job = objects[-1]["metadata"]["name"]
