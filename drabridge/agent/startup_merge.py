@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from deviceplugin import kubelet_process
-from drabridge.config.name_template import stands_for
+from drabridge.config.resource_names import stands_for
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_spec import ClaimDeviceName
 from drabridge.containers.cdi_store import CdiStore, Family

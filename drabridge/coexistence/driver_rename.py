@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drabridge.config.name_template import stands_for
+from drabridge.config.resource_names import stands_for
 from drabridge.config.schema import Config
 from drabridge.errors import ConfigError, HostError
 from drabridge.ledger.model import Owner

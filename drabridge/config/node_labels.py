@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated
 
-from msgspec import Struct
 from pydantic import Field, model_validator
 
 from drabridge.config.base import LabelName, Model, ResourceName, Template
+from drabridge.config.label_rule import Count, LabelRule, part_of, unchanged
 from drabridge.config.problems import Problem, did_you_mean, refuse_if_any
-from drabridge.config.template import Template as ParsedTemplate
+from drabridge.config.resource_names import stands_for
 
 LABELS_MAX = 64  # of the configuration's own; a Node with thousands of labels is a burden for every watcher
-
-Count = Literal["devices", "replicas"]
 
 
 class NodeLabel(Model):
@@ -55,8 +53,6 @@ class NodeLabels(Model):
 
     def problems(self, resources: Sequence[str]) -> Iterator[Problem]:
         """Yield what does not fit the resources of the file; paths begin below ``nodeLabels``."""
-        from drabridge.config.name_template import stands_for
-
         names = f"known: {', '.join(sorted(resources))}"
         for name, label in self.labels.items():
             if not any(stands_for(known, label.resource) for known in resources):
@@ -67,24 +63,6 @@ class NodeLabels(Model):
 
             if not any(map(is_nvidia, resources)):
                 yield Problem("a resource nvidia.com/gpu or nvidia.com/mig-PROFILE beside gfd", names, ("gfd",))
-
-
-def unchanged(text: str) -> str:
-    """Return the text."""
-    return text
-
-
-class LabelRule(Struct, frozen=True):
-    """How one label is made of the devices of ``resources``.
-
-    ``convert`` gets the value that most of them have; "" leaves the label out.
-    """
-
-    name: str
-    resources: tuple[str, ...]
-    value: ParsedTemplate | None = None
-    count: Count | None = None
-    convert: Callable[[str], str] = unchanged
 
 
 def label_rules(labels: NodeLabels | None, replicas: Mapping[str, int], mig: Collection[str]) -> tuple[LabelRule, ...]:
@@ -103,13 +81,3 @@ def label_rules(labels: NodeLabels | None, replicas: Mapping[str, int], mig: Col
         convert = unchanged if label.part is None else part_of(label.part)
         rules[name] = LabelRule(name, (label.resource,), label.value, label.count, convert)
     return tuple(rules.values())
-
-
-def part_of(number: int) -> Callable[[str], str]:
-    """Return a function from ``9.0`` to its part of that number, from 1; "" where there is none."""
-
-    def convert(text: str) -> str:
-        parts = text.split(".")
-        return parts[number - 1] if number <= len(parts) else ""
-
-    return convert

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from drabridge.config.matcher import any_of
-from drabridge.config.name_template import VALUES_MAX, expanded, field_of, name_for
+from drabridge.config.name_template import VALUES_MAX, expanded
+from drabridge.config.resource_names import field_of, name_for
 from drabridge.config.schema import Config
 from drabridge.inventory.match import holds
 from drabridge.inventory.mig import identity_hint

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from drabridge.config import name_template
+from drabridge.config import resource_names
 from drabridge.config.claims import Profile
 from drabridge.config.container import CdiFallback
 from drabridge.config.matcher import any_of
@@ -136,7 +136,7 @@ def fields_of(resource: Resource) -> Iterator[Field]:
     for template in templates:
         if template is not None:
             yield from template.fields
-    if (named_by := name_template.field_of(resource.name)) is not None:
+    if (named_by := resource_names.field_of(resource.name)) is not None:
         yield named_by
     if resource.uniform is not None:
         yield resource.uniform

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from drabridge.config import load
-from drabridge.config.name_template import VALUES_MAX, expanded, name_for, stands_for
+from drabridge.config.name_template import VALUES_MAX, expanded
 from drabridge.config.problems import ConfigErrors
+from drabridge.config.resource_names import name_for, stands_for
 from drabridge.inventory.match import matches
 from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.udev_device import UdevDevice
