@@ -100,9 +100,10 @@ async def test_the_agent_registers_again_after_the_plugin_directory_was_removed(
 
 async def test_the_agent_registers_again_after_its_socket_was_deleted() -> None:
     async with node() as (agent, kubelet):
+        registrations = len(kubelet.calls.of("Register"))
         for socket in kubelet.node.device_plugin_dir.glob("drabridge-*"):
             socket.unlink()
-        await until(lambda: list(kubelet.node.device_plugin_dir.glob("drabridge-*")), 10)
+        await until(lambda: len(kubelet.calls.of("Register")) > registrations, 10, agent.text)
         await kubelet.wait_for_resource(RESOURCE, healthy=4)
         assert (await kubelet.run_pod(pod("a"))).phase is Phase.RUNNING
         await agent.ready()

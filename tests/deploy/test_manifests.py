@@ -12,7 +12,7 @@ import copy
 import pytest
 import yaml
 
-from deploy.generate import KUSTOMIZE, SCHEMA, SWITCH, files, without_helm
+from deploy.generate import ABOUT, KUSTOMIZE, SCHEMA, SWITCH, files, without_helm
 from deploy.helm import hooks, manifests, one
 from tests.deploy.renders import (
     EVERYTHING,
@@ -107,7 +107,7 @@ def test_selectors_and_references_meet() -> None:
 def test_generated_files_are_current() -> None:
     """``python -m deploy.generate`` after a change of the chart or of the configuration model."""
     wanted = dict(files())
-    on_disk = {path: path.read_text() for path in (SCHEMA, SWITCH, *KUSTOMIZE.glob("*"))}
+    on_disk = {path: path.read_text() for path in (ABOUT, SCHEMA, SWITCH, *KUSTOMIZE.glob("*"))}
     assert {path.name for path in on_disk} == {path.name for path in wanted}
     for path, text in wanted.items():
         assert on_disk[path] == text, f"{path.name} is not current: python -m deploy.generate"
