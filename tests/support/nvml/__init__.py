@@ -37,7 +37,8 @@ H100 = {
     "mig": 0,
 }
 # Number in nvml.h, id, SMs, copy engines, decoders, encoders, JPEG, OFA, MiB, memory slices, where it may begin.
-# From `nvidia-smi mig -lgip` and `-lgipp` as NVIDIA's MIG user guide prints them for an H100 80GB.
+# From `nvidia-smi mig -lgip` and `-lgipp` as NVIDIA's MIG user guide prints them for an H100 80GB; names and engines
+# also in https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html. No GPU was at hand.
 H100_PROFILES = {
     "1g.10gb": "0 19 16 1 1 0 1 0 9984 1 0 1 2 3 4 5 6",
     "1g.10gb+me": "7 20 16 1 1 0 1 1 9984 1 0 1 2 3 4 5 6",
