@@ -31,6 +31,9 @@ BUSYBOX = "docker.io/local/busybox:1"  # what the program of CONTROL has on its 
 USAGE = 2  # exit status: nothing was tried
 UP_SECONDS = 300.0  # with the packages that the node's program installs at first; 15 s after that
 CLEAN_SECONDS = 120.0
+DRA_STATE = Path("/var/lib/kubelet/dra_manager_state")
+"""Kubelet's record of claims, which the program's ``clean`` leaves behind: the next node's kubelet would refuse claims
+that have the names of earlier ones ("old ResourceClaim with same name ... still exists")."""
 INTERRUPTED_SECONDS = 60.0  # a test run that is told to end takes its pods away first
 HOW = """\
 No cluster: KUBECONFIG is not set, and {control} is not there.
@@ -135,6 +138,8 @@ def _end(control: Path) -> None:
             check=False,
             start_new_session=True,
         )
+        if control == CONTROL:  # which removes kubelet's other files of this machine
+            DRA_STATE.unlink(missing_ok=True)
     finally:
         signal.signal(signal.SIGINT, before)
 
