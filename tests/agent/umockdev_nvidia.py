@@ -271,6 +271,31 @@ async def nvml_that_hangs_leaves_everything_as_it_is() -> None:
         assert here.health(pod)["health"] == here.health(claim)["health"] == "Healthy"
 
 
+@case
+async def commands_show_what_containers_get_and_of_which_gpu_an_instance_is() -> None:
+    async with node() as here:
+        config = ("-c", str(here.agent.config))
+        code, text = await _command("devices", *config)
+        assert code == 0, text
+        rows = {line.split()[1]: line.split()[3] for line in text.splitlines() if line.startswith("nvidia.com/")}
+        caps = ",".join(f"/dev/nvidia-caps/nvidia-cap{n}" for n in (cap(0, 9), cap(0, 9, 0)))
+        assert rows[mig_uuid(0, 9).lower()] == f"/dev/nvidia0,/dev/nvidiactl,/dev/nvidia-uvm,{caps}"
+        assert f"note: {GPU}: cdiFallback is given, because CDI device {KIND}=" in text
+        code, text = await _command("match", *config)
+        assert code == 0, text
+        instances = [f"{machines.gpu_address(gpu)}/gi{gi}-ci0" for gpu in (0, 1) for gi in (9, 10)]
+        assert [line.split()[2] for line in text.splitlines() if "nvidia-mig" in line] == instances
+
+
+async def _command(*words: str) -> tuple[int | None, str]:
+    """Exit status and all output of a command."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "drabridge", *words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    text, _ = await process.communicate()
+    return process.returncode, text.decode()
+
+
 def main() -> None:
     if "umockdev" not in os.environ.get("LD_PRELOAD", ""):
         raise SystemExit("run this under umockdev-wrapper")
