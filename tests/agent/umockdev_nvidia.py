@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,7 @@ async def an_xid_of_an_instance_costs_the_others_nothing() -> None:
             (gi,) = (gi for gi, _, _ in DIVIDED if mig_uuid(gpu, gi) == uuid)
             here.standin.event(gpu, 31, gi, 0)  # the application's own fault
             here.standin.event(gpu, 94, gi, 0)
-            await until(lambda count=count: _counted(agent, count), 10, agent.text)
+            await until(partial(_counted, agent, count), 10, agent.text)
         await until(lambda: here.ids(SMALL) == FOR_PODS - {of_pod}, 5, agent.text)
         assert here.health(pod) == {"resourceID": of_pod, "health": "Unhealthy"}
         await until(lambda: here.health(claim)["health"] == "Unhealthy", 5, lambda: str(here.health(claim)))
