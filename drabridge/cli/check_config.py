@@ -19,6 +19,7 @@ FORMATS = ("drabridge", "generic-device-plugin", "nvidia-device-plugin")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="what to check")
+    parser.add_argument("--config", "-c", type=Path, metavar="FILE", help="the same, as other commands have it")
     parser.add_argument("--from", dest="source", choices=FORMATS, default="drabridge", help="convert FILE from this")
     parser.add_argument("--json-schema", action="store_true", help="print the schema of the configuration, and no more")
     add_output(parser)
@@ -37,13 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(json.dumps(json_schema(), indent=2))
         return 0
-    if not arguments.files:
+    files = [*arguments.files, *filter(None, [arguments.config])]
+    if not files:
         print("drabridge check-config: name a FILE, or --json-schema", file=sys.stderr)
         return 2
     if arguments.source != "drabridge":
-        return _convert(arguments.files, arguments.source)
+        return _convert(files, arguments.source)
     faults: list[Fault] = []
-    for path in arguments.files:
+    for path in files:
         try:
             config = load(path)
         except ConfigErrors as errors:

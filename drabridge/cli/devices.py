@@ -7,8 +7,9 @@ import sys
 from typing import Any
 
 from drabridge.cli.hardware import add_config, enumerate_once, resources_named
-from drabridge.cli.output import add_output, show
+from drabridge.cli.output import add_output, said, show
 from drabridge.config.loader import load
+from drabridge.inventory.fallbacks import why_fallbacks
 from drabridge.inventory.model import Device, Semver
 
 
@@ -46,23 +47,30 @@ def row(device: Device) -> dict[str, Any]:
     }
 
 
+def _gets(device: Device) -> list[str]:
+    """What a container gets: nodes of our own, and other programs' CDI devices or the nodes in their place."""
+    instead = device.fallback.nodes if device.cdi_missing and device.fallback is not None else ()
+    return [*(node.path for node in (*device.nodes, *instead)), *device.cdi_devices]
+
+
 def run(arguments: argparse.Namespace) -> int:
     config = load(arguments.config)
     snapshot, inventory = enumerate_once(config)
     resources = [resource.name for resource in resources_named(inventory.config, arguments.resource)]
-    rows = [row(device) for device in snapshot.devices if device.resource in resources]
+    devices = [device for device in snapshot.devices if device.resource in resources]
+    tables = arguments.output in ("table", "wide")
+    rows = [row(device) | ({"gets": _gets(device)} if tables else {}) for device in devices]
     names = ", ".join(resources)
     show(
         rows,
         arguments.output,
-        columns=("resource", "name", "presence", "nodes", "numa", "reason"),
+        columns=("resource", "name", "presence", "gets", "numa", "reason"),
         wide=("id", "pci", "pcieRoot", "replicas", "syspath"),
         empty=f"no device matches ({names}); drabridge match --explain says why",
     )
-    for collision in snapshot.collisions:
-        print(f"not offered: {collision}", file=sys.stderr)
-    for note in inventory.notes:
-        print(f"note: {note}", file=sys.stderr)
-    if arguments.output in ("table", "wide"):
-        print(f"events: {inventory.status}", file=sys.stderr)
+    notes = [f"not offered: {collision}" for collision in snapshot.collisions]
+    notes += [f"note: {note}" for note in (*inventory.notes, *why_fallbacks(devices))]
+    notes += [f"events: {inventory.status}"] if tables else []
+    for line in said(notes):
+        print(line, file=sys.stderr)
     return 1 if snapshot.collisions else 0

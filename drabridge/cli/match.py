@@ -17,7 +17,7 @@ from drabridge.inventory.match import explain
 from drabridge.inventory.mig import MigDevices, with_capabilities
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import needs_nvidia, scope_of
+from drabridge.inventory.udev_scope import MIG, needs_nvidia, scope_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,12 @@ def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevi
         yield record
 
 
+def _shown(row: Mapping[str, Any]) -> str:
+    """The device as a table has it: several GPUs have a MIG instance gi1-ci0, so with its GPU."""
+    name = str(row["device"])
+    return f"{row['syspath'].split('/')[-3]}/{name}" if row["subsystem"] == MIG else name
+
+
 def run(arguments: argparse.Namespace) -> int:
     config = load(arguments.config)
     resources = resources_named(config, arguments.resource)
@@ -74,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{row['syspath']} {'is' if row['matches'] else 'is not'} {row['resource']}")
             print("\n".join(f"  {line}" for line in row["why"]))
     else:
+        if arguments.output in ("table", "wide"):
+            rows = [row | {"device": _shown(row)} for row in rows]
         show(
             rows,
             arguments.output,

@@ -69,13 +69,17 @@ def as_json_or_yaml(document: Any, output: str) -> str:
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip()
 
 
+def said(texts: Iterable[str]) -> list[str]:
+    """Return the lines of texts for standard error, wrapped on a terminal."""
+    return wrapped(texts, shutil.get_terminal_size().columns if sys.stderr.isatty() else None, "")
+
+
 def error_text(error: Exception) -> str:
     """Return what a command says of its failure, wrapped on a terminal.
 
     Each line of the error is one fault.
     """
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-    return "\n".join(wrapped((line for line in f"drabridge: {error}".splitlines() if line), width, ""))
+    return "\n".join(said(line for line in f"drabridge: {error}".splitlines() if line))
 
 
 def show(

@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0  # while nothing is served because of it: pods wait for the agent
 
-# kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/main.go and driver.go, in plugins/<driver>
-_VENDORS_FILES = frozenset({"checkpoint.json", "pu.lock", "cp.lock"})
+# In plugins/<driver>: kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/main.go and driver.go;
+# ROCm/k8s-gpu-dra-driver cmd/gpu-kubeletplugin/main.go; intel/intel-resource-drivers-for-kubernetes pkg/gpu/device.
+_VENDORS_FILES = frozenset({"checkpoint.json", "pu.lock", "cp.lock", "preparedClaims.json"})
 
 _UID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
@@ -40,6 +41,10 @@ VENDORS: Mapping[str, Vendor] = MappingProxyType(
     {
         # NVIDIA/k8s-device-plugin internal/plugin/server.go: nvidia-<resource's name>.sock
         "gpu.nvidia.com": Vendor("NVIDIA", "nvidia-*.sock"),
+        # ROCm/k8s-device-plugin, kubevirt/device-plugin-manager pkg/dpm/plugin.go: <domain>_<resource's name>
+        "gpu.amd.com": Vendor("AMD", "amd.com_*"),
+        # intel/intel-device-plugins-for-kubernetes pkg/deviceplugin/server.go: <domain>-<resource's name>.sock
+        "gpu.intel.com": Vendor("Intel", "gpu.intel.com-*.sock"),
     }
 )
 """By the name of the vendor's DRA driver, which a configuration takes in place of a domain of its own."""

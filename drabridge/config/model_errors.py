@@ -24,6 +24,8 @@ _SYNONYMS = {
     "share": "sharing", "expose": "lanes", "timeout": "timeoutSeconds", "devices": "resources", "domain": "driver",
 }  # fmt: skip
 
+_TRUE = "true"  # the one value of a key that takes it or a mapping
+
 # pydantic's error type -> what was expected, filled with the error's context.
 _EXPECTED = {
     "missing": "a value: it is required",
@@ -52,7 +54,16 @@ def problems_of(model: type[Model], root: Mapping, error: ValidationError, data:
     found = [(path, problem) for path, problem in _problems(model, root, error, ())]
     found += [(problem.path, problem) for problem in model.whole_file_problems(data)]
     unique = dict.fromkeys((*_locate(root, path), Problem(p.expected, p.hint, (), p.found)) for path, p in found)
-    return _merge(PlacedProblem(place, path, problem) for place, path, problem in unique)
+    merged = _merge(PlacedProblem(place, path, problem) for place, path, problem in unique)
+    paths = [one.path for one in merged]
+    return [
+        one for one in merged if not (one.problem.expected == _TRUE and any(_below(path, one.path) for path in paths))
+    ]
+
+
+def _below(path: Path, above: Path) -> bool:
+    """Whether a place is inside another: of ``nvml: {typo: 1}``, that the mapping is not ``true`` is no news."""
+    return len(path) > len(above) and path[: len(above)] == above
 
 
 def _problems(
@@ -75,7 +86,8 @@ def _problems(
         elif item["type"] == "missing":
             yield path, Problem(_EXPECTED["missing"], "", (), "nothing")
         else:
-            yield path, Problem(_EXPECTED.get(item["type"], item["msg"]).format_map(context))
+            expected = _EXPECTED.get(item["type"], item["msg"]).format_map(context)
+            yield path, Problem(_TRUE if expected == "True" else expected)  # as YAML writes it
 
 
 def _length(node: Node | None) -> int:

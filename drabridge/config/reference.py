@@ -54,7 +54,7 @@ def _type(described: dict[str, Any]) -> str:
             return kinds[1]
         return " or ".join(dict.fromkeys(kinds))
     if "const" in described or "enum" in described:
-        return ", ".join(f"`{value}`" for value in described.get("enum", [described.get("const")]))
+        return ", ".join(map(_code, described.get("enum", [described.get("const")])))
     match described.get("type"):
         case "array":
             return f"list of {_type(described['items'])}"

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from drabridge.inventory.facts import FallbackGiven
-from drabridge.inventory.model import Snapshot
+from drabridge.inventory.model import Device, Snapshot
+
+
+def why_fallbacks(devices: Iterable[Device]) -> list[str]:
+    """Say which resources get ``cdiFallback`` in place of CDI devices, and why."""
+    whys: dict[str, str] = {}
+    for device in devices:
+        if device.cdi_missing:
+            whys.setdefault(device.resource, device.cdi_missing)
+    return [f"{resource}: cdiFallback is given, because {why}" for resource, why in whys.items()]
 
 
 class Fallbacks:

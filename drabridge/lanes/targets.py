@@ -109,7 +109,7 @@ class LaneTargets:
             return []
         return [
             f"the dra lane has {there} devices and not {made.wanted.dra}: "
-            "parts of one device stay together, and with it"
+            "parts of one device stay together, and with the whole device"
         ]
 
     def _shared(self, resource: Resource, devices: Sequence[Device]) -> tuple[int, list[str]]:

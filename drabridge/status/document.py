@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from drabridge.inventory.fallbacks import why_fallbacks
 from drabridge.inventory.model import Attribute, Device, Presence, Semver, Snapshot
 from drabridge.ledger.eligibility import blocking_relative, dra_schedulable, legacy_healthy
 from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner, PodRef
@@ -97,7 +98,7 @@ def document(agent: AgentInfo, devices: NodeDevices, findings: Findings, *, now:
         "notes": [
             *findings.notes,
             *filter(None, [releases_wait(ledger, devices.policy, now)]),
-            *_fallbacks(snapshot),
+            *why_fallbacks(snapshot.devices),
             *collisions,
         ],
         "collisions": collisions,
@@ -107,15 +108,6 @@ def document(agent: AgentInfo, devices: NodeDevices, findings: Findings, *, now:
         "devices": rows,
         "refusals": [asdict(one) | {"at": stamp(one.at)} for one in findings.refusals],
     }
-
-
-def _fallbacks(snapshot: Snapshot) -> list[str]:
-    """Say which resources get ``cdiFallback`` in place of CDI devices, and why."""
-    whys: dict[str, str] = {}
-    for device in snapshot.devices:
-        if device.cdi_missing:
-            whys.setdefault(device.resource, device.cdi_missing)
-    return [f"{resource}: cdiFallback is given, because {why}" for resource, why in whys.items()]
 
 
 def _ordered(ledger: Ledger, snapshot: Snapshot) -> list[Entry]:

@@ -9,6 +9,8 @@ import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import pytest
+
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_on_cluster import BOTH_LANES, claim_pod, devices_in_slices, limits_pod
@@ -40,13 +42,15 @@ spec:
 
 
 @contextlib.asynccontextmanager
-async def node() -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
+async def node(driver: str = NVIDIA) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
     """A cluster, and an agent that is not started."""
     with short_directory() as root:
         async with SimCluster(root, timings=replace(ClusterTimings.fast(), kubelet=Timings.fast())) as cluster:
             kubeconfig = str(cluster.api.kubeconfig(root / "kubeconfig"))
-            agent = AgentProcess(root / "node-a", CONFIG, NVIDIA, arguments=("--kubeconfig", kubeconfig))
-            await cluster.apply(CLASS)
+            agent = AgentProcess(
+                root / "node-a", CONFIG.replace(NVIDIA, driver), driver, arguments=("--kubeconfig", kubeconfig)
+            )
+            await cluster.apply(CLASS.replace(NVIDIA, driver))
             try:
                 yield agent, cluster
             finally:
@@ -72,10 +76,18 @@ async def refuses(agent: AgentProcess, what: str) -> None:
     assert what in json.dumps(await agent.status())
 
 
-async def test_nothing_is_served_beside_the_vendor_s_device_plugin() -> None:
-    async with node() as (agent, cluster):
+@pytest.mark.parametrize(
+    ("driver", "vendor", "socket"),
+    [
+        (NVIDIA, "NVIDIA", "nvidia-gpu.sock"),
+        ("gpu.amd.com", "AMD", "amd.com_gpu"),
+        ("gpu.intel.com", "Intel", "gpu.intel.com-xe.sock"),
+    ],
+)
+async def test_nothing_is_served_beside_the_vendor_s_device_plugin(driver: str, vendor: str, socket: str) -> None:
+    async with node(driver) as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
-        plugin = Plugin(agent.root, "nvidia-gpu.sock", [device(name) for name in IDS], RESOURCE)
+        plugin = Plugin(agent.root, socket, [device(name) for name in IDS], RESOURCE)
         await plugin.serve()
         await plugin.register()
         await kubelet.wait_for_resource(RESOURCE, healthy=len(IDS))
@@ -83,7 +95,7 @@ async def test_nothing_is_served_beside_the_vendor_s_device_plugin() -> None:
         await cluster.wait_pod("before")
         (theirs,) = kubelet.resources[RESOURCE].allocated
         await agent.start()
-        await refuses(agent, "NVIDIA's device plugin (")
+        await refuses(agent, f"{vendor}'s device plugin (")
         assert not list((agent.root / "device-plugins").glob("drabridge-*"))
         assert devices_in_slices(cluster) == set()
         assert plugin.streams == 1
@@ -91,6 +103,19 @@ async def test_nothing_is_served_beside_the_vendor_s_device_plugin() -> None:
         await agent.ready()  # by itself
         held = {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
         assert held[theirs] == "legacy", "the plugin's pod keeps its device"
+
+
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [("gpu.amd.com", "AMD's DRA driver gpu.amd.com ("), ("gpu.intel.com", "Intel's DRA driver gpu.intel.com (")],
+)
+async def test_nothing_is_served_beside_another_vendor_s_driver(driver: str, words: str) -> None:
+    async with node(driver) as (agent, cluster):
+        async with vendor_driver(agent.root, driver):
+            await agent.start()
+            await refuses(agent, words)
+            assert devices_in_slices(cluster) == set()
+        await agent.ready()
 
 
 async def test_software_of_the_vendor_that_comes_later_is_named() -> None:

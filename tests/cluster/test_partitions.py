@@ -246,4 +246,4 @@ async def test_parts_are_where_their_whole_is_whatever_their_own_numbers_say(bed
     await moved(bed, wholes={"legacy": 1, "dra": 1}, parts={"legacy": 2 * PARTS_OF_ONE, "dra": 0})
     await offered(bed, (1, 1), (PARTS_OF_ONE, PARTS_OF_ONE))
     _, said = await bed.drabridge("status", "-o", "json")
-    assert "parts of one device stay together, and with it" in said
+    assert "parts of one device stay together, and with the whole device" in said

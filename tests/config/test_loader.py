@@ -87,7 +87,9 @@ def test_a_message_in_full() -> None:
         ("count: 4", "count", "", "a known key", "replicas: {count: ...}"),
         ("replicas: {max_per_request: 1, count: 1}", "replicas.max_per_request", "", "a known key", "maxPerRequest"),
         ("zzz: 1", "zzz", "the key zzz", "a known key", "known here: attributes"),
+        ("health: [{nvml: {ignoreXid: [94]}}]", "health[0].nvml.ignoreXid", "", "a known key", 'mean "ignoreXids"'),
         # wrong kinds of value
+        ("health: [{nvml: maybe}]", "health[0].nvml", "maybe", "true or a mapping", ""),
         ("env: []", "env", "an empty list", "a mapping", ""),
         ("env: {A: [b]}", "env.A", "a list", "text", ""),
         ("env: {A: 5}", "env.A", "5", "text", "quote it: YAML reads 5 as the number 5"),

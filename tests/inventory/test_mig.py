@@ -71,7 +71,9 @@ def test_an_instance_is_a_part_of_its_gpu_with_nvidia_s_names() -> None:
     (device,) = server.show(instance(0, 9, profile="2g.20gb", start=4)).values()
     assert (device.id, device.resource, device.root) == (MIG_UUID.format(0, 144), "nvidia.com/mig-2g.20gb", WHOLE)
     assert device.presence is Presence.PRESENT, device.reason
-    assert [node.path for node in device.nodes] == [
+    assert device.fallback is not None
+    assert device.nodes == ()
+    assert [node.path for node in device.fallback.nodes] == [
         "/dev/nvidia0",
         "/dev/nvidiactl",
         "/dev/nvidia-uvm",

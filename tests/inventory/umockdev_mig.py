@@ -71,7 +71,9 @@ async def check() -> None:
         (instance,) = (device for device in snapshot.devices if device.root)
         assert (instance.resource, instance.root, instance.presence) == ("nvidia.com/mig-1g.10gb", gpus[0], "present")
         assert [resource.name for resource in inventory.config.resources] == ["nvidia.com/gpu", instance.resource]
-        assert [found.path for found in inventory.resolve_nodes(instance)][3:] == [
+        edits = inventory.resolve(instance)
+        assert edits.fallback is not None
+        assert [found.path for found in edits.fallback.nodes][3:] == [
             f"/dev/nvidia-caps/nvidia-cap{n}" for n in (cap(0, 1), cap(0, 1, 0))
         ]
         whole = await watched.snapshot_with(lambda s: gpus[0] not in s.by_name())
