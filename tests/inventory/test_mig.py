@@ -17,6 +17,7 @@ from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import desired_slices
 from tests.support import machines
+from tests.support.hardware import record
 from tests.support.inventory_and_ledger import Machine
 from tests.support.mig import MIG_UUID, cap, capabilities, facts, gpu, instance, nodes
 from tests.support.umockdev import needs_umockdev, run_under_umockdev
@@ -232,6 +233,30 @@ def test_a_gpu_whose_instance_is_held_is_for_nobody(holder: str, taker: str) -> 
     if holder == "pod":
         server.let_go()
         assert server.resources() == {"nvidia.com/gpu": [WHOLE]}
+
+
+@pytest.mark.parametrize("whole", ["pci", "drm"])
+@pytest.mark.parametrize("partition", ["", "  partition: {of: nvidia.com/gpu}\n"])
+def test_an_instance_is_a_part_of_its_gpu_whatever_the_configuration_says(whole: str, partition: str) -> None:
+    """Also without ``partition:``, and where the GPU is matched by its card, which is not above an instance."""
+    text = f"""apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+resources:
+- {{name: nvidia.com/gpu, match: {{subsystem: {whole}, sysname: ["0000:*", card0]}}, id: [whole], nodes: []}}
+- name: nvidia.com/mig
+  match: {{subsystem: nvidia-mig}}
+  id: ["{{nvidia.uuid}}"]
+  nodes: []
+{partition}"""
+    server = Server(load(text))
+    card = record(f"{gpu(0).syspath}/drm/card0", "drm", above=gpu(0))
+    server.nvidia = facts([])
+    server.see(gpu(0), card)
+    assert server.allocate("whole"), server.said
+    server.nvidia = facts([instance(0, 1)])
+    server.see(gpu(0), card)
+    assert not server.allocate(name(0, 1))
+    assert "whole" in server.said
 
 
 def test_the_slices_have_the_instances_and_not_their_gpu() -> None:
