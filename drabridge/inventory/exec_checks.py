@@ -1,7 +1,8 @@
 """Run the programs of health rules (`exec:`), and keep what each said last.
 
 Nobody waits for one of them. Until a program has ended for the first time its device is not healthy. One that takes too
-long is killed, with everything of its session, and has failed.
+long is killed, with everything of its session, and has failed. It is not run again before it has ended: one that hangs
+in a driver may be there for ever, and there must not be more and more of them.
 """
 
 from __future__ import annotations
@@ -73,42 +74,74 @@ class ExecChecks:
         command, pause, limit = key
         while True:
             async with self._turns:
-                reason = await _run(command, limit)
+                reason, process = await _run(command, limit)
             if self._reasons.get(key) != reason:
                 self._reasons[key] = reason
                 self._on_change()
+            if process is not None:
+                await process.wait()
             await asyncio.sleep(pause)
 
 
-async def _run(command: Command, seconds: int) -> str:
-    """Run it once; return why the device is not healthy, "" when it is."""
-    program = command[0]
+async def _run(command: Command, seconds: int) -> tuple[str, asyncio.subprocess.Process | None]:
+    """Run it once; return why the device is not healthy, "" when it is, and the process, which may be about to end."""
+    try:
+        process, output, pipe = await _start(command)
+    except OSError as error:
+        return f"{command[0]} cannot be started: {error.strerror}", None
+    try:
+        return await _verdict(command[0], process, output, seconds), process
+    finally:
+        pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+
+
+async def _start(
+    command: Command,
+) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.ReadTransport]:
+    """Start it; return what it writes as well, and the pipe for that, to be closed. Raises OSError.
+
+    asyncio's own pipe would stay open as long as anybody has its other end, and what is in another session is not
+    killed.
+    """
+    reading, writing = os.pipe()
+    output = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb")
+    )
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
+            stdout=writing,
             stderr=asyncio.subprocess.DEVNULL,
             env={"PATH": os.environ.get("PATH", os.defpath)},
             start_new_session=True,
         )
-    except OSError as error:
-        return f"{program} cannot be started: {error.strerror}"
-    output = b""
+    except BaseException:
+        pipe.close()
+        raise
+    finally:
+        os.close(writing)
+    return process, output, pipe
+
+
+async def _verdict(
+    program: str, process: asyncio.subprocess.Process, output: asyncio.StreamReader, seconds: int
+) -> str:
+    """Wait until it ends, for so long; return why the device is not healthy, "" when it is."""
+    said = b""
     try:
         async with asyncio.timeout(seconds):
-            assert process.stdout is not None
-            while data := await process.stdout.read(OUTPUT_MAX_BYTES):
-                output += data
-                if len(output) > OUTPUT_MAX_BYTES:
+            while data := await output.read(OUTPUT_MAX_BYTES):
+                said += data
+                if len(said) > OUTPUT_MAX_BYTES:
                     return f"{program} wrote more than {OUTPUT_MAX_BYTES >> 10} KiB, and was killed"
             status = await process.wait()
     except TimeoutError:
         return f"{program} did not end within {seconds} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
     if status == 0:
         return ""
-    lines = clean(output.strip().rpartition(b"\n")[2])
+    lines = clean(said.strip().rpartition(b"\n")[2])
     return lines[:REASON_MAX_CHARS] or f"{program} ended with status {status}"
