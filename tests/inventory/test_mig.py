@@ -6,13 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.inventory import mig as mig_devices
 from drabridge.inventory.match import explain
 from drabridge.inventory.model import Device, Presence, Semver
-from drabridge.inventory.nvidia import MigInstance, read
+from drabridge.inventory.nvidia import Failure, FailureKind, MigInstance, read
 from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import desired_slices
@@ -326,6 +327,20 @@ def test_an_instance_made_anew_in_the_place_of_a_held_one_waits_for_the_holder()
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_heeds_faults_of_gpus_and_of_instances() -> None:
+    server = Server(mixed(), count=2)
+    xid = Failure(FailureKind.XID, "XID 79", 79)
+    ill = {MIG_UUID.format(0, 16): (xid,), machines.GPU_UUID.format(1): (xid,)}
+    server.nvidia = replace(facts([instance(0, 1), instance(0, 2)], 2), failures=ill)
+    server.host.nodes.update(nodes([instance(0, 1), instance(0, 2)], 2))
+    devices = server.see(gpu(0), gpu(1))
+    assert {each.name: each.reason for each in devices.values()} == {
+        name(0, 1): "XID 79",
+        name(0, 2): "",
+        machines.GPU_UUID.format(1).lower(): "XID 79",
+    }
 
 
 def test_two_instances_of_one_uuid_are_not_offered_and_the_others_are() -> None:
