@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ async def test_a_program_that_cannot_be_killed_is_not_run_beside_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that hangs in a driver."""
-    monkeypatch.setattr(exec_checks.os, "killpg", lambda group, number: None)
+    monkeypatch.setattr(os, "killpg", lambda group, number: None)
     log, gate = tmp_path / "log", tmp_path / "gate"
     text = f'[ "$1" = zero ] && exit 0; echo $$ >> {log}; while [ ! -e {gate} ]; do sleep 0.1; done'
     async with checked(tmp_path, text, timeoutSeconds=1) as watched:
