@@ -21,6 +21,7 @@ from drabridge.inventory.udev_device import clean
 KEEP_SECONDS = 10.0  # udevd may take as long as it likes for an event, and its device is not asked about meanwhile
 AT_ONCE = 4  # programs that run at the same time
 OUTPUT_MAX_BYTES = 64 << 10  # of one run; who writes more is killed
+KILLED_SECONDS = 1.0  # to wait for a killed program at the end: a driver that hangs may keep it for ever
 REASON_MAX_CHARS = 512  # of the last line: kubelet cuts a device's message at 1,024 bytes
 
 Command = tuple[str, ...]
@@ -60,10 +61,13 @@ class ExecChecks:
         for key in [key for key, at in self._asked.items() if now - at > KEEP_SECONDS]:
             self._end(key)
 
-    def stop(self) -> None:
-        """End all."""
+    async def stop(self) -> None:
+        """End all, and wait until they have ended, for ``KILLED_SECONDS`` at most."""
+        tasks = list(self._tasks.values())
         for key in list(self._asked):
             self._end(key)
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _end(self, key: Key) -> None:
         self._tasks.pop(key).cancel()
@@ -91,10 +95,21 @@ async def _run(command: Command, seconds: int) -> tuple[str, asyncio.subprocess.
         return f"{command[0]} cannot be started: {error.strerror}", None
     try:
         return await _verdict(command[0], process, output, seconds), process
+    except asyncio.CancelledError:  # the device is gone, or the agent ends
+        _kill(process)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILLED_SECONDS):
+                await process.wait()
+        raise
     finally:
         pipe.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+        _kill(process)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill it, and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _start(
@@ -107,21 +122,22 @@ async def _start(
     """
     reading, writing = os.pipe()
     output = asyncio.StreamReader()
-    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb")
-    )
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=writing,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={"PATH": os.environ.get("PATH", os.defpath)},
-            start_new_session=True,
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb")
         )
-    except BaseException:
-        pipe.close()
-        raise
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                start_new_session=True,
+            )
+        except BaseException:
+            pipe.close()
+            raise
     finally:
         os.close(writing)
     return process, output, pipe

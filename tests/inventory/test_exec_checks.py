@@ -90,6 +90,7 @@ async def test_a_program_that_cannot_be_killed_is_not_run_beside_itself(
         await shows(watched, f"{tmp_path / 'check'} did not end within 1 s", "")
         await asyncio.sleep(3)
         assert len(log.read_text().split()) == 1
+        monkeypatch.undo()
         gate.touch()
         await shows(watched, "", "")
 
