@@ -377,8 +377,8 @@ def _without(away: Mapping[str, Config], found: Mapping[str, _Match]) -> dict[st
 
 
 def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_former: bool) -> str:
-    """The name of the whole device behind a part: as the configuration says, else the physical function of a VF, or
-    what hangs on that (a GPU is matched by its card).
+    """The name of the whole device behind a part: as the configuration says, else the GPU of a MIG instance or the
+    physical function of a VF, or what hangs on that (a GPU is matched by its card).
 
     Found by place, not by resource: a held device is listed as what an earlier configuration called it (``any_former``:
     there are such devices). One is a part of the other if the configuration of either says so.
@@ -389,8 +389,11 @@ def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_
             whole = named.get(place)
             if whole and any(_is_part(config, part, whole.match) for config in (part.config, whole.match.config)):
                 return whole.name
-    target = next((node.links["physfn"] for node in udev.lineage() if "physfn" in node.links), "")
-    if declared or not target:
+    if udev.subsystem == MIG and udev.above is not None:  # also where nothing, or another place, is declared
+        target = udev.above.syspath
+    else:
+        target = next((node.links["physfn"] for node in udev.lineage() if "physfn" in node.links and not declared), "")
+    if not target:
         return ""
     return named[target].name if target in named else functions.name(target) or name_of(os.path.basename(target))
 
@@ -423,6 +426,7 @@ class _Functions:
     def _names(self) -> Mapping[str, str]:
         found: dict[str, str] = {}
         for place in sorted(self._named):
-            if function := topology.pci_function(self._named[place].match.udev):
+            udev = self._named[place].match.udev
+            if udev.subsystem != MIG and (function := topology.pci_function(udev)):
                 found.setdefault(function.syspath, self._named[place].name)
         return found

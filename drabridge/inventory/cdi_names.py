@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from drabridge.system.untrusted import cut
+
 if TYPE_CHECKING:
     from drabridge.inventory.cdi_file import SpecNames
 
@@ -46,7 +48,8 @@ class CdiNames(Struct, frozen=True):
         if name in self.places:
             return ""
         if both := self.conflicts.get(name):
-            return f"CDI device {name} is in {both[0]} and in {both[1]}, so runtimes take neither: remove one of them"
+            where = " and in ".join(map(cut, both))  # kubelet is told, and takes no name of a file that is no text
+            return f"CDI device {name} is in {where}, so runtimes take neither: remove one of them"
         hint = _HINTS.get(name.partition("/")[0], "its vendor's program writes that file")
         kind = name.partition("=")[0] + "="
         others = sorted(one.removeprefix(kind) for one in self.places if one.startswith(kind))[:NAMED]

@@ -1,7 +1,8 @@
 """Run the programs of health rules (`exec:`), and keep what each said last.
 
 Nobody waits for one of them. Until a program has ended for the first time its device is not healthy. One that takes too
-long is killed, with everything of its session, and has failed.
+long is killed, with everything of its session, and has failed. It is not run again before it has ended: one that hangs
+in a driver may be there for ever, and there must not be more and more of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from drabridge.inventory.udev_device import clean
 KEEP_SECONDS = 10.0  # udevd may take as long as it likes for an event, and its device is not asked about meanwhile
 AT_ONCE = 4  # programs that run at the same time
 OUTPUT_MAX_BYTES = 64 << 10  # of one run; who writes more is killed
+KILLED_SECONDS = 1.0  # to wait for a killed program at the end: a driver that hangs may keep it for ever
 REASON_MAX_CHARS = 512  # of the last line: kubelet cuts a device's message at 1,024 bytes
 
 Command = tuple[str, ...]
@@ -59,10 +61,13 @@ class ExecChecks:
         for key in [key for key, at in self._asked.items() if now - at > KEEP_SECONDS]:
             self._end(key)
 
-    def stop(self) -> None:
-        """End all."""
+    async def stop(self) -> None:
+        """End all, and wait until they have ended, for ``KILLED_SECONDS`` at most."""
+        tasks = list(self._tasks.values())
         for key in list(self._asked):
             self._end(key)
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _end(self, key: Key) -> None:
         self._tasks.pop(key).cancel()
@@ -73,42 +78,86 @@ class ExecChecks:
         command, pause, limit = key
         while True:
             async with self._turns:
-                reason = await _run(command, limit)
+                reason, process = await _run(command, limit)
             if self._reasons.get(key) != reason:
                 self._reasons[key] = reason
                 self._on_change()
+            if process is not None:
+                await process.wait()
             await asyncio.sleep(pause)
 
 
-async def _run(command: Command, seconds: int) -> str:
-    """Run it once; return why the device is not healthy, "" when it is."""
-    program = command[0]
+async def _run(command: Command, seconds: int) -> tuple[str, asyncio.subprocess.Process | None]:
+    """Run it once; return why the device is not healthy, "" when it is, and the process, which may be about to end."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={"PATH": os.environ.get("PATH", os.defpath)},
-            start_new_session=True,
-        )
+        process, output, pipe = await _start(command)
     except OSError as error:
-        return f"{program} cannot be started: {error.strerror}"
-    output = b""
+        return f"{command[0]} cannot be started: {error.strerror}", None
+    try:
+        return await _verdict(command[0], process, output, seconds), process
+    except asyncio.CancelledError:  # the device is gone, or the agent ends
+        _kill(process)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KILLED_SECONDS):
+                await process.wait()
+        raise
+    finally:
+        pipe.close()
+        _kill(process)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill it, and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+async def _start(
+    command: Command,
+) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.ReadTransport]:
+    """Start it; return what it writes as well, and the pipe for that, to be closed. Raises OSError.
+
+    asyncio's own pipe would stay open as long as anybody has its other end, and what is in another session is not
+    killed.
+    """
+    reading, writing = os.pipe()
+    output = asyncio.StreamReader()
+    try:
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb")
+        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=asyncio.subprocess.DEVNULL,
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                start_new_session=True,
+            )
+        except BaseException:
+            pipe.close()
+            raise
+    finally:
+        os.close(writing)
+    return process, output, pipe
+
+
+async def _verdict(
+    program: str, process: asyncio.subprocess.Process, output: asyncio.StreamReader, seconds: int
+) -> str:
+    """Wait until it ends, for so long; return why the device is not healthy, "" when it is."""
+    said = b""
     try:
         async with asyncio.timeout(seconds):
-            assert process.stdout is not None
-            while data := await process.stdout.read(OUTPUT_MAX_BYTES):
-                output += data
-                if len(output) > OUTPUT_MAX_BYTES:
+            while data := await output.read(OUTPUT_MAX_BYTES):
+                said += data
+                if len(said) > OUTPUT_MAX_BYTES:
                     return f"{program} wrote more than {OUTPUT_MAX_BYTES >> 10} KiB, and was killed"
             status = await process.wait()
     except TimeoutError:
         return f"{program} did not end within {seconds} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
     if status == 0:
         return ""
-    lines = clean(output.strip().rpartition(b"\n")[2])
+    lines = clean(said.strip().rpartition(b"\n")[2])
     return lines[:REASON_MAX_CHARS] or f"{program} ended with status {status}"

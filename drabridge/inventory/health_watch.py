@@ -89,7 +89,7 @@ class HealthWatch:
     async def stop(self) -> None:
         """End everything."""
         if self._checks is not None:
-            self._checks.stop()
+            await self._checks.stop()
         if self._nvml is not None:
             self._nvml.stop()
             await self._nvml.ended(NVML_END_SECONDS)

@@ -59,6 +59,7 @@ class Timing(Struct, frozen=True):
 
 TIMING = Timing()
 STABLE_SECONDS = 60.0  # after so long without trouble the pauses begin anew
+_NAMED_SIGNALS = frozenset(signal.Signals)  # real-time signals are not there
 
 
 def pynvml_path() -> str:
@@ -181,7 +182,10 @@ class NvmlClient:
         if why:
             return why
         status = process.returncode or 0
-        return f"its process ended by {signal.Signals(-status).name}" if status < 0 else f"its process ended ({status})"
+        if status >= 0:
+            return f"its process ended ({status})"
+        name = signal.Signals(-status).name if -status in _NAMED_SIGNALS else f"signal {-status}"
+        return f"its process ended by {name}"
 
     async def _read(self, messages: asyncio.StreamReader) -> str:
         """Take messages until there are no more, or one says or shows that it is over; return why, if known."""
@@ -198,7 +202,7 @@ class NvmlClient:
                 return ""
             try:
                 message = nvml_report.decode(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return "its process wrote what is no message, and was killed"
             if isinstance(message, Failed):
                 if message.code == _DRIVER_NOT_LOADED and self._xids.clear():

@@ -297,6 +297,8 @@ class LegacyResource:
             except HostError:
                 devices = [self._current(device.name) for device in devices]
                 await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
+            # Its node may be another one since: a disk that hangs takes its time.
+            devices = [self._current(device.name) for device in devices]
         except HostError as error:
             raise self._unavailable(error, units) from error
         answer = self._answer_by_cdi(devices, units)

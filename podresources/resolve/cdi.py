@@ -27,6 +27,7 @@ FOLDERS = ("var/run/cdi", "run/cdi", "etc/cdi")
 """Where runtimes look (CDI specification, "Overview"); ``/var/run`` is a link to ``/run`` on most hosts."""
 
 MOST_EDITS = 4096  # nodes and variables of one device
+_DEVICE_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 _UUID_VARIABLES = ("NVIDIA_VISIBLE_DEVICES",)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
 
@@ -180,12 +181,13 @@ def _decode(data: bytes, *, yaml: bool) -> Any:
         return msgspec.json.decode(data)
     from yaml import YAMLError, load
 
+    # It makes texts of all scalars. The safe loaders convert, and what they raise for `!!bool x` is any exception.
     try:
-        from yaml import CSafeLoader as Loader
+        from yaml import CBaseLoader as Loader
     except ImportError:  # PyYAML without libyaml: a hundred times slower, and right
-        from yaml import SafeLoader as Loader  # type: ignore[assignment]
+        from yaml import BaseLoader as Loader  # type: ignore[assignment]
     try:
-        return load(data, Loader)
+        return load(data, Loader)  # noqa: S506 # it makes texts alone
     except YAMLError as error:
         raise ValueError(f"no YAML: {error}") from error
 
@@ -202,8 +204,18 @@ def _edits(edits: Any) -> Edits:
 
 def _node(node: dict[str, Any]) -> Node:
     kind = "b" if node.get("type") == "b" else "c"
-    numbers = [value if isinstance(value := node.get(key), int) else 0 for key in ("major", "minor")]
-    return Node(text(node.get("hostPath")) or text(node.get("path")), kind, *numbers)
+    return Node(
+        text(node.get("hostPath")) or text(node.get("path")),
+        kind,
+        _number(node.get("major")),
+        _number(node.get("minor")),
+    )
+
+
+def _number(value: Any) -> int:
+    """Return a number of JSON or the text of one in YAML; 0 for anything else."""
+    written = str(value) if isinstance(value, int | str) else ""
+    return int(written) if _DEVICE_NUMBER.fullmatch(written) else 0
 
 
 def _list(value: Any) -> list[Any]:

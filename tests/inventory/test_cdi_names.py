@@ -198,5 +198,7 @@ def test_why_a_device_is_missing_says_what_to_do() -> None:
         "CDI device nvidia.com/gpu=a is in /etc/cdi/x.yaml and in /etc/cdi/y.yaml, so runtimes take neither: "
         "remove one of them"
     )
+    no_text = CdiNames(none.directories, conflicts={A: ("/etc/cdi/\udcff.yaml", "/etc/cdi/y.yaml")})
+    assert no_text.missing(A).encode("utf-8")  # as kubelet is told
     torn = CdiNames(none.directories, unusable=("/etc/cdi/nvidia.yaml is not used: it has no kind",))
     assert torn.missing(A).endswith("; /etc/cdi/nvidia.yaml is not used: it has no kind")

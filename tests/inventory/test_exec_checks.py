@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,32 @@ async def test_a_program_that_hangs_is_killed_with_what_it_started(tmp_path: Pat
 
 def child_is_new(tmp_path: Path, child: int) -> bool:
     return int((tmp_path / "child").read_text() or child) != child
+
+
+async def test_a_program_that_cannot_be_killed_is_not_run_beside_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hangs in a driver."""
+    monkeypatch.setattr(os, "killpg", lambda group, number: None)
+    log, gate = tmp_path / "log", tmp_path / "gate"
+    text = f'[ "$1" = zero ] && exit 0; echo $$ >> {log}; while [ ! -e {gate} ]; do sleep 0.1; done'
+    async with checked(tmp_path, text, timeoutSeconds=1) as watched:
+        await shows(watched, f"{tmp_path / 'check'} did not end within 1 s", "")
+        await asyncio.sleep(3)
+        assert len(log.read_text().split()) == 1
+        monkeypatch.undo()
+        gate.touch()
+        await shows(watched, "", "")
+
+
+async def test_what_a_program_leaves_behind_keeps_no_file_open_here(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    text = f'[ "$1" = zero ] && exit 0; echo $$ >> {log}; setsid sleep 20 &'
+    async with checked(tmp_path, text, timeoutSeconds=1) as watched:
+        await shows(watched, f"{tmp_path / 'check'} did not end within 1 s", "")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        await until(lambda: len(log.read_text().split()) > 3, HANG_SECONDS)
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2  # of the run that goes on
 
 
 async def test_what_else_can_be_wrong_with_a_program(tmp_path: Path) -> None:

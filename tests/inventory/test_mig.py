@@ -6,17 +6,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.inventory import mig as mig_devices
 from drabridge.inventory.match import explain
 from drabridge.inventory.model import Device, Presence, Semver
-from drabridge.inventory.nvidia import MigInstance, read
+from drabridge.inventory.nvidia import Failure, FailureKind, MigInstance, read
 from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import desired_slices
 from tests.support import machines
+from tests.support.hardware import record
 from tests.support.inventory_and_ledger import Machine
 from tests.support.mig import MIG_UUID, cap, capabilities, facts, gpu, instance, nodes
 from tests.support.umockdev import needs_umockdev, run_under_umockdev
@@ -236,6 +238,30 @@ def test_a_gpu_whose_instance_is_held_is_for_nobody(holder: str, taker: str) -> 
         assert server.resources() == {"nvidia.com/gpu": [WHOLE]}
 
 
+@pytest.mark.parametrize("whole", ["pci", "drm"])
+@pytest.mark.parametrize("partition", ["", "  partition: {of: nvidia.com/gpu}\n"])
+def test_an_instance_is_a_part_of_its_gpu_whatever_the_configuration_says(whole: str, partition: str) -> None:
+    """Also without ``partition:``, and where the GPU is matched by its card, which is not above an instance."""
+    text = f"""apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+resources:
+- {{name: nvidia.com/gpu, match: {{subsystem: {whole}, sysname: ["0000:*", card0]}}, id: [whole], nodes: []}}
+- name: nvidia.com/mig
+  match: {{subsystem: nvidia-mig}}
+  id: ["{{nvidia.uuid}}"]
+  nodes: []
+{partition}"""
+    server = Server(load(text))
+    card = record(f"{gpu(0).syspath}/drm/card0", "drm", above=gpu(0))
+    server.nvidia = facts([])
+    server.see(gpu(0), card)
+    assert server.allocate("whole"), server.said
+    server.nvidia = facts([instance(0, 1)])
+    server.see(gpu(0), card)
+    assert not server.allocate(name(0, 1))
+    assert "whole" in server.said
+
+
 def test_the_slices_have_the_instances_and_not_their_gpu() -> None:
     server = Server(load(MIXED.read_text().replace('{legacy: "*", dra: 0}', '{dra: "*"}')), count=2)
     server.show(instance(0, 1), instance(0, 2))
@@ -303,6 +329,20 @@ def test_an_instance_made_anew_in_the_place_of_a_held_one_waits_for_the_holder()
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_heeds_faults_of_gpus_and_of_instances() -> None:
+    server = Server(mixed(), count=2)
+    xid = Failure(FailureKind.XID, "XID 79", 79)
+    ill = {MIG_UUID.format(0, 16): (xid,), machines.GPU_UUID.format(1): (xid,)}
+    server.nvidia = replace(facts([instance(0, 1), instance(0, 2)], 2), failures=ill)
+    server.host.nodes.update(nodes([instance(0, 1), instance(0, 2)], 2))
+    devices = server.see(gpu(0), gpu(1))
+    assert {each.name: each.reason for each in devices.values()} == {
+        name(0, 1): "XID 79",
+        name(0, 2): "",
+        machines.GPU_UUID.format(1).lower(): "XID 79",
+    }
 
 
 def test_two_instances_of_one_uuid_are_not_offered_and_the_others_are() -> None:

@@ -394,7 +394,9 @@ PROGRAMS = {
     "no messages": ("print('hello', flush=True)\nimport time; time.sleep(60)", "no message"),
     "another kind": ('print(\'{"kind": "cake"}\', flush=True)\nimport time; time.sleep(60)', "no message"),
     "numbers for texts": ('print(\'{"kind": "event", "gpu": 1, "xid": 1}\', flush=True)', "no message"),
+    "lists in lists": ('print(\'{"kind": "alive", "x": \' + \'[\' * 100_000, flush=True)', "no message"),
     "nothing": ("", "ended (0)"),
+    "a real-time signal": ("import os; os.kill(os.getpid(), 35)", "ended by signal 35"),
     "an exit": ("raise SystemExit(3)", "ended (3)"),
 }
 

@@ -151,6 +151,25 @@ async def test_the_fallback_has_a_name_of_its_own_that_stays(service: LedgerServ
     assert place.written().keys() == both
 
 
+async def test_a_node_that_changes_during_the_look_is_given_as_it_is_then(
+    service: LedgerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the container would get whatever has the old number now."""
+    place = Place(service, tmp_path, replace(GPU, nodes=(NODE,)))
+    write_spec(place.foreign, "GPU-0")
+    await place.index.use(frozenset({KIND}))
+    look = place.index.confirm
+
+    async def while_it_is_plugged_in_again(names: Collection[str]) -> None:
+        place.device = replace(place.device, nodes=(replace(NODE, minor=5),))
+        await look(names)
+
+    monkeypatch.setattr(place.index, "confirm", while_it_is_plugged_in_again)
+    assert await place.names() == (THEIRS, OURS)
+    (node,) = place.written()["legacy-gpu-0"]["deviceNodes"]  # type: ignore[index]
+    assert node["minor"] == 5
+
+
 async def test_nobody_looks_at_files_for_devices_without_others(service: LedgerService, tmp_path: Path) -> None:
     place = Place(service, tmp_path, replace(GPU, cdi_devices=()))
     assert await place.names() == (OURS,)

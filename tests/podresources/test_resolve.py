@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Semver
@@ -353,6 +354,20 @@ def _bomb(files: NodeFiles) -> None:
     files.write("var/run/cdi/bomb.yaml", "\n".join([*lines, "devices: *a29", "kind: x.com/y"]))
 
 
+def _converted(files: NodeFiles) -> None:
+    """What a loader that converts scalars raises KeyError, IndexError and AttributeError for."""
+    for name, value in {"bool": "!!bool x", "int": "!!int ''", "time": "!!timestamp x"}.items():
+        files.write(f"var/run/cdi/{name}.yaml", f"kind: {value}\ndevices: []\n")
+
+
+def _long_number(files: NodeFiles) -> None:
+    """Python refuses to write out a number of so many digits."""
+    path = files.root / f"var/run/cdi/k8s.gpu.nvidia.com-claim_{CLAIM_UID}.yaml"
+    document = yaml.safe_load(path.read_text())
+    document["devices"][0]["containerEdits"]["deviceNodes"].append({"path": "/dev/x", "major": "LONG", "minor": 1})
+    path.write_text(yaml.safe_dump(document).replace("LONG", f"0x{'f' * 20_000}"))
+
+
 def _metadata_torn(files: NodeFiles) -> None:
     path = files.metadata("c", "gpu-0", {"uuid": {"string": GPU0}})
     path.write_text(path.read_text()[:-20])
@@ -375,6 +390,8 @@ def _directory(files: NodeFiles) -> None:
         (_torn, "CDI file"),
         (_deep, "CDI file"),
         (_bomb, ""),
+        (_converted, ""),
+        (_long_number, ""),
         (_metadata_torn, "it is not complete, or no device metadata"),
         (_metadata_strange, "it is not complete, or no device metadata"),
         (_directory, "x.json"),

@@ -74,6 +74,7 @@ async def test_all_agents_together_have_one_time(path: Path) -> None:
         (HEAD + b"Content-Length: 2\r\n\r\n[]", "Expected `object`"),
         (HEAD + b'Content-Length: 25\r\n\r\n{"driver": 1, "devices":1}', "Expected `str`"),
         (HEAD + b"Content-Length: 500\r\n\r\n{}", "IncompleteRead"),
+        (HEAD + b'Content-Length: 3008\r\n\r\n{"more":' + b"[" * 3000, "recursion"),
     ],
 )
 async def test_an_answer_that_is_no_status_document_is_named(path: Path, answer: bytes, said: str) -> None:
