@@ -38,8 +38,9 @@ lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests aga
 cluster: $(VENV)/.dev system  ## the cluster tests on the node of KUBECONFIG, else on one that ../shared/cluster/cluster starts
 	$(BIN)/python -m tests.cluster $(CLUSTER_ARGS)
 
-bench: $(VENV)/.dev  ## the numbers, against their budgets
-	$(BIN)/python -m tests.bench
+bench: $(VENV)/.dev  ## the numbers, against their budgets; kept in tests/bench/history.jsonl, and drawn
+	$(BIN)/python -m tests.bench --keep
+	$(BIN)/python -m docs.draw_benchmarks
 
 soak: $(VENV)/.dev  ## legacy pods and claims at full load with crashes, for 10 minutes
 	$(BIN)/python -m tests.soak --minutes 10 --seed 1

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import tests.bench as package
+from tests.bench import history
 from tests.bench.core import Benchmark, Result, measure
 
 
@@ -23,7 +24,7 @@ def collect() -> list[Benchmark]:
     """Every benchmark of every module in this package that offers ``benchmarks()``."""
     found: list[Benchmark] = []
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        if info.name not in ("__main__", "core"):
+        if info.name not in ("__main__", "core", "history"):
             module = importlib.import_module(f"{package.__name__}.{info.name}")
             found.extend(getattr(module, "benchmarks", list)())
     return found
@@ -44,6 +45,11 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only benchmarks whose name contains one of these")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers to FILE, as a list")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="append the numbers to tests/bench/history.jsonl, if all of this is committed",
+    )
     parser.add_argument("--list", action="store_true", help="print the names and budgets, measure nothing")
     arguments = parser.parse_args()
     chosen = [b for b in collect() if not arguments.names or any(name in b.name for name in arguments.names)]
@@ -66,6 +72,8 @@ def main() -> int:
         print(f"{result.name:{width}}  {result.value:12.3f}  {budget:>12}  {result.unit}{verdict}", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+    if arguments.keep and not history.append(results):
+        print("not kept: files differ from the commit, which is what a figure is of", file=sys.stderr)
     return 0 if all(result.ok for result in results) else 1
 
 
