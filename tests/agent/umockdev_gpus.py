@@ -20,7 +20,7 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
 from tests.agent.umockdev_examples import EXAMPLES
-from tests.support.agent_on_cluster import bridge
+from tests.support.agent_on_cluster import bridge, claim_and_pod
 from tests.support.agent_process import AgentProcess, pod
 from tests.support.kubelet_peers import plugin
 from tests.support.umockdev import Testbed, tree
@@ -97,19 +97,7 @@ kind: DeviceClass
 metadata: {{name: {driver}}}
 spec: {{selectors: [{{cel: {{expression: "device.driver == '{driver}'"}}}}]}}
 ---
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {{name: {name}, namespace: default}}
-spec: {{devices: {json.dumps(devices)}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: default}}
-spec:
-  resourceClaims: [{{name: c, resourceClaimName: {name}}}]
-  containers: [{{name: main, image: x, resources: {{claims: [{{name: c}}]}}}}]
-  terminationGracePeriodSeconds: 1
-"""
+{claim_and_pod(name, devices)}"""
 
 
 def allocated(cluster: SimCluster, claim: str) -> list[str]:

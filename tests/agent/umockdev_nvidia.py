@@ -24,7 +24,7 @@ from drabridge.sim.kubelet.runtime import LockingRuntime
 from tests.agent.umockdev_examples import EXAMPLES
 from tests.agent.umockdev_gpus import ids, limits_pod, published
 from tests.support import machines
-from tests.support.agent_on_cluster import bridge
+from tests.support.agent_on_cluster import bridge, claim_and_pod
 from tests.support.agent_process import AgentProcess, metric
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.mig import cap, capabilities
@@ -153,20 +153,7 @@ def _class(name: str, selector: str | None) -> str:
 def claim_pod(name: str, device_class: str, *selectors: str) -> str:
     """A claim for one device, and a pod with it."""
     request = {"deviceClassName": device_class, "selectors": [{"cel": {"expression": one}} for one in selectors]}
-    return f"""\
-apiVersion: resource.k8s.io/v1
-kind: ResourceClaim
-metadata: {{name: {name}, namespace: default}}
-spec: {{devices: {{requests: [{{name: r, exactly: {json.dumps(request)}}}]}}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: default}}
-spec:
-  resourceClaims: [{{name: c, resourceClaimName: {name}}}]
-  containers: [{{name: main, image: x, resources: {{claims: [{{name: c}}]}}}}]
-  terminationGracePeriodSeconds: 1
-"""
+    return claim_and_pod(name, {"requests": [{"name": "r", "exactly": request}]})
 
 
 PROFILE = f"device.attributes['{DRIVER}'].profile == '1g.10gb'"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,11 +39,16 @@ spec: {{selectors: [{{cel: {{expression: "device.driver == '{DRIVER}'"}}}}]}}
 
 def claim_pod(name: str, count: int = 1) -> str:
     """A claim for so many devices, and a pod that uses it."""
+    return claim_and_pod(name, {"requests": [{"name": "r", "exactly": {"deviceClassName": "mem", "count": count}}]})
+
+
+def claim_and_pod(name: str, devices: Mapping[str, Any]) -> str:
+    """A claim with this ``spec.devices``, and a pod that uses it."""
     return f"""\
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {{name: {name}, namespace: default}}
-spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: mem, count: {count}}}}}]}}}}
+spec: {{devices: {json.dumps(devices)}}}
 ---
 apiVersion: v1
 kind: Pod
