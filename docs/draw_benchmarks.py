@@ -14,7 +14,7 @@ from typing import Any
 from tests.bench import history
 
 PICTURE = Path(__file__).resolve().parent / "images/benchmarks.svg"
-COLUMNS, WIDTH, HEIGHT, GAP, LABEL = 4, 220, 70, 16, 18
+COLUMNS, WIDTH, HEIGHT, GAP, LABEL = 3, 310, 60, 16, 18
 MOST_RUNS = 60
 TOP = 1.25  # of a budget: what is above it is drawn at the edge
 
