@@ -23,6 +23,7 @@ from pathlib import Path
 
 from deploy.release import artefacts, audit, bill, notes, provenance, signatures
 from deploy.release.signatures import KeyFileError
+from drabridge import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = ("amd64", "arm64")
@@ -85,6 +86,7 @@ def _release(options: argparse.Namespace) -> None:
     commit, epoch = _git("rev-parse", "HEAD"), int(_git("log", "-1", "--format=%ct"))
     if changed := _git("status", "--porcelain"):
         raise ReleaseError(f"only what is committed is built: commit or remove\n{changed}")
+    note = notes.of_version((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), __version__)
     out: Path = options.output.resolve()
     if out.exists() and any(out.iterdir()):
         raise ReleaseError(f"{out} is not empty: files of two releases must not mix")
@@ -92,7 +94,6 @@ def _release(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="drarelease") as name:
         work = Path(name)
         version = _build(work / "first", options, epoch, tell)
-        note = notes.of_version((work / "first/source/CHANGELOG.md").read_text(encoding="utf-8"), version)
         holes = audit.known_holes(work / "first/source/deploy/image/requirements.lock")
         if holes:
             raise ReleaseError("packages with known holes are locked; raise their floors:\n" + "\n".join(holes))
@@ -106,6 +107,9 @@ def _release(options: argparse.Namespace) -> None:
             shutil.move(path, out / path.name)
         lock = (work / "first/source/deploy/image/requirements.lock").read_text(encoding="utf-8")
         base = _base((work / "first/source/deploy/image/Containerfile").read_text(encoding="utf-8"))
+        if any("BASE=" in option for option in options.podman):
+            base = {}
+            tell("the provenance names no base: another one than the Containerfile's was given")
         materials = {
             f"deploy/image/{each}": provenance.sha256(work / "first/source/deploy/image" / each)
             for each in ("requirements.lock", "build.lock", "Containerfile")

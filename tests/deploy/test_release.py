@@ -159,6 +159,14 @@ def cyclonedx_schema() -> Draft7Validator:
     return Draft7Validator(found["bom-1.6"], registry=registry)
 
 
+def test_the_provenance_names_no_base_that_was_not_used(clone: Path, tmp_path: Path) -> None:
+    done = release(clone, "--output", tmp_path, "--podman=--build-arg=BASE=localhost/other")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (provenance,) = tmp_path.glob("*-provenance.json")
+    built = json.loads(provenance.read_text())["predicate"]["buildDefinition"]
+    assert not any("python" in one["uri"] for one in built["resolvedDependencies"])
+
+
 def test_the_bill_is_valid_and_has_every_locked_package_with_its_licence(released: Path) -> None:
     text = (released / f"drabridge-{__version__}.cdx.json").read_text()
     assert list(cyclonedx_schema().iter_errors(json.loads(text))) == []
