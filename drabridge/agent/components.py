@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 import deviceplugin
 from drabridge.agent.drain import ClaimsLeft, Drain, DriverFiles
@@ -311,7 +312,7 @@ class Components:
 
 def release_policy(config: Config) -> LedgerPolicy:
     """Return the ledger's rules as the configuration has them."""
-    return LedgerPolicy(**config.safety.model_dump())
+    return LedgerPolicy(**asdict(config.safety))
 
 
 def probed_resources(configs: Iterable[Config]) -> frozenset[str]:

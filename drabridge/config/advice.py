@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from drabridge.config.lanes import COUNT_MAX, Lanes, LaneShare
 from drabridge.config.predicate import All, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
-from drabridge.config.schema import Config, Resource
+from drabridge.config.schema import DRIVER_PLACEHOLDER, Config, Resource
 
 # Numbers that the kernel assigns in the order of arrival: another device may have them after the next boot.
 _NUMBERED = frozenset({"sysnum", "devnode", "devname", "minor", "major", "nvidia.minor"})
@@ -19,7 +19,7 @@ def advice(config: Config) -> tuple[str, ...]:
 
 
 def _advice(config: Config) -> Iterator[str]:
-    if config.driver == Config.model_fields["driver"].default:
+    if config.driver == DRIVER_PLACEHOLDER:
         yield f"driver {config.driver} is a placeholder: choose a domain of yours; changing it later means draining"
     for index, resource in enumerate(config.resources):
         for text in _of_resource(resource):

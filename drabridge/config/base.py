@@ -1,14 +1,11 @@
-"""The base of all models of the configuration, and the types of their fields: patterns, templates, names."""
+"""The types of the configuration's fields: patterns, templates, names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
-from pydantic.alias_generators import to_camel
+from typing import Annotated, Any
 
 from drabridge.config import names
+from drabridge.config.model import Check, Parse, Schema
 from drabridge.config.pattern import Glob, Patterns
 from drabridge.config.problems import Problem, Problems, unmet
 from drabridge.config.regex import Regex
@@ -17,46 +14,12 @@ from drabridge.config.template import Field as TemplateField
 from drabridge.config.template import Template as _Template
 from drabridge.config.template import parse as parse_template
 
-T = TypeVar("T")
-
-Many = Annotated[tuple[T, ...], Field(strict=False)]  # a YAML list; strict pydantic would insist on a Python tuple
-
-
-class Model(BaseModel):
-    """Base of all models: strict, frozen, no unknown keys. Python names are snake_case, the file has camelCase."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        arbitrary_types_allowed=True,
-        defer_build=True,  # one validator for the whole file, instead of one for every model: 5 MiB and 0.1 s less
-    )
-
-    @classmethod
-    def whole_file_problems(cls, data: object) -> Iterator[Problem]:
-        """Problems between parts of the file, found on plain data: even when other parts are wrong."""
-        yield from ()
-
-
-def preset(model: type[Model], **values: Any) -> Any:
-    """The default of a field that is a model. It is made when needed: a validator for each model costs 0.1 s."""
-    return Field(default_factory=lambda: model.model_construct(**values))
-
-
-def exactly_one_of(*keys: str) -> ConfigDict:
-    """A JSON Schema rule for what a validator checks: exactly one of these keys is given."""
-    return ConfigDict(json_schema_extra={"oneOf": [{"required": [key]} for key in keys]})
-
 
 def text_of(value: Any, what: str = "text") -> str:
     """The value when it is a string. Raises Problems when it is not."""
     if not isinstance(value, str):
         raise unmet(what)
-    return value
+    return str(value)
 
 
 # --- patterns -------------------------------------------------------------------------------------------------------
@@ -90,11 +53,6 @@ def as_patterns(value: Any) -> Patterns:
     return Patterns(tuple(items))
 
 
-def _patterns_to_plain(value: Patterns) -> Any:
-    plain = [item.text if isinstance(item, Glob) else {"regex": item.text} for item in value.items]
-    return plain[0] if len(plain) == 1 else plain
-
-
 _ONE_PATTERN: dict[str, Any] = {
     "anyOf": [
         {"type": "string", "maxLength": 1024},
@@ -108,9 +66,8 @@ _ONE_PATTERN: dict[str, Any] = {
 }
 PatternsText = Annotated[
     Patterns,
-    PlainValidator(as_patterns),
-    PlainSerializer(_patterns_to_plain),
-    WithJsonSchema(
+    Parse(as_patterns),
+    Schema(
         {
             "anyOf": [*_ONE_PATTERN["anyOf"], {"type": "array", "minItems": 1, "items": _ONE_PATTERN}],
             "x-type": "pattern",
@@ -176,26 +133,24 @@ def _as_field(value: Any) -> TemplateField:
     return TemplateField.parse(text)
 
 
-def _schema(kind: str, **more: Any) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "minLength": 1, "x-type": kind, **more})
+def _schema(kind: str, **more: Any) -> Schema:
+    return Schema({"type": "string", "minLength": 1, "x-type": kind, **more})
 
 
-Template = Annotated[_Template, PlainValidator(_template), PlainSerializer(str), _schema("template")]
-IdTemplate = Annotated[Template, AfterValidator(_without_identity), _schema("template")]
-PathTemplate = Annotated[Template, AfterValidator(_path), _schema("path template", pattern=r"^(/|\{devnode\})")]
-PathKey = Annotated[str, AfterValidator(_path_key), _schema("path template", pattern=r"^(/|\{devnode\})")]
+Template = Annotated[_Template, Parse(_template), _schema("template")]
+IdTemplate = Annotated[Template, Check(_without_identity), _schema("template")]
+PathTemplate = Annotated[Template, Check(_path), _schema("path template", pattern=r"^(/|\{devnode\})")]
+PathKey = Annotated[str, Check(_path_key), _schema("path template", pattern=r"^(/|\{devnode\})")]
 CdiDeviceTemplate = Annotated[
-    Template, AfterValidator(_cdi_device), _schema("vendor/class=name", pattern=r"^[A-Za-z][A-Za-z0-9_.-]*/[^={}]+=.")
+    Template, Check(_cdi_device), _schema("vendor/class=name", pattern=r"^[A-Za-z][A-Za-z0-9_.-]*/[^={}]+=.")
 ]
-FieldText = Annotated[
-    TemplateField, PlainValidator(_as_field), PlainSerializer(str), _schema("field", pattern=r"^[^{]")
-]
+FieldText = Annotated[TemplateField, Parse(_as_field), _schema("field", pattern=r"^[^{]")]
 
 # --- names ----------------------------------------------------------------------------------------------------------
 
 DriverName = Annotated[
     str,
-    AfterValidator(names.driver_name),
+    Check(names.driver_name),
     _schema("domain name", maxLength=63, pattern=r"^[a-z][-a-z0-9]*(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$"),
 ]
 
@@ -217,7 +172,7 @@ _PLAIN_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _NAME_OF_VALUE = r"([A-Za-z0-9][-A-Za-z0-9_.]*)?\{attr:[^{}]+\}([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 ResourceNames = Annotated[
     str,
-    AfterValidator(_resource_names),
+    Check(_resource_names),
     _schema(
         "domain/name",
         maxLength=308,
@@ -226,7 +181,7 @@ ResourceNames = Annotated[
 ]
 ResourceName = Annotated[
     str,
-    AfterValidator(names.extended_resource_name),
+    Check(names.extended_resource_name),
     _schema(
         "domain/name",
         maxLength=308,  # 244 for the domain, the slash, 63 for the name
@@ -235,27 +190,23 @@ ResourceName = Annotated[
 ]
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _C_NAME = "[A-Za-z_][A-Za-z0-9_]"
-PoolName = Annotated[
-    str, AfterValidator(names.pool_name), _schema("name", maxLength=253, pattern=rf"^{_LABEL}([./]{_LABEL})*$")
-]
-DnsLabel = Annotated[str, AfterValidator(names.dns_label), _schema("name", maxLength=63, pattern=f"^{_LABEL}$")]
+PoolName = Annotated[str, Check(names.pool_name), _schema("name", maxLength=253, pattern=rf"^{_LABEL}([./]{_LABEL})*$")]
+DnsLabel = Annotated[str, Check(names.dns_label), _schema("name", maxLength=63, pattern=f"^{_LABEL}$")]
 DeviceClassName = Annotated[
-    str, AfterValidator(names.device_class_name), _schema("name", maxLength=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")
+    str, Check(names.device_class_name), _schema("name", maxLength=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")
 ]
 AttributeName = Annotated[
-    str, AfterValidator(names.attribute_name), _schema("name", pattern=rf"^({_LABEL}(\.{_LABEL})*/)?{_C_NAME}{{0,31}}$")
+    str, Check(names.attribute_name), _schema("name", pattern=rf"^({_LABEL}(\.{_LABEL})*/)?{_C_NAME}{{0,31}}$")
 ]
 LabelName = Annotated[
     str,
-    AfterValidator(names.label_name),
+    Check(names.label_name),
     _schema(
         "label's name",
         maxLength=317,  # 253 for the domain, the slash, 63 for the name
         pattern=rf"^({_LABEL}(\.{_LABEL})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
     ),
 ]
-EnvName = Annotated[str, AfterValidator(names.env_name), _schema("name", pattern=f"^{_C_NAME}*$")]
-Permissions = Annotated[
-    str, AfterValidator(names.permissions), _schema('"r", "w" or "rw"', enum=["r", "w", "rw", "wr"])
-]
-AbsolutePath = Annotated[str, AfterValidator(names.absolute_path), _schema("path", pattern="^/")]
+EnvName = Annotated[str, Check(names.env_name), _schema("name", pattern=f"^{_C_NAME}*$")]
+Permissions = Annotated[str, Check(names.permissions), _schema('"r", "w" or "rw"', enum=["r", "w", "rw", "wr"])]
+AbsolutePath = Annotated[str, Check(names.absolute_path), _schema("path", pattern="^/")]

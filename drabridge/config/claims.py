@@ -5,57 +5,56 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, model_validator
+from msgspec import Meta
 
 from drabridge.config import names
-from drabridge.config.base import DeviceClassName, DnsLabel, EnvName, Many, Model, Permissions, ResourceName, Template
+from drabridge.config.base import DeviceClassName, DnsLabel, EnvName, Permissions, ResourceName, Template
 from drabridge.config.container import Hook, MountRule
-from drabridge.config.problems import Problem, did_you_mean, refuse_if_any
+from drabridge.config.model import Model
+from drabridge.config.problems import Problem, did_you_mean
 
 
-class Sharing(Model):
+class Sharing(Model, frozen=True):
     """Whether several claims may hold one device at the same time (consumable capacity, Kubernetes >= 1.34)."""
 
     allow_multiple_allocations: bool = False
     """Claims share the device; limit them with a capacity that has a `requestPolicy`."""
 
 
-class Counter(Model):
+class Counter(Model, frozen=True):
     """A shared counter: the whole device has `total`, every part takes `each`."""
 
-    total: int = Field(ge=1, le=1_000_000)
+    total: Annotated[int, Meta(ge=1, le=1_000_000)]
     """What the whole device has, and takes when it is allocated as a whole."""
-    each: int = Field(default=1, ge=1, le=1_000_000)
+    each: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     """What one of this resource's devices takes."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Counter:
+    def _problems(self) -> Iterator[Problem]:
         if self.each > self.total:
-            refuse_if_any([Problem(f"at most total ({self.total})", path=("each",))])
-        return self
+            yield Problem(f"at most total ({self.total})", path=("each",))
 
 
-class Partition(Model):
+class Partition(Model, frozen=True):
     """These devices are parts of whole devices. A part and its whole are never held at the same time, and a part is in
     the lane of its whole, whatever `lanes` says.
     """
 
     of: ResourceName
     """The resource of the whole devices."""
-    by: Annotated[str, StringConstraints(pattern=r"^(parent|link:[A-Za-z0-9_.-]+)$")] = "parent"
+    by: Annotated[str, Meta(pattern=r"^(parent|link:[A-Za-z0-9_.-]+)$")] = "parent"
     """How the whole is found from a part: `parent` (an ancestor in udev), or `link:physfn` (a link in sysfs)."""
-    counters: Annotated[Mapping[DnsLabel, Counter], Field(max_length=names.COUNTERS_MAX)] = {}
+    counters: Annotated[Mapping[DnsLabel, Counter], Meta(max_length=names.COUNTERS_MAX)] = {}
     """Shared counters of claims. Left out: each part is one of as many as there are."""
 
 
-class Profile(Model):
+class Profile(Model, frozen=True):
     """What a claim may choose by name. Only this file says what the name stands for."""
 
     permissions: Permissions | None = None
     """Instead of the permissions of the resource's nodes."""
     env: Mapping[EnvName, Template] = {}
     """Added to the resource's environment."""
-    mounts: Many[MountRule] = ()
+    mounts: tuple[MountRule, ...] = ()
     """Added to the resource's mounts."""
     prepare: Hook | None = None
     """Runs before the claim's first container may start; on a shared device while other claims use it."""
@@ -63,10 +62,10 @@ class Profile(Model):
     """Runs after the claim's last container has ended; on a shared device while other claims use it."""
 
 
-class ClaimConfig(Model):
+class ClaimConfig(Model, frozen=True):
     """What the opaque parameters of claims and classes may ask for; nothing unless it is allowed here."""
 
-    env: Many[EnvName] = ()
+    env: tuple[EnvName, ...] = ()
     """Environment variables that a claim may set."""
     profiles: Mapping[DnsLabel, Profile] = {}
     """Profiles that a claim may choose."""
@@ -75,11 +74,6 @@ class ClaimConfig(Model):
     trust_class_parameters: bool = False
     """Whether a DeviceClass, which only administrators write, may set any environment variable."""
 
-    @model_validator(mode="after")
-    def _check(self) -> ClaimConfig:
-        refuse_if_any(self._problems())
-        return self
-
     def _problems(self) -> Iterator[Problem]:
         default = self.default_profile
         if default is not None and default not in self.profiles:
@@ -87,12 +81,12 @@ class ClaimConfig(Model):
             yield Problem("the name of a profile", hint, ("defaultProfile",))
 
 
-class DeviceClass(Model):
+class DeviceClass(Model, frozen=True):
     """The DeviceClass that users of this resource name; for the chart and for checks; the agent does not create it."""
 
     name: DeviceClassName
     """The object's name."""
     extended_resource_name: ResourceName | None = None
     """Set when the class serves this extended resource through DRA."""
-    selector: Annotated[str, StringConstraints(min_length=1, max_length=10_240)] | None = None
+    selector: Annotated[str, Meta(min_length=1, max_length=10_240)] | None = None
     """CEL expression for the class's devices, in place of the one that selects this resource's by their name."""

@@ -7,45 +7,44 @@ A new key also needs its value for one device (``inventory/container_edits.py``)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from msgspec import Meta, field
 
-from drabridge.config.base import EnvName, Many, Model, PathTemplate, Permissions, Template, exactly_one_of
+from drabridge.config.base import EnvName, PathTemplate, Permissions, Template
 from drabridge.config.matcher import Match
-from drabridge.config.problems import Problem, refuse_if_any
+from drabridge.config.model import Model, exactly_one_of
+from drabridge.config.problems import Problem
 
 COMMAND_MAX = 64  # words of a hook
 
 
-class NodeRule(Model):
+class NodeRule(Model, frozen=True):
     """Device nodes under /dev that go into the container. Give `from` or `path`."""
 
-    model_config = exactly_one_of("from", "path")
+    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of("from", "path")
 
-    source: Literal["devnode", "group"] | None = Field(default=None, alias="from")
+    source: Literal["devnode", "group"] | None = field(default=None, name="from")
     """`devnode`: the device's own node; `group`: the nodes of its companions."""
     path: PathTemplate | None = None
     """A node by its path on the host, with fields: `/dev/nvidia{nvidia.minor}`. Where fields lead several devices to
     one node (`/dev/vfio/{iommu_group}`), only one of them is given out at a time; a path without fields they share."""
-    alias: PathTemplate | None = Field(default=None, alias="as")
+    alias: PathTemplate | None = field(default=None, name="as")
     """Its path in the container, so that renumbering is invisible; the host's path when left out."""
     permissions: Permissions = "rw"
     """What the container may do: `r`, `w` or `rw`."""
     optional: bool = False
     """Whether the device is healthy without this node."""
 
-    @model_validator(mode="after")
-    def _check(self) -> NodeRule:
+    def _problems(self) -> Iterator[Problem]:
         if (self.source is None) == (self.path is None):
-            refuse_if_any([Problem("either from: devnode, from: group, or path:", "give exactly one of them")])
+            yield Problem("either from: devnode, from: group, or path:", "give exactly one of them")
         if self.source == "group" and self.alias is not None and not self.alias.fields:
             hint = "use {devname}, for example /dev/fpga/{devname}"
-            refuse_if_any([Problem("an alias that differs for every companion", hint, ("as",))])
-        return self
+            yield Problem("an alias that differs for every companion", hint, ("as",))
 
 
-class MountRule(Model):
+class MountRule(Model, frozen=True):
     """A bind mount that comes with the device."""
 
     host_path: PathTemplate
@@ -58,60 +57,56 @@ class MountRule(Model):
     """Whether it is left out silently when the host's path does not exist."""
 
 
-class CdiFallback(Model):
+class CdiFallback(Model, frozen=True):
     """What a container gets, beside `nodes`, `env` and `mounts`, while a CDI device of `cdiDevices` is in no file."""
 
-    nodes: Many[NodeRule] = ()
+    nodes: tuple[NodeRule, ...] = ()
     """Device nodes in place of those of the CDI devices."""
     env: Mapping[EnvName, Template] = {}
     """Environment variables in place of theirs."""
-    mounts: Many[MountRule] = ()
+    mounts: tuple[MountRule, ...] = ()
     """Bind mounts in place of theirs."""
 
-    @model_validator(mode="after")
-    def _check(self) -> CdiFallback:
-        refuse_if_any(duplicate_targets(self.nodes, self.mounts))
-        return self
+    def _problems(self) -> Iterator[Problem]:
+        yield from duplicate_targets(self.nodes, self.mounts)
 
 
-class Group(Model):
+class Group(Model, frozen=True):
     """Companions: other udev devices that belong to the same logical device.
 
     If one whose node goes with it is a device of its own as well, only one of the two is given out at a time. A device
     whose nodes are taken `from: group` is unhealthy when no companion with a node is left.
     """
 
-    scope: Literal["children", "siblings", "parent", "iommuGroup"] = Field(default="children", alias="with")
+    scope: Literal["children", "siblings", "parent", "iommuGroup"] = field(default="children", name="with")
     """Where to look: below the device, below its parent, above it, or in its IOMMU group."""
     match: Match = ()
     """Which of them; all that have a node when left out."""
 
 
-class Hook(Model):
+class Hook(Model, frozen=True):
     """A command that the agent runs on the node, without a shell."""
 
-    command: Annotated[Many[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=COMMAND_MAX)]
+    command: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1, max_length=COMMAND_MAX)]
     """Program and arguments. The device is described in the environment (DRABRIDGE_DEVICE, DRABRIDGE_NODES, ...)."""
-    timeout_seconds: int = Field(default=20, ge=1, le=300)
+    timeout_seconds: Annotated[int, Meta(ge=1, le=300)] = 20
     """It is killed, and has failed, after this time; also when the hooks of its claim took 40 s together.
 
     Kubelet waits 45 s for a claim that is prepared or unprepared (pkg/kubelet/cm/dra/plugin/dra_plugin.go).
     """
 
-    @model_validator(mode="after")
-    def _check(self) -> Hook:
+    def _problems(self) -> Iterator[Problem]:
         if not self.command[0].startswith("/"):
-            refuse_if_any([Problem("an absolute path of a program", "no shell and no PATH are used", ("command", 0))])
-        return self
+            yield Problem("an absolute path of a program", "no shell and no PATH are used", ("command", 0))
 
 
 PRE_START_TIMEOUT_MAX = 25  # seconds; kubelet waits 30 for PreStartContainer (devicemanager endpoint.go)
 
 
-class PreStart(Hook):
+class PreStart(Hook, frozen=True):
     """A reset hook before every start of a container that holds the device. Use the dra lane's `prepare` if you can."""
 
-    timeout_seconds: int = Field(default=20, ge=1, le=PRE_START_TIMEOUT_MAX)
+    timeout_seconds: Annotated[int, Meta(ge=1, le=PRE_START_TIMEOUT_MAX)] = 20
     """Kubelet itself gives up after 30 seconds."""
 
 

@@ -6,65 +6,62 @@ To add a rule: its key and what it reads here, its check in ``inventory/health_r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from msgspec import Meta, field
 
-from drabridge.config.base import Many, Model, PathKey, PatternsText, exactly_one_of
+from drabridge.config.base import PathKey, PatternsText
 from drabridge.config.base import Template as TemplateText
 from drabridge.config.container import COMMAND_MAX
+from drabridge.config.model import Model, exactly_one_of
 from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import Patterns
-from drabridge.config.problems import Problem, refuse_if_any
+from drabridge.config.problems import Problem
 from drabridge.config.template import Template, parse
 
 _KEYS = ("nodeExists", "driverBound", "attr", "file", "exec", "nvml")
 
 
-class ExecCheck(Model):
+class ExecCheck(Model, frozen=True):
     """A program that says by exit status 0 that a device is healthy. The agent runs it, without a shell."""
 
-    command: Annotated[Many[TemplateText], Field(min_length=1, max_length=COMMAND_MAX)]
+    command: Annotated[tuple[TemplateText, ...], Meta(min_length=1, max_length=COMMAND_MAX)]
     """Program and arguments, with fields. The last line of its output says why a device is not healthy."""
-    every_seconds: int = Field(default=30, ge=1, le=3600)
+    every_seconds: Annotated[int, Meta(ge=1, le=3600)] = 30
     """The pause between two runs for one device."""
-    timeout_seconds: int = Field(default=10, ge=1, le=300)
+    timeout_seconds: Annotated[int, Meta(ge=1, le=300)] = 10
     """It is killed after this time, and the device is not healthy."""
 
-    @model_validator(mode="after")
-    def _check(self) -> ExecCheck:
+    def _problems(self) -> Iterator[Problem]:
         first = self.command[0].parts[0]
         if not isinstance(first, str) or not first.startswith("/"):
-            refuse_if_any([Problem("an absolute path of a program", "no shell and no PATH are used", ("command", 0))])
-        return self
+            yield Problem("an absolute path of a program", "no shell and no PATH are used", ("command", 0))
 
 
-class HealthRule(Model):
+class HealthRule(Model, frozen=True):
     """A condition for a present device to be healthy. Give exactly one key."""
 
-    model_config = exactly_one_of(*_KEYS)
+    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of(*_KEYS)
 
     node_exists: bool | None = None
     """Whether every node that is not optional must exist and be a device node."""
     driver_bound: PatternsText | None = None
     """Kernel drivers of which one must be bound."""
-    attrs: Mapping[str, PatternsText] = Field(default={}, alias="attr")
+    attrs: Mapping[str, PatternsText] = field(default={}, name="attr")
     """sysfs attributes that must have these values."""
-    files: Mapping[PathKey, PatternsText] = Field(default={}, alias="file")
+    files: Mapping[PathKey, PatternsText] = field(default={}, name="file")
     """Files on the host, by absolute path with fields, whose first line must match. A file that is missing matches
     only the empty pattern `""`."""
-    exec_check: ExecCheck | None = Field(default=None, alias="exec")
+    exec_check: ExecCheck | None = field(default=None, name="exec")
     """A program whose exit status must be 0."""
     nvml: Literal[True] | NvmlHealth | None = None
     """NVML must report no fault of the GPU or MIG instance; `true`, or which faults count. While NVML does not answer,
     what it reported last counts."""
 
-    @model_validator(mode="after")
-    def _check(self) -> HealthRule:
+    def _problems(self) -> Iterator[Problem]:
         given = (self.node_exists, self.driver_bound, self.attrs, self.files, self.exec_check, self.nvml)
         if sum(key is not None and key != {} for key in given) != 1:
-            refuse_if_any([Problem(f"exactly one of {', '.join(_KEYS)}", "one list item per condition")])
-        return self
+            yield Problem(f"exactly one of {', '.join(_KEYS)}", "one list item per condition")
 
     @property
     def nvml_faults(self) -> NvmlHealth | None:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct, field
-from pydantic import Field, PlainValidator, model_validator
+from msgspec import Meta, Struct, field
 
 from drabridge.config import names
-from drabridge.config.base import AbsolutePath, Many, Model, text_of
+from drabridge.config.base import AbsolutePath, text_of
 from drabridge.config.loader import load, read
-from drabridge.config.problems import Problem, Problems, printable, refuse_if_any, unmet
+from drabridge.config.model import Model, Parse
+from drabridge.config.problems import Problem, Problems, printable, unmet
 from drabridge.config.schema import API_VERSION, KIND, REPLICAS_MAX
 from drabridge.config.yaml_tree import Bare
 
@@ -58,13 +58,13 @@ def _usb_id(value: Any) -> _UsbId:
     return _UsbId(digits, note)
 
 
-class _Path(Model):
+class _Path(Model, frozen=True):
     path: AbsolutePath
     mount_path: AbsolutePath | None = None
     permissions: str = "mrw"
     read_only: bool = False
     type: Literal["Device", "Mount"] = "Device"
-    limit: int = Field(default=1, ge=0)
+    limit: Annotated[int, Meta(ge=0)] = 1
     optional: bool = False
 
     @property
@@ -72,21 +72,16 @@ class _Path(Model):
         return _MAGIC.search(self.path) is not None
 
 
-class _Usb(Model):
-    vendor: Annotated[_UsbId, PlainValidator(_usb_id)]
-    product: Annotated[_UsbId, PlainValidator(_usb_id)]
+class _Usb(Model, frozen=True):
+    vendor: Annotated[_UsbId, Parse(_usb_id)]
+    product: Annotated[_UsbId, Parse(_usb_id)]
     serial: str | None = None
 
 
-class _Group(Model):
-    count: int = Field(default=1, ge=1, le=REPLICAS_MAX)
-    paths: Many[_Path] = ()
-    usb: Many[_Usb] = ()
-
-    @model_validator(mode="after")
-    def _check(self) -> _Group:
-        refuse_if_any(self._problems())
-        return self
+class _Group(Model, frozen=True):
+    count: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] = 1
+    paths: tuple[_Path, ...] = ()
+    usb: tuple[_Usb, ...] = ()
 
     def _problems(self) -> Iterator[Problem]:
         if bool(self.paths) == bool(self.usb):
@@ -102,25 +97,20 @@ class _Group(Model):
                 yield Problem("some of r, w and m", path=("paths", index, "permissions"))
 
 
-class _Device(Model):
+class _Device(Model, frozen=True):
     name: str
-    groups: Annotated[Many[_Group], Field(min_length=1)]
+    groups: Annotated[tuple[_Group, ...], Meta(min_length=1)]
 
 
-class _File(Model):
+class _File(Model, frozen=True):
     """``devices`` and ``device`` are the same to generic-device-plugin; the rest are its flags, which are not ours."""
 
     domain: str = DEFAULT_DOMAIN
-    devices: Many[_Device] = ()
-    device: Many[_Device] = ()
+    devices: tuple[_Device, ...] = ()
+    device: tuple[_Device, ...] = ()
     listen: str | None = None
-    log_level: str | None = Field(default=None, alias="log-level")
-    plugin_directory: str | None = Field(default=None, alias="plugin-directory")
-
-    @model_validator(mode="after")
-    def _check(self) -> _File:
-        refuse_if_any(self._problems())
-        return self
+    log_level: str | None = field(default=None, name="log-level")
+    plugin_directory: str | None = field(default=None, name="plugin-directory")
 
     def _problems(self) -> Iterator[Problem]:
         if not self.devices and not self.device:

@@ -14,13 +14,14 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from msgspec import Meta, field
 
 from drabridge.config import names
-from drabridge.config.base import AbsolutePath, Many, Model
+from drabridge.config.base import AbsolutePath
 from drabridge.config.loader import load, read
+from drabridge.config.model import Check, Model, Parse, Prepare, to_data
 from drabridge.config.nvidia_profile import GPUS, WITH_MIG, nvidia_profile
-from drabridge.config.problems import Problem, did_you_mean, printable, refuse_if_any, unmet
+from drabridge.config.problems import Problem, did_you_mean, printable, unmet
 from drabridge.config.schema import REPLICAS_MAX
 
 GPU = "nvidia.com/gpu"
@@ -81,25 +82,25 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value or []
 
 
-Name = Annotated[str, AfterValidator(_resource_name)]
-SharedName = Annotated[str, AfterValidator(_shared_name)]
+Name = Annotated[str, Check(_resource_name)]
+SharedName = Annotated[str, Check(_shared_name)]
 Duration = Annotated[
-    str, Field(pattern=r"^(infinite|0|[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))*)$")
+    str, Meta(pattern=r"^(infinite|0|[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))*)$")
 ]
 ListStrategy = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 
 
-class _Plugin(Model):
+class _Plugin(Model, frozen=True):
     pass_device_specs: bool | None = None
-    device_list_strategy: Annotated[Many[ListStrategy], BeforeValidator(_as_list)] = ()
-    device_id_strategy: Literal["uuid", "index"] | None = Field(default=None, alias="deviceIDStrategy")
+    device_list_strategy: Annotated[tuple[ListStrategy, ...], Prepare(_as_list)] = ()
+    device_id_strategy: Literal["uuid", "index"] | None = field(default=None, name="deviceIDStrategy")
     cdi_annotation_prefix: str | None = None
-    nvidia_ctk_path: str | None = Field(default=None, alias="nvidiaCTKPath")
+    nvidia_ctk_path: str | None = field(default=None, name="nvidiaCTKPath")
     container_driver_root: str | None = None
     shared_devices_allocation_policy: Literal["distributed", "packed"] | None = None
 
 
-class _Gfd(Model):
+class _Gfd(Model, frozen=True):
     oneshot: bool | None = None
     no_timestamp: bool | None = None
     sleep_interval: Duration | int | None = None
@@ -107,7 +108,7 @@ class _Gfd(Model):
     machine_type_file: str | None = None
 
 
-class _Flags(Model):
+class _Flags(Model, frozen=True):
     mig_strategy: Literal["none", "single", "mixed"] | None = None
     fail_on_init_error: bool | None = None
     mps_root: str | None = None
@@ -116,44 +117,37 @@ class _Flags(Model):
     gdrcopy_enabled: bool | None = None
     gds_enabled: bool | None = None
     mofed_enabled: bool | None = None
-    use_node_feature_api: bool | None = Field(default=None, alias="useNodeFeatureAPI")
-    device_discovery_strategy: (
-        Annotated[Literal["auto", "nvml", "tegra", "vfio"], AfterValidator(_found_on_pci)] | None
-    ) = None
+    use_node_feature_api: bool | None = field(default=None, name="useNodeFeatureAPI")
+    device_discovery_strategy: Annotated[Literal["auto", "nvml", "tegra", "vfio"], Check(_found_on_pci)] | None = None
     plugin: _Plugin | None = None
     gfd: _Gfd | None = None
 
 
-class _Named(Model):
+class _Named(Model, frozen=True):
     """A resource's name for the GPUs or MIG instances whose product or profile has a pattern."""
 
     pattern: str
     name: Name
 
 
-class _Resources(Model):
-    gpus: Many[_Named] | None = None
-    mig: Many[_Named] | None = None
+class _Resources(Model, frozen=True):
+    gpus: tuple[_Named, ...] | None = None
+    mig: tuple[_Named, ...] | None = None
 
 
-class _Replicated(Model):
+class _Replicated(Model, frozen=True, kw_only=True):
     name: SharedName
     rename: Name | None = None
-    devices: Annotated[Any, PlainValidator(_devices)] = "all"
-    replicas: int = Field(ge=2, le=REPLICAS_MAX)
+    devices: Annotated[Any, Parse(_devices)] = "all"
+    replicas: Annotated[int, Meta(ge=2, le=REPLICAS_MAX)]
 
 
-class _Sharing(Model):
+class _Sharing(Model, frozen=True, kw_only=True):
     """``timeSlicing`` or ``mps``."""
 
     rename_by_default: bool = False
     fail_requests_greater_than_one: bool | None = None
-    resources: Annotated[Many[_Replicated], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _check(self) -> _Sharing:
-        refuse_if_any(self._problems())
-        return self
+    resources: Annotated[tuple[_Replicated, ...], Meta(min_length=1)]
 
     def _problems(self) -> Iterator[Problem]:
         first: dict[str, int] = {}
@@ -163,17 +157,17 @@ class _Sharing(Model):
                 yield Problem("a name of its own", hint, ("resources", index, "name"))
 
 
-class _AllSharing(Model):
+class _AllSharing(Model, frozen=True):
     time_slicing: _Sharing | None = None
     mps: _Sharing | None = None
 
 
-class _Imex(Model):
-    channel_ids: Annotated[Many[int], AfterValidator(_channels)] | None = Field(default=None, alias="channelIDs")
+class _Imex(Model, frozen=True):
+    channel_ids: Annotated[tuple[int, ...], Check(_channels)] | None = field(default=None, name="channelIDs")
     required: bool = False
 
 
-class _File(Model):
+class _File(Model, frozen=True):
     version: Literal["v1"] = "v1"
     flags: _Flags | None = None
     resources: _Resources | None = None
@@ -215,7 +209,7 @@ class _Conversion:
         self._strategy = self._flags.mig_strategy or "none"
         text = nvidia_profile(GPUS if self._strategy == "none" else WITH_MIG)
         profile = load(text, name="the profile for NVIDIA's GPUs")
-        self._profile: Json = profile.model_dump(by_alias=True, exclude_unset=True, mode="json")
+        self._profile: Json = to_data(profile)
 
     def text(self) -> str:
         lines = [
@@ -372,7 +366,8 @@ _WITHOUT_COUNTERPART: Mapping[str, str] = {
 
 
 def _given(model: Model) -> Json:
-    return model.model_dump(by_alias=True, exclude_none=True)
+    found: Json = to_data(model)
+    return found
 
 
 def _root(path: str | None) -> str:

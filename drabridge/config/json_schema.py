@@ -9,13 +9,27 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from typing import Any
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import BaseModel
+from msgspec import NODEFAULT, Meta
+from msgspec.structs import fields
 
+from drabridge.config.checker import unwrapped
+from drabridge.config.model import Model, OrOne, Schema, to_data
 from drabridge.config.schema import Config
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_LIMITS: Mapping[str, Mapping[str, str]] = {  # of Meta -> the schema's word, by the type that is limited
+    "ge": {"": "minimum"},
+    "le": {"": "maximum"},
+    "min_length": {"array": "minItems", "object": "minProperties", "string": "minLength"},
+    "max_length": {"array": "maxItems", "object": "maxProperties", "string": "maxLength"},
+    "pattern": {"": "pattern"},
+}
 
 
 def json_schema() -> dict[str, Any]:
@@ -25,46 +39,39 @@ def json_schema() -> dict[str, Any]:
 
 def annotated_schema() -> dict[str, Any]:
     """The schema with notes for the reference (``x-type``: a type in words)."""
-    schema = Config.model_json_schema(by_alias=True)
-    models = {model.__name__: model for model in all_models(Config)}
-    for name, definition in {**schema["$defs"], "Config": schema}.items():
-        _describe(definition, models[name])
-    cleaned = _cleaned(schema)
-    assert isinstance(cleaned, dict)
-    return cleaned
+    models = sorted(all_models(Config), key=lambda model: model.__name__)
+    return {"$defs": {model.__name__: _definition(model) for model in models if model is not Config}} | _definition(
+        Config
+    )
 
 
-def all_models(model: type[BaseModel], seen: list[type[BaseModel]] | None = None) -> list[type[BaseModel]]:
+def all_models(model: type[Model], seen: list[type[Model]] | None = None) -> list[type[Model]]:
     """The model and every model that its fields mention, each once, in reading order."""
     found = [] if seen is None else seen
     if model not in found:
         found.append(model)
-        for field in model.model_fields.values():
-            for mentioned in models_in(field.annotation):
+        for field in fields(model):
+            for mentioned in models_in(field.type):
                 all_models(mentioned, found)
     return found
 
 
-def models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[Model]]:
     """The models that an annotation mentions."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, Model):
         return [annotation]
-    return [model for argument in getattr(annotation, "__args__", ()) for model in models_in(argument)]
+    return [model for argument in typing.get_args(annotation) for model in models_in(argument)]
 
 
-def field_docs(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring under each field, by Python name.
-
-    The source is read only when documentation is made. pydantic's own way reads it at every import, which costs the
-    agent 0.1 s at each start (measured).
-    """
+def field_docs(model: type[Model]) -> dict[str, str]:
+    """The docstring under each field, by Python name. The source is read only when documentation is made."""
     docs: dict[str, str] = {}
-    for part in reversed([cls for cls in model.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]):
+    for part in reversed([cls for cls in model.__mro__ if issubclass(cls, Model) and cls is not Model]):
         docs.update(_own_docs(part))
     return docs
 
 
-def _own_docs(model: type[BaseModel]) -> dict[str, str]:
+def _own_docs(model: type[Model]) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
     assert isinstance(tree, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -75,53 +82,72 @@ def _own_docs(model: type[BaseModel]) -> dict[str, str]:
     return docs
 
 
-def defaults(model: type[BaseModel]) -> dict[str, Any]:
-    """The default of each optional field as the file would have it, by the file's name for it.
-
-    None and empty defaults are left out, and so are mappings: their keys have defaults of their own.
-    """
-    blank = model.model_construct()
-    plain = blank.model_dump(mode="json", by_alias=True, exclude_none=True)
-    for name, field in model.model_fields.items():
-        value, key = getattr(blank, name, None), field.alias or name
-        if isinstance(value, BaseModel) or value in ((), {}):
-            plain.pop(key, None)
-        elif isinstance(value, tuple) and isinstance(value[0], BaseModel):
-            plain[key] = [item.model_dump(mode="json", by_alias=True, exclude_defaults=True) for item in value]
-    return plain
-
-
-def _describe(definition: dict[str, Any], model: type[BaseModel]) -> None:
-    definition["description"] = inspect.cleandoc(model.__doc__ or "")
-    docs, preset = field_docs(model), defaults(model)
-    for name, field in model.model_fields.items():
-        key = field.alias or name
-        described = definition["properties"][key]
-        described["description"] = docs[name]
-        described.pop("default", None)
-        if key in preset:
-            described["default"] = preset[key]
-
-
-def _cleaned(value: Any) -> Any:
-    """The schema without titles, which repeat the names, and without null where the key is optional."""
-    if isinstance(value, list):
-        return [_cleaned(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    members = [item for item in value.get("anyOf", ()) if item != {"type": "null"}]
-    if "anyOf" in value and len(members) < len(value["anyOf"]):
-        rest = {key: item for key, item in value.items() if key not in {"anyOf", "default"}}
-        value = {**rest, **(members[0] if len(members) == 1 else {"anyOf": members})}
-    if "patternProperties" in value:
-        value = {key: item for key, item in value.items() if key != "propertyNames"} | {"additionalProperties": False}
+def _definition(model: type[Model]) -> dict[str, Any]:
+    docs = field_docs(model)
+    properties: dict[str, Any] = {}
+    for field in fields(model):
+        described = {**_of(field.type), "description": docs[field.name]}
+        if (default := _shown_default(field.default)) is not None:
+            described["default"] = default
+        properties[field.encode_name] = described
+    required = [
+        field.encode_name
+        for field in fields(model)
+        if field.default is NODEFAULT and field.default_factory is NODEFAULT
+    ]
     return {
-        key: {name: _cleaned(item) for name, item in inner.items()}
-        if key in {"properties", "$defs"}
-        else _cleaned(inner)
-        for key, inner in value.items()
-        if not (key == "title" and isinstance(inner, str))
+        "type": "object",
+        "description": inspect.cleandoc(model.__doc__ or ""),
+        "properties": properties,
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+        **model.schema_rules,
     }
+
+
+def _shown_default(default: Any) -> Any:
+    """The default as the file would have it; None for none, for an empty one, and for a mapping, which has its own."""
+    if default is NODEFAULT or default is None or isinstance(default, Model) or default in ((), {}):
+        return None
+    return to_data(default)
+
+
+def _of(annotation: Any) -> dict[str, Any]:
+    """The schema of a value. That a key may be left out is said where the keys are, so None is not mentioned."""
+    kind, marks = unwrapped(annotation)
+    if given := [mark.schema for mark in marks if isinstance(mark, Schema)]:
+        return dict(given[-1])
+    schema = _of_kind(kind)
+    for mark in marks:
+        if isinstance(mark, Meta):
+            for limit, words in _LIMITS.items():
+                if (value := getattr(mark, limit)) is not None:
+                    schema[words.get(schema.get("type", ""), words.get("", ""))] = value
+    if any(isinstance(mark, OrOne) for mark in marks):
+        return {"anyOf": [schema["items"], schema]}
+    return schema
+
+
+def _of_kind(kind: Any) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        members = [_of(argument) for argument in arguments if argument is not types.NoneType]
+        return members[0] if len(members) == 1 else {"anyOf": members}
+    if origin is Literal:
+        shared = {_TYPES[type(argument)] for argument in arguments}
+        values = {"const": arguments[0]} if len(arguments) == 1 else {"enum": list(arguments)}
+        return {**values, **({"type": shared.pop()} if len(shared) == 1 else {})}
+    if origin is tuple:
+        return {"type": "array", "items": _of(arguments[0])}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        keys = _of(arguments[0]).get("pattern")
+        values = _of(arguments[1])
+        if keys is None:
+            return {"type": "object", "additionalProperties": values}
+        return {"type": "object", "patternProperties": {keys: values}, "additionalProperties": False}
+    if isinstance(kind, type) and issubclass(kind, Model):
+        return {"$ref": f"#/$defs/{kind.__name__}"}
+    return {"type": _TYPES[kind]}
 
 
 def _without_notes(value: Any) -> Any:

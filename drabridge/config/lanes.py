@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from msgspec import Struct
-from pydantic import Field, GetJsonSchemaHandler, PlainSerializer, PlainValidator, model_validator
+from msgspec import Meta, Struct
 
-from drabridge.config.base import Model, text_of
+from drabridge.config.base import text_of
+from drabridge.config.checker import check
 from drabridge.config.matcher import Match
-from drabridge.config.problems import Problem, refuse_if_any, unmet
+from drabridge.config.model import Model, Parse, Schema
+from drabridge.config.problems import Problem, unmet
 
 _PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
 COUNT_MAX = 100_000
@@ -33,6 +34,10 @@ class LaneShare(Struct, frozen=True):
         if self.percent is not None:
             return (total * self.percent + 50) // 100
         return None if self.count is None else min(self.count, total)
+
+    def to_data(self) -> int | str:
+        """Return it as the file has it."""
+        return self.count if self.count is not None else str(self)
 
     def __str__(self) -> str:
         return "*" if self.rest else f"{self.percent}%" if self.count is None else str(self.count)
@@ -60,48 +65,34 @@ def parse_share(value: object) -> LaneShare:
     raise unmet('a number of devices, a percentage from "0%" to "100%", or "*" for the rest')
 
 
-class Selection(Model):
+class Selection(Model, frozen=True):
     """The devices that stay in a lane because the operator says which, not how many."""
 
-    match: Match = Field(min_length=1)
+    match: Annotated[Match, Meta(min_length=1)]
     """Which of the resource's devices, in the same words as `match` of the resource."""
 
 
 def _lane(value: Any) -> LaneShare | Selection:
     if isinstance(value, dict):
-        return Selection.model_validate(value)
+        return check(Selection, value)
     return value if isinstance(value, Selection) else parse_share(value)
-
-
-def _lane_to_plain(value: LaneShare | Selection) -> Any:
-    if isinstance(value, Selection):
-        return value.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return value.count if value.count is not None else str(value)
-
-
-class _LaneSchema:
-    """The JSON Schema of a lane. It refers to Selection and does not repeat it."""
-
-    def __get_pydantic_json_schema__(self, _core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {
-            "anyOf": [*_NUMBERS, handler(Selection.__pydantic_core_schema__)],
-            "x-type": "number, percentage, * or {match: ...}",
-        }
-
-
-class _ShareSchema:
-    """The JSON Schema of a number of devices."""
-
-    def __get_pydantic_json_schema__(self, _core: Any, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": _NUMBERS, "x-type": "number, percentage or *"}
 
 
 _NUMBERS: list[dict[str, Any]] = [
     {"type": "integer", "minimum": 0, "maximum": COUNT_MAX},
     {"type": "string", "pattern": r"^(\*|\d{1,6}|(\d{1,2}|100)%)$"},
 ]
-SharedLane = Annotated[LaneShare, PlainValidator(parse_share), PlainSerializer(_lane_to_plain), _ShareSchema()]
-Lane = Annotated[LaneShare | Selection, PlainValidator(_lane), PlainSerializer(_lane_to_plain), _LaneSchema()]
+SharedLane = Annotated[LaneShare, Parse(parse_share), Schema({"anyOf": _NUMBERS, "x-type": "number, percentage or *"})]
+Lane = Annotated[
+    LaneShare | Selection,
+    Parse(_lane),
+    Schema(
+        {
+            "anyOf": [*_NUMBERS, {"$ref": f"#/$defs/{Selection.__name__}"}],
+            "x-type": "number, percentage, * or {match: ...}",
+        }
+    ),
+]
 
 
 def _beside(lane: LaneShare | Selection | None, other: LaneShare | Selection | None) -> LaneShare | Selection:
@@ -109,7 +100,7 @@ def _beside(lane: LaneShare | Selection | None, other: LaneShare | Selection | N
     return lane if lane is not None else NOTHING if other == REST else REST
 
 
-class Lanes(Model):
+class Lanes(Model, frozen=True):
     """Where a free device may be offered. Devices that are held stay where they are until they are released."""
 
     legacy: Lane | None = None
@@ -119,15 +110,10 @@ class Lanes(Model):
     shared: SharedLane | None = None
     """Through both, by a lease: a free device is for whoever asks first. A number, a percentage, or `"*"`; left out,
     there are none. Needs Kubernetes 1.36; elsewhere these devices stay in the legacy lane."""
-    min_legacy: int = Field(default=0, ge=0, le=COUNT_MAX)
+    min_legacy: Annotated[int, Meta(ge=0, le=COUNT_MAX)] = 0
     """Never fewer than this many devices in the legacy lane, whatever an annotation or command asks for."""
-    min_dra: int = Field(default=0, ge=0, le=COUNT_MAX)
+    min_dra: Annotated[int, Meta(ge=0, le=COUNT_MAX)] = 0
     """Never fewer than this many devices in the dra lane."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Lanes:
-        refuse_if_any(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         legacy, dra = self.resolved

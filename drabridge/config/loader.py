@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path as FilePath
 from typing import TypeVar
 
-from pydantic import ValidationError
-
-from drabridge.config.base import Model
-from drabridge.config.model_errors import join, problems_of
-from drabridge.config.problems import ConfigErrors, Fault, Problem, path_text, printable, shorten
+from drabridge.config.checker import check, merged
+from drabridge.config.model import Model
+from drabridge.config.problems import ConfigErrors, Fault, Problem, Problems, path_text, printable, shorten
 from drabridge.config.schema import Config
 from drabridge.config.yaml_tree import (
     DOCUMENT_MAX,
@@ -58,9 +57,9 @@ def read(
     if isinstance(root, Mapping):
         data = plain(root, problems, raw_keys=raw_keys)
         try:
-            result = model.model_validate(data, by_alias=True, by_name=False)
-        except ValidationError as error:
-            problems = join(problems, problems_of(model, root, error, data))
+            result = check(model, data)
+        except Problems as error:
+            problems = _join(problems, list(_placed(root, error.items)))
     if problems or result is None:
         raise ConfigErrors(tuple(sorted(_fault(name, root, placed) for placed in problems)))
     return result
@@ -97,6 +96,38 @@ def _decode(source: str | bytes, name: str, largest: int) -> str:
 
 
 # --- from problems to faults ---------------------------------------------------------------------------------------
+
+
+def _placed(root: Mapping, problems: Iterable[Problem]) -> Iterator[PlacedProblem]:
+    """Each problem at its place; of something that is missing, or is in no list, at what would have it."""
+    for problem in merged(dict.fromkeys(problems)):
+        node: Node = root
+        place, known = root.place, list[str | int]()
+        for index, part in enumerate(problem.path):
+            if isinstance(node, Mapping) and part in node.entries:
+                place = node.key_places.get(str(part), node.entries[str(part)].place)
+                node = node.entries[str(part)]
+            elif isinstance(node, Sequence) and isinstance(part, int) and part < len(node.items):
+                node = node.items[part]
+                place = node.place
+            elif isinstance(part, int) or not (index == len(problem.path) - 1 and isinstance(node, Mapping)):
+                continue  # [0] of a list that was written as its only item
+            known.append(part)
+        value_place = node.place if isinstance(node, Scalar) and problem.path[-1:] == tuple(known[-1:]) else place
+        yield PlacedProblem(value_place, tuple(known), problem)
+
+
+def _join(from_yaml: list[PlacedProblem], refusals: list[PlacedProblem]) -> list[PlacedProblem]:
+    """All problems. The hint to quote a scalar goes where the model wants no text: quoting would not help."""
+    readings = {placed.path: placed.problem for placed in from_yaml if placed.problem.hint.startswith(QUOTE_IT)}
+    refused = {refusal.path for refusal in refusals}
+    joined = [placed for placed in from_yaml if placed.path not in readings or placed.path not in refused]
+    for refusal in refusals:
+        problem = refusal.problem
+        if (reading := readings.get(refusal.path)) is not None:
+            problem = Problem(problem.expected, reading.hint.removeprefix(QUOTE_IT), (), reading.found)
+        joined.append(PlacedProblem(refusal.place, refusal.path, problem))
+    return joined
 
 
 def _fault(name: str, root: Node | None, placed: PlacedProblem) -> Fault:

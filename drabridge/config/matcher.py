@@ -6,25 +6,17 @@ A new key also needs a member of ``Source`` (``predicate.py``) and its value of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    PlainSerializer,
-    PlainValidator,
-    WithJsonSchema,
-    model_validator,
-)
+from msgspec import field
 
 from drabridge.config import udev_rule
-from drabridge.config.base import Many, Model, PatternsText, text_of
+from drabridge.config.base import PatternsText, text_of
+from drabridge.config.model import Model, OrOne, Parse, Prepare, Schema
 from drabridge.config.pattern import Patterns, check_id_width
 from drabridge.config.predicate import All, Ancestor, Exists, Not, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
-from drabridge.config.problems import Problem, Problems, did_you_mean, refuse_if_any, unmet
+from drabridge.config.problems import Problem, Problems, did_you_mean, unmet
 
 # Keys with one value. DEVPATH is no key of ours: it is for udev rules (``udev_rule.py``).
 _PLAIN_SOURCES = (Source.SUBSYSTEM, Source.DEVTYPE, Source.SYSNAME, Source.DRIVER, Source.DEVNODE, Source.DEVLINK,
@@ -74,41 +66,35 @@ class UdevRule:
     def __repr__(self) -> str:
         return f"UdevRule({self.text!r})"
 
+    def to_data(self) -> str:
+        """Return it as the file has it."""
+        return self.text
+
 
 def _one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, dict | Matcher) else value
 
 
-class _OneOrMany:
-    """The JSON Schema of a list that may be written as its only item."""
-
-    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        many = handler(core)
-        return {"anyOf": [many["items"], many]}
-
-
 ExistsText = Annotated[
     Exists,
-    PlainValidator(_exists),
-    PlainSerializer(lambda value: value.label),
-    WithJsonSchema({"type": "string", "pattern": "^((attr|property|link):.+|driver|devnode|devtype)$"}),
+    Parse(_exists),
+    Schema({"type": "string", "pattern": "^((attr|property|link):.+|driver|devnode|devtype)$"}),
 ]
 RuleText = Annotated[
     UdevRule,
-    PlainValidator(_rule),
-    PlainSerializer(lambda rule: rule.text),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": udev_rule.RULE_MAX}),
+    Parse(_rule),
+    Schema({"type": "string", "minLength": 1, "maxLength": udev_rule.RULE_MAX}),
 ]
 
 
-class Matcher(Model):
+class Matcher(Model, frozen=True):
     """Conditions on one udev device, in the words of `udevadm info -a`. All of them must hold.
 
     A value is a glob (`*`, `?`, `[a-z]`, alternatives with `|`), `{regex: "..."}` for a regular expression on the whole
     value, or a list of which one must match. A missing value matches nothing except an empty pattern `""`.
     """
 
-    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+    schema_rules: ClassVar[Mapping[str, Any]] = {"minProperties": 1}
 
     subsystem: PatternsText | None = None
     """Subsystem: usb, pci, tty, block, net, misc."""
@@ -124,28 +110,23 @@ class Matcher(Model):
     """One of the symbolic links that udev made: /dev/serial/by-id/..."""
     tag: PatternsText | None = None
     """One of the tags that udev rules gave."""
-    attrs: Mapping[str, PatternsText] = Field(default={}, alias="attr")
+    attrs: Mapping[str, PatternsText] = field(default={}, name="attr")
     """sysfs attributes. Ids such as idVendor, vendor, class are compared without case and 0x."""
-    properties: Mapping[str, PatternsText] = Field(default={}, alias="property")
+    properties: Mapping[str, PatternsText] = field(default={}, name="property")
     """udev properties (ENV in udev rules)."""
-    links: Mapping[str, PatternsText] = Field(default={}, alias="link")
+    links: Mapping[str, PatternsText] = field(default={}, name="link")
     """Symbolic links in the device's sysfs directory, by the last part of their target: driver, physfn, iommu_group."""
-    exists: Many[ExistsText] = ()
+    exists: tuple[ExistsText, ...] = ()
     """Values that must be there, whatever they are: attr:NAME, property:NAME, link:NAME, driver, devnode, devtype."""
-    parents: Annotated[Many[Matcher], BeforeValidator(_one_or_many), _OneOrMany()] = Field(default=(), alias="parent")
+    parents: Annotated[tuple[Matcher, ...], Prepare(_one_or_many), OrOne()] = field(default=(), name="parent")
     """One single ancestor must satisfy this whole matcher; of a list, one matcher is enough."""
-    nots: Annotated[Many[Matcher], BeforeValidator(_one_or_many), _OneOrMany()] = Field(default=(), alias="not")
+    nots: Annotated[tuple[Matcher, ...], Prepare(_one_or_many), OrOne()] = field(default=(), name="not")
     """None of these matchers may hold."""
     rule: RuleText | None = None
     """A udev rule's conditions as pasted, with udev's meaning: SUBSYSTEM=="usb", ATTRS{idVendor}=="0403"."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Matcher:
-        refuse_if_any(self._problems())
-        return self
-
     def _problems(self) -> Iterator[Problem]:
-        if not self.model_fields_set or not self.predicate().parts:
+        if not self.predicate().parts:
             yield Problem("at least one condition", "an empty matcher would match every device of the node")
         for source, patterns in (
             (Source.ATTR, self.attrs),
@@ -185,4 +166,4 @@ def any_of(matchers: tuple[Matcher, ...]) -> Predicate:
     return parts[0] if len(parts) == 1 else AnyOf(parts)
 
 
-Match = Annotated[Many[Matcher], BeforeValidator(_one_or_many), _OneOrMany()]
+Match = Annotated[tuple[Matcher, ...], Prepare(_one_or_many), OrOne()]

@@ -11,6 +11,8 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
+from msgspec.structs import replace
+
 from drabridge.config.matcher import Matcher
 from drabridge.config.pattern import Patterns
 from drabridge.config.resource_names import field_of, name_for
@@ -42,9 +44,9 @@ def expanded(config: Config, values: Mapping[str, Collection[str]]) -> Config:
                 by_name[name].append(value)
         for name, wanted in by_name.items():
             match = tuple(filter(None, (_only(matcher, field.key, wanted) for matcher in resource.match)))
-            resources.append(resource.model_copy(update={"name": name, "match": match}))
+            resources.append(replace(resource, name=name, match=match))
         taken.update(by_name)
-    return config.model_copy(update={"resources": tuple(resources)})
+    return replace(config, resources=tuple(resources))
 
 
 def _only(matcher: Matcher, attribute: str, values: Collection[str]) -> Matcher | None:
@@ -54,4 +56,4 @@ def _only(matcher: Matcher, attribute: str, values: Collection[str]) -> Matcher 
     if not accepted:
         return None
     exact = Patterns.of(*(_MAGIC.sub(r"\\\g<0>", value).replace("|", "?") for value in accepted))
-    return matcher.model_copy(update={"attrs": {**matcher.attrs, attribute: exact}})
+    return replace(matcher, attrs={**matcher.attrs, attribute: exact})

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from msgspec import Meta
 
-from drabridge.config.base import LabelName, Model, ResourceName, Template
+from drabridge.config.base import LabelName, ResourceName, Template
 from drabridge.config.label_rule import Count, LabelRule, part_of, unchanged
-from drabridge.config.problems import Problem, did_you_mean, refuse_if_any
+from drabridge.config.model import Model
+from drabridge.config.problems import Problem, did_you_mean
 from drabridge.config.resource_names import stands_for
 
 LABELS_MAX = 64  # of the configuration's own; a Node with thousands of labels is a burden for every watcher
 
 
-class NodeLabel(Model):
+class NodeLabel(Model, frozen=True):
     """A label made of the devices of one resource. It is left out while there is no such device, or it has no value.
     Give `value` or `count`.
     """
@@ -25,15 +26,10 @@ class NodeLabel(Model):
     value: Template | None = None
     """Text with fields in braces, as in `env`: `{nvidia.model}`. Where devices differ, what most of them have. Blanks
     become `-`, and what cannot be in a label is removed."""
-    part: Annotated[int, Field(ge=1, le=9)] | None = None
+    part: Annotated[int, Meta(ge=1, le=9)] | None = None
     """Only this part of `value` between dots, from 1: of `9.0` the 1st is `9`."""
     count: Count | None = None
     """`devices`: how many there are. `replicas`: how often kubelet counts each."""
-
-    @model_validator(mode="after")
-    def _check(self) -> NodeLabel:
-        refuse_if_any(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         if (self.value is None) == (self.count is None):
@@ -42,13 +38,13 @@ class NodeLabel(Model):
             yield Problem("value: beside part:", path=("part",))
 
 
-class NodeLabels(Model):
+class NodeLabels(Model, frozen=True):
     """Labels that the agent keeps on its own Node. A label that somebody else has written is left alone."""
 
     gfd: bool = False
     """The labels of NVIDIA's GPU Feature Discovery, as far as they are known here, for `nvidia.com/gpu` and
     `nvidia.com/mig-*`."""
-    labels: Annotated[Mapping[LabelName, NodeLabel], Field(max_length=LABELS_MAX)] = {}
+    labels: Annotated[Mapping[LabelName, NodeLabel], Meta(max_length=LABELS_MAX)] = {}
     """Labels by name, also instead of one of `gfd`."""
 
     def problems(self, resources: Sequence[str]) -> Iterator[Problem]:

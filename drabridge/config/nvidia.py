@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from msgspec import Meta
 
-from drabridge.config.base import AbsolutePath, Many, Model
+from drabridge.config.base import AbsolutePath
+from drabridge.config.model import Model
 
-Xid = Annotated[int, Field(ge=1, le=9999)]
+Xid = Annotated[int, Meta(ge=1, le=9999)]
 
 
-class Nvidia(Model):
+class Nvidia(Model, frozen=True):
     """NVIDIA's management library (NVML), which a process of its own asks."""
 
     nvml: bool = True
@@ -20,12 +21,12 @@ class Nvidia(Model):
     library: AbsolutePath | None = None
     """The file libnvidia-ml.so.1, where the agent sees it. Left out: where NVIDIA's operator mounts its driver, then
     the folders of libraries."""
-    xid_recovery_seconds: int = Field(default=600, ge=0, le=604_800)
+    xid_recovery_seconds: Annotated[int, Meta(ge=0, le=604_800)] = 600
     """An XID makes a device faulty until the GPU was reset, or this long after the last one while NVML finds nothing
     else. 0: until it was reset, or the agent is started again."""
 
 
-class NvmlHealth(Model):
+class NvmlHealth(Model, frozen=True):
     """Which faults that NVML reports count. A GPU that is lost, or needs a reset, is never healthy."""
 
     xid: bool = True
@@ -34,7 +35,7 @@ class NvmlHealth(Model):
     """Whether uncorrectable errors of the memory count, and pages or rows that wait for a reset."""
     thermal: bool = True
     """Whether it counts that the hardware slows a GPU down because it is too hot."""
-    ignore_xids: Many[Xid] = ()
+    ignore_xids: tuple[Xid, ...] = ()
     """XIDs that do not count, besides those of applications."""
-    also_xids: Many[Xid] = ()
+    also_xids: tuple[Xid, ...] = ()
     """XIDs of applications that count all the same."""

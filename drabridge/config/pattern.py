@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from drabridge.config.problems import unmet
 from drabridge.config.regex import Regex
@@ -98,6 +99,11 @@ class Patterns:
         return any(
             item.matches(value, hex_id=hex_id) if isinstance(item, Glob) else item.matches(value) for item in self.items
         )
+
+    def to_data(self) -> Any:
+        """Return them as the file has them."""
+        data = [item.text if isinstance(item, Glob) else {"regex": item.text} for item in self.items]
+        return data[0] if len(data) == 1 else data
 
     def __str__(self) -> str:
         return " or ".join(f'"{item}"' if isinstance(item, Glob) else str(item) for item in self.items)

@@ -51,6 +51,10 @@ class Exists(Struct, frozen=True):
     def label(self) -> str:
         return f"{self.source}:{self.key}" if self.key else str(self.source)
 
+    def to_data(self) -> str:
+        """Return it as the file has it."""
+        return self.label
+
 
 class All(Struct, frozen=True):
     """Every part holds; true when there is none."""

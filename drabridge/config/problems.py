@@ -6,7 +6,6 @@ Code that checks a value raises :class:`Problems`. The loader adds the place and
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from msgspec import Struct
 
@@ -34,7 +33,7 @@ class Problem(Struct, frozen=True):
 
 
 class Problems(ValueError):
-    """One or more problems of one value. pydantic passes it to the loader, which adds the place in the file."""
+    """One or more problems of one value. The loader adds the place in the file."""
 
     def __init__(self, *items: Problem) -> None:
         super().__init__("; ".join(map(str, items)))
@@ -68,7 +67,7 @@ class ConfigErrors(ConfigError):
 
 def unmet(expected: str, hint: str = "", *, found: str | None = None) -> Problems:
     """An error for one value: what was expected of it, and what to do."""
-    return Problems(Problem(expected, hint, (), found))
+    return Problems(Problem(expected, hint, (), found or None))
 
 
 def refuse_if_any(problems: Iterable[Problem]) -> None:
@@ -80,6 +79,8 @@ def refuse_if_any(problems: Iterable[Problem]) -> None:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``did you mean "match"?`` when a known word is close enough to be a slip, else nothing."""
+    from difflib import get_close_matches  # 0.2 MiB that a right configuration does not need
+
     by_folded = {name.casefold(): name for name in known}
     close = get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
     return f'did you mean "{by_folded[close[0]]}"?' if close else ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from msgspec import Meta, field
 
 from drabridge.config import names, quantity
-from drabridge.config.base import FieldText, Many, Model, PatternsText, exactly_one_of
-from drabridge.config.problems import Problem, refuse_if_any, unmet
+from drabridge.config.base import FieldText, PatternsText
+from drabridge.config.model import Check, Model, Schema, exactly_one_of
+from drabridge.config.problems import Problem, unmet
 
 INT64 = 2**63
 AttributeType = Literal["string", "int", "bool", "version"]
@@ -44,8 +45,8 @@ def _quantity(value: int | str) -> int | str:
 
 Quantity = Annotated[
     int | str,
-    AfterValidator(_quantity),
-    WithJsonSchema(
+    Check(_quantity),
+    Schema(
         {
             "anyOf": [
                 {"type": "integer", "minimum": 0},
@@ -62,12 +63,12 @@ def quantity_value(value: int | str) -> int:
     return parse_quantity(value) if isinstance(value, str) else value
 
 
-class Attribute(Model):
+class Attribute(Model, frozen=True):
     """An attribute that claims can select on. Give `from` or `value`."""
 
-    model_config = exactly_one_of("from", "value")
+    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of("from", "value")
 
-    source: FieldText | None = Field(default=None, alias="from")
+    source: FieldText | None = field(default=None, name="from")
     """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... The
     attribute is left out while the source has no value."""
     value: str | int | bool | None = None
@@ -85,11 +86,6 @@ class Attribute(Model):
         if self.type is not None:
             return self.type
         return "bool" if isinstance(self.value, bool) else "int" if isinstance(self.value, int) else "string"
-
-    @model_validator(mode="after")
-    def _check(self) -> Attribute:
-        refuse_if_any(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         if (self.source is None) == (self.value is None):
@@ -124,7 +120,7 @@ _READABLE: Mapping[AttributeType, Callable[[str], object]] = {
 }
 
 
-class ValidRange(Model):
+class ValidRange(Model, frozen=True):
     """Amounts that a claim may ask for: from `min`, in steps of `step`, up to `max`."""
 
     min: Quantity
@@ -135,20 +131,15 @@ class ValidRange(Model):
     """Requests are rounded up to `min` plus a multiple of this."""
 
 
-class RequestPolicy(Model):
+class RequestPolicy(Model, frozen=True):
     """How much of a shared device's capacity a claim may ask for (resource.k8s.io CapacityRequestPolicy)."""
 
     default: Quantity
     """What a claim gets that does not say."""
-    valid_values: Annotated[Many[Quantity], Field(max_length=names.VALID_VALUES_MAX)] = ()
+    valid_values: Annotated[tuple[Quantity, ...], Meta(max_length=names.VALID_VALUES_MAX)] = ()
     """The only amounts that are allowed, ascending, with the default among them."""
     valid_range: ValidRange | None = None
     """A range instead of single values."""
-
-    @model_validator(mode="after")
-    def _check(self) -> RequestPolicy:
-        refuse_if_any(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         default = quantity_value(self.default)
@@ -172,12 +163,12 @@ class RequestPolicy(Model):
             yield Problem("an amount that validRange allows", path=("default",))
 
 
-class Capacity(Model):
+class Capacity(Model, frozen=True):
     """An amount that a device has, for claims to compare with or to consume. Give `from` or `value`."""
 
-    model_config = exactly_one_of("from", "value")
+    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of("from", "value")
 
-    source: FieldText | None = Field(default=None, alias="from")
+    source: FieldText | None = field(default=None, name="from")
     """Where the number comes from, as for attributes."""
     value: Quantity | None = None
     """A constant: 8, `40Gi`."""
@@ -186,10 +177,8 @@ class Capacity(Model):
     request_policy: RequestPolicy | None = None
     """How much one claim may take; needs `sharing.allowMultipleAllocations`."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Capacity:
+    def _problems(self) -> Iterator[Problem]:
         if (self.source is None) == (self.value is None):
-            refuse_if_any([Problem("either from: or value:", "give exactly one of them")])
+            yield Problem("either from: or value:", "give exactly one of them")
         if self.value is not None and self.unit != "B":
-            refuse_if_any([Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))])
-        return self
+            yield Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from msgspec import Meta
 
 from drabridge.config import names
 from drabridge.config.base import (
@@ -15,12 +15,9 @@ from drabridge.config.base import (
     EnvName,
     FieldText,
     IdTemplate,
-    Many,
-    Model,
     PoolName,
     ResourceNames,
     Template,
-    preset,
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
 from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
@@ -28,15 +25,17 @@ from drabridge.config.health_rules import HealthRule
 from drabridge.config.label_rule import LabelRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
+from drabridge.config.model import Model
 from drabridge.config.node_labels import NodeLabels, label_rules
 from drabridge.config.nvidia import Nvidia
-from drabridge.config.problems import Problem, refuse_if_any
+from drabridge.config.problems import Problem
 from drabridge.config.published import Attribute, Capacity
 from drabridge.config.template import parse as parse_template
 from drabridge.system import safety_defaults as defaults
 
 API_VERSION = "drabridge/v1alpha1"
 KIND = "AgentConfig"
+DRIVER_PLACEHOLDER = "drabridge.example.com"
 REPLICAS_MAX = 10_000  # ids of one device; kubelet's 4 MiB message limit is reached at some 50,000 ids in all
 RESOURCES_MAX = 256
 # Published beside the configured ones: resource.kubernetes.io pcieRoot, pciBusID and numaNode, type, resource.
@@ -49,26 +48,26 @@ Inject = Literal["cdi", "devices"]
 TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
 
 
-class Replicas(Model):
+class Replicas(Model, frozen=True):
     """One device counted several times by kubelet (`<id>::<n>`): plain overcommitment, without isolation."""
 
-    count: int = Field(ge=1, le=REPLICAS_MAX)
+    count: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)]
     """How many ids each device has. When it is lowered, a removed id stays with its pod until the pod ends; no other
     pod gets it."""
     policy: Literal["distributed", "packed"] = "distributed"
     """Which device the next pod gets: the least used, or the most used that still has room."""
-    max_per_request: int | None = Field(default=None, ge=1, le=REPLICAS_MAX)
+    max_per_request: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] | None = None
     """A container that asks for more replicas than this is refused. 1: what NVIDIA calls failRequestsGreaterThanOne."""
 
 
-class LegacySettings(Model):
+class LegacySettings(Model, frozen=True):
     """Defaults of the DevicePlugin side."""
 
     inject: Inject = "cdi"
     """How a device enters a container: `cdi`, or `devices` for runtimes without CDI (containerd < 1.7)."""
 
 
-class NvmlTaints(Model):
+class NvmlTaints(Model, frozen=True):
     """Effects of the taint for faults that NVML reports, where they are not that of `faulty`."""
 
     lost: TaintEffect | None = None
@@ -88,35 +87,35 @@ class NvmlTaints(Model):
         return effects.get(fault.partition("-")[0])
 
 
-class Taints(Model):
+class Taints(Model, frozen=True):
     """The taints in ResourceSlices of devices that cannot be used."""
 
     faulty: TaintEffect = "NoSchedule"
     """For devices whose health rules fail. `NoExecute` evicts their pods."""
-    nvml: NvmlTaints = preset(NvmlTaints)
+    nvml: NvmlTaints = NvmlTaints()
     """For faults that NVML reports. The taint's value says which: `xid-79`, `lost`."""
     gone: TaintEffect = "NoSchedule"
     """For unplugged devices that somebody still holds."""
-    gone_after_seconds: int = Field(default=15, ge=0, le=3600)
+    gone_after_seconds: Annotated[int, Meta(ge=0, le=3600)] = 15
     """How long a device may be away before it counts as unplugged: USB devices re-enumerate."""
 
 
-class Leases(Model):
+class Leases(Model, frozen=True):
     """How devices of the lanes' `shared` are leased to claims."""
 
-    schedulers: Annotated[Many[str], Field(min_length=1)] = ("default-scheduler",)
+    schedulers: Annotated[tuple[str, ...], Meta(min_length=1)] = ("default-scheduler",)
     """Schedulers that wait for binding conditions (KEP-5007) before they bind a pod. Others' pods get no lease."""
-    kubelet_seconds: float = Field(default=30.0, ge=1, le=300)
+    kubelet_seconds: Annotated[float, Meta(ge=1, le=300)] = 30.0
     """How long kubelet may take to give a device up before the claim is denied, and another device chosen."""
-    max_devices: int = Field(default=64, ge=0, le=1000)
+    max_devices: Annotated[int, Meta(ge=0, le=1000)] = 64
     """So many devices of this node are shared at most, of all resources together; the others stay in the legacy lane.
     """
-    coordinator: Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")] = ""
+    coordinator: Annotated[str, Meta(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")] = ""
     """Namespace where `drabridge coordinator` runs, which then names the claims that wait for a lease: for clusters of
     more than some hundred nodes. Empty, or while no coordinator works: this agent watches pods."""
 
 
-class DraSettings(Model):
+class DraSettings(Model, frozen=True):
     """The Dynamic Resource Allocation side."""
 
     enabled: bool | Literal["auto"] = "auto"
@@ -130,49 +129,49 @@ class DraSettings(Model):
     """Whether device metadata files (KEP-5304) are mounted into the containers of claims."""
     claim_status: bool = True
     """Whether conditions are written to the status of claims."""
-    leases: Leases = preset(Leases)
+    leases: Leases = Leases()
     """Devices that are offered through both APIs."""
-    taints: Taints = preset(Taints)
+    taints: Taints = Taints()
     """Taints of devices that cannot be used."""
 
 
-class Safety(Model):
+class Safety(Model, frozen=True):
     """How long the agent waits when it is in doubt, in seconds. Times below the defaults are for test clusters."""
 
-    min_hold_seconds: float = Field(default=defaults.MIN_HOLD_SECONDS, ge=0, le=3600)
+    min_hold_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.MIN_HOLD_SECONDS
     """After Allocate a device stays held for this long, whatever kubelet shows."""
-    unconfirmed_seconds: float = Field(default=defaults.UNCONFIRMED_SECONDS, ge=0, le=3600)
+    unconfirmed_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.UNCONFIRMED_SECONDS
     """How long a device stays held after Allocate although kubelet never showed its pod, which was rejected."""
-    absent_seconds: float = Field(default=defaults.ABSENT_SECONDS, ge=0, le=3600)
+    absent_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.ABSENT_SECONDS
     """How long a pod must be missing, in every source of evidence, before its device is released."""
-    settle_seconds: float = Field(default=defaults.SETTLE_SECONDS, ge=0, le=3600)
+    settle_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.SETTLE_SECONDS
     """Nothing is released for this long after a start of kubelet, or of an agent beside which another may still run."""
-    quiesce_seconds: float = Field(default=defaults.QUIESCE_SECONDS, ge=0, le=3600)
+    quiesce_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.QUIESCE_SECONDS
     """How long a device that left the slices waits before pods may have it: a scheduler may still remember it."""
-    tombstone_seconds: float = Field(default=defaults.TOMBSTONE_SECONDS, ge=5, le=3600)
+    tombstone_seconds: Annotated[float, Meta(ge=5, le=3600)] = defaults.TOMBSTONE_SECONDS
     """How long the id of a gone device stays listed, Unhealthy: dropping it too early crashes kubelet."""
 
 
-class Resource(Model):
+class Resource(Model, frozen=True):
     """Devices of one kind: which they are, what they are called, and what a container gets with them."""
 
     name: ResourceNames
     """Extended resource name, as pods write it under `limits`. With `{attr:NAME}` in it: one resource for each value
     that this attribute of the devices has; what cannot be in a name becomes a dot."""
-    match: Match = Field(min_length=1)
+    match: Annotated[Match, Meta(min_length=1)]
     """Which udev devices; one matcher of the list is enough."""
-    id: Annotated[Many[IdTemplate], Field(min_length=1)] = _DEFAULT_ID
+    id: Annotated[tuple[IdTemplate, ...], Meta(min_length=1)] = _DEFAULT_ID
     """The device's identity: the first template whose fields all have a value and that is unique among the resource's
     devices. Choose what survives reboots and replugging."""
-    nodes: Many[NodeRule] = (NodeRule.model_validate({"from": "devnode", "optional": True}),)
+    nodes: tuple[NodeRule, ...] = (NodeRule(source="devnode", optional=True),)
     """Device nodes for the container."""
     group: Group | None = None
     """Companion devices, for logical devices of several nodes."""
     env: Mapping[EnvName, Template] = {}
     """Environment variables for the container."""
-    mounts: Many[MountRule] = ()
+    mounts: tuple[MountRule, ...] = ()
     """Bind mounts for the container."""
-    cdi_devices: Many[CdiDeviceTemplate] = ()
+    cdi_devices: tuple[CdiDeviceTemplate, ...] = ()
     """CDI devices of other programs' files, which the container gets as well: `nvidia.com/gpu={nvidia.uuid}`. The
     device is unhealthy while one of them is in no file of /etc/cdi and /var/run/cdi, unless there is `cdiFallback`."""
     cdi_fallback: CdiFallback | None = None
@@ -181,35 +180,30 @@ class Resource(Model):
     """Attributes for the selectors of claims."""
     capacity: Mapping[AttributeName, Capacity] = {}
     """Amounts for the selectors of claims, or to be consumed by them."""
-    replicas: Replicas = preset(Replicas, count=1)
+    replicas: Replicas = Replicas(count=1)
     """Counting one device several times in the legacy lane."""
-    lanes: Lanes = preset(Lanes)
+    lanes: Lanes = Lanes()
     """Through which API free devices are offered."""
     inject: Inject | None = None
     """Instead of `legacy.inject`."""
     pre_start: PreStart | None = None
     """A hook before every container start in the legacy lane."""
-    health: Many[HealthRule] = Field(default_factory=lambda: (HealthRule.model_construct(node_exists=True),))
+    health: tuple[HealthRule, ...] = (HealthRule(node_exists=True),)
     """All must hold for the device to be healthy."""
     probe_open: bool = False
     """A device is released only when no process has its nodes open either. Not for devices that a daemon keeps
     open; needs `hostPID` and the capability `SYS_PTRACE`."""
-    sharing: Sharing = preset(Sharing)
+    sharing: Sharing = Sharing()
     """Several claims on one device."""
     partition: Partition | None = None
     """These devices are parts of others."""
     uniform: FieldText | None = None
     """A field that must have one value in all of this resource's devices: `attr:profile`. While it has several, a pod
     could not tell which device it gets, and all are faulty: NVIDIA's MIG strategy `single`."""
-    claim_config: ClaimConfig = preset(ClaimConfig)
+    claim_config: ClaimConfig = ClaimConfig()
     """What claims and classes may ask for in their parameters."""
     device_class: DeviceClass | None = None
     """The DeviceClass for this resource."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Resource:
-        refuse_if_any(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         yield from duplicate_targets(self.nodes, self.mounts)
@@ -288,37 +282,32 @@ class Resource(Model):
                 yield Problem("a name that is not an attribute as well", path=("capacity", name), found=name)
 
 
-class Config(Model):
+class Config(Model, frozen=True, kw_only=True):
     """The whole file."""
 
     api_version: Literal["drabridge/v1alpha1"]
     """`drabridge/v1alpha1`."""
     kind: Literal["AgentConfig"]
     """`AgentConfig`."""
-    driver: DriverName = "drabridge.example.com"
+    driver: DriverName = DRIVER_PLACEHOLDER
     """DRA driver name, vendor of CDI names, prefix of annotations. A domain of yours, or in place of a vendor's
     software the vendor's: nothing is then served beside that. Changing it means draining."""
     udev_events: Literal["auto", "udev", "kernel"] = "auto"
     """Where events come from: udevd, the kernel, or whichever is detected to reach the agent."""
-    resync_seconds: int = Field(default=60, ge=5, le=3600)
+    resync_seconds: Annotated[int, Meta(ge=5, le=3600)] = 60
     """How often everything is enumerated again, in case an event was lost."""
-    legacy: LegacySettings = preset(LegacySettings)
+    legacy: LegacySettings = LegacySettings()
     """Defaults of the DevicePlugin side."""
-    dra: DraSettings = preset(DraSettings)
+    dra: DraSettings = DraSettings()
     """The DRA side."""
-    safety: Safety = preset(Safety)
+    safety: Safety = Safety()
     """How long the agent waits when it is in doubt."""
     node_labels: NodeLabels | None = None
     """Labels of the Node that are made of its devices. Empty (`{}`) removes what the agent wrote before."""
-    nvidia: Nvidia = preset(Nvidia)
+    nvidia: Nvidia = Nvidia()
     """NVIDIA's management library."""
-    resources: Annotated[Many[Resource], Field(min_length=1, max_length=RESOURCES_MAX)]
+    resources: Annotated[tuple[Resource, ...], Meta(min_length=1, max_length=RESOURCES_MAX)]
     """What this node offers."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Config:
-        refuse_if_any(self._problems())
-        return self
 
     def _problems(self) -> Iterator[Problem]:
         known = {resource.name for resource in self.resources}

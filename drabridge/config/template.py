@@ -76,6 +76,10 @@ class Field:
     key: str = ""  # name of the attribute, property or link; path of the file
     of_parent: bool = False  # of the nearest strict ancestor that has a non-empty value
 
+    def to_data(self) -> str:
+        """Return it as the file has it."""
+        return str(self)
+
     def __str__(self) -> str:
         return (PARENT if self.of_parent else "") + (f"{self.source}:{self.key}" if self.key else self.source)
 
@@ -126,6 +130,10 @@ class Template:
     def literal(self) -> str | None:
         """The text when nothing in it depends on the device, else None."""
         return None if self.fields else "".join(map(str, self.parts))
+
+    def to_data(self) -> str:
+        """Return it as the file has it."""
+        return str(self)
 
     def __str__(self) -> str:
         return "".join(

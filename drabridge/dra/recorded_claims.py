@@ -75,7 +75,7 @@ def with_pool_in_use(config: Config, directory: Path, node: str, ledger: Ledger)
 
 def with_pool(config: Config, pool: str | None) -> Config:
     """Return ``config`` with another ``dra.pool``."""
-    return config.model_copy(update={"dra": config.dra.model_copy(update={"pool": pool})})
+    return replace(config, dra=replace(config.dra, pool=pool))
 
 
 def forget_device(directory: Path, cdi: CdiStore, ledger: Ledger, device: str, uids: Iterable[str]) -> None:

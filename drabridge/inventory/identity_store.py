@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.config.loader import load
+from drabridge.config.model import to_data
 from drabridge.config.problems import ConfigErrors
 from drabridge.config.schema import Config
 from drabridge.inventory.identity import KnownIdentities
@@ -83,8 +84,7 @@ class IdentityStore:
 
 def _plain(config: Config) -> dict[str, Any]:
     """The part of a configuration that names follow from, as the file has it."""
-    chosen = {"api_version", "kind", "resources"}
-    return config.model_dump(mode="json", by_alias=True, exclude_unset=True, include=chosen)
+    return {"apiVersion": config.api_version, "kind": config.kind, "resources": to_data(config.resources)}
 
 
 def _parsed(plain: object, current: Config) -> Config | None:

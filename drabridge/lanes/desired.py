@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drabridge.config.lanes import REST, Lanes, Selection
+from drabridge.config.lanes import NOTHING, REST, Lanes, Selection
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
 from drabridge.kube.connection import ClaimsOff
@@ -36,7 +36,7 @@ ANNOTATION_FILE_NAME = "lanes.node.json"
 DRAIN_FILE_NAME = "drained.json"
 ANNOTATION, COMMAND, CONFIGURATION = "annotation", "lanes set", "configuration"  # sources; the status document's words
 DRAIN = "drain"  # likewise
-DRAINED = Lanes.model_validate({"legacy": "*", "dra": 0})
+DRAINED = Lanes(legacy=REST, dra=NOTHING)
 
 
 class DesiredLanes:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from drabridge.config import load
+from drabridge.config.model import to_data
 from drabridge.config.name_template import VALUES_MAX, expanded
 from drabridge.config.problems import ConfigErrors
 from drabridge.config.resource_names import name_for, stands_for
@@ -61,7 +62,7 @@ def test_each_value_is_a_resource_that_matches_it_alone() -> None:
     for kind in kinds:
         resource = by_kind[name_for(TEMPLATE, kind) or ""]
         assert [other for other in kinds if matches(port(0, other), resource.match)] == [kind]
-    again = load(json.dumps(found.config.model_dump(mode="json", by_alias=True, exclude_unset=True)))
+    again = load(json.dumps(to_data(found.config)))
     assert again == found.config, "it is kept on disk with the names that it gave"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import fields
+
 from drabridge.config.json_schema import all_models
 from drabridge.config.reference import reference
 from drabridge.config.schema import Config
@@ -12,8 +14,8 @@ def test_every_key_and_field_is_in_it() -> None:
     text = reference()
     for model in all_models(Config):
         section = text.split(f"#### {model.__name__}\n")[1].split("####")[0]
-        for name, field in model.model_fields.items():
-            assert f"| `{field.alias or name}` |" in section
+        for field in fields(model):
+            assert f"| `{field.encode_name}` |" in section
     for name in (*PLAIN_FIELDS, *IDENTITY_FIELDS):
         assert f"`{{{name}}}`" in text
 

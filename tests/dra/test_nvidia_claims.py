@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from drabridge.config.loader import load
+from drabridge.config.model import to_data
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.support.dra_node import NODE, DraNode
 from tests.support.inventory_and_ledger import Machine
@@ -45,7 +46,7 @@ async def cluster() -> AsyncIterator[tuple[SimCluster, DraNode]]:
     machine.nvidia = facts(INSTANCES, GPUS)
     devices = tuple(machine.see(*map(gpu, range(GPUS))).values())
     config = machine.names.config
-    text = json.dumps(config.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    text = json.dumps(to_data(config))
     with short_directory() as root:
         async with SimCluster(root, timings=ClusterTimings.fast()) as sim:
             node = DraNode(root / NODE, sim.api, text, devices)

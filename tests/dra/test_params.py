@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.dra.allocation import AllocationResult
@@ -100,7 +101,7 @@ def test_the_class_follows_the_same_rules_unless_it_is_trusted() -> None:
     config = entry("FromClass", env={"ANYTHING": "1"})
     with pytest.raises(ConfigError, match="not a variable that may be set; allowed are LEVEL, MODE"):
         choose(config)
-    trusting = RULES.model_copy(update={"trust_class_parameters": True})
+    trusting = replace(RULES, trust_class_parameters=True)
     assert choose(config, rules=trusting) == (Choice("safe", {"ANYTHING": "1"}),)
     with pytest.raises(ConfigError, match="not a variable"):
         choose(entry(env={"ANYTHING": "1"}), rules=trusting)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.config import Config, load
 from drabridge.errors import ConfigError, HostError
@@ -217,7 +218,7 @@ def test_an_annotation_that_could_not_be_saved_is_saved_when_the_node_is_read_ag
 
 def test_an_annotation_is_judged_again_by_a_changed_configuration(tmp_path: Path) -> None:
     gpu, *others = CONFIG.resources
-    config = [CONFIG.model_copy(update={"resources": tuple(others)})]
+    config = [replace(CONFIG, resources=tuple(others))]
     desired = Kept(tmp_path, lambda: config[0], lambda: None)
     desired.annotate('{"nvidia.com/gpu": {"dra": 4}}')
     assert "no resource" in desired.annotation_error
@@ -231,8 +232,8 @@ def test_an_annotation_that_is_not_followed_forbids_nothing(tmp_path: Path) -> N
     desired = Kept(tmp_path, lambda: config[0], lambda: None)
     desired.annotate('{"nvidia.com/gpu": {"legacy": 1}}')
     gpu, *others = CONFIG.resources
-    raised = gpu.model_copy(update={"lanes": gpu.lanes.model_copy(update={"min_legacy": 2})})
-    config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
+    raised = replace(gpu, lanes=replace(gpu.lanes, min_legacy=2))
+    config[0] = replace(CONFIG, resources=(raised, *others))
     assert desired.source(raised) == "configuration"
     assert asyncio.run(desired.set(b'{"resource": "nvidia.com/gpu", "legacy": 3}'))["source"] == "lanes set"
 
@@ -277,8 +278,8 @@ def test_floors_raised_later_override_the_desired_lanes_and_this_is_reported_onc
     gpu, *others = CONFIG.resources
     assert (desired.source(gpu), desired.notes()) == ("annotation", [])
 
-    raised = gpu.model_copy(update={"lanes": gpu.lanes.model_copy(update={"min_dra": 1})})
-    config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
+    raised = replace(gpu, lanes=replace(gpu.lanes, min_dra=1))
+    config[0] = replace(CONFIG, resources=(raised, *others))
     for _ in range(5):  # plans
         assert desired.lanes(raised).targets(8) == (3, 5)
     assert desired.describe(raised) == {"legacy": "3", "dra": "*", "source": "lanes set"}
@@ -296,7 +297,7 @@ def test_floors_raised_later_override_the_desired_lanes_and_this_is_reported_onc
     assert desired.source(gpu) == "annotation"
     desired.annotate('{"nvidia.com/gpu": {"legacy": "*", "dra": 0}}')
     assert desired.notes() == []
-    config[0] = CONFIG.model_copy(update={"resources": (raised, *others)})
+    config[0] = replace(CONFIG, resources=(raised, *others))
     assert desired.source(raised) == "lanes set"
     assert caplog.records[-1].message == "lanes cannot be followed"  # another time
 

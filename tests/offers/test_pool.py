@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from drabridge.config.checker import check
 from drabridge.config.schema import Config
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.model import (
@@ -38,14 +39,15 @@ def config(*more: dict[str, Any], **dra: Any) -> Config:
         {"name": RESOURCE, "match": MATCH, "lanes": lanes},
         *({"match": MATCH, "lanes": lanes, **m} for m in more),
     ]
-    return Config.model_validate(
+    return check(
+        Config,
         {
             "apiVersion": "drabridge/v1alpha1",
             "kind": "AgentConfig",
             "driver": DRIVER,
             "dra": dra,
             "resources": resources,
-        }
+        },
     )
 
 

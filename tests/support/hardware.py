@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from drabridge.config.checker import check
 from drabridge.config.schema import Config
 from drabridge.inventory.facts import Fact
 from drabridge.inventory.host import NodeStat
@@ -33,8 +34,8 @@ needs_loop_devices = pytest.mark.skipif(
 
 def config(*resources: Mapping[str, Any], **more: Any) -> Config:
     """A configuration as the file would have it."""
-    return Config.model_validate(
-        {"apiVersion": "drabridge/v1alpha1", "kind": "AgentConfig", "resources": list(resources), **more}
+    return check(
+        Config, {"apiVersion": "drabridge/v1alpha1", "kind": "AgentConfig", "resources": list(resources), **more}
     )
 
 

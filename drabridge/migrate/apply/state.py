@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from drabridge.errors import ConfigError, HostError
 from drabridge.migrate.plan.document import Plan, Step
@@ -161,5 +162,6 @@ def now() -> str:
 
 def _digest(step: Step) -> str:
     """Return what changes when the step's actions do. Its remarks do not count."""
-    data = step.model_dump(mode="json", exclude={"missing", "notes"})
-    return hashlib.sha256(msgspec.json.encode(data, order="deterministic")).hexdigest()[:16]
+    data = asdict(step)
+    del data["missing"], data["notes"]
+    return hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest()[:16]

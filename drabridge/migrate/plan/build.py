@@ -103,7 +103,7 @@ def plan(facts: Facts, choice: Choice, cluster: str, made: str) -> Plan:
             demands.append(demand)
     steps = [_step(group, way, packing, facts.serves_policies) for way, group in _groups(demands, choice)]
     steps.append(_rest(packing, choice))
-    return Plan.model_construct(
+    return Plan(
         apiVersion=VERSION,
         cluster=cluster,
         made=made,
@@ -244,11 +244,9 @@ def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool
             (missing if lacks else notes).append(words)
     first = group[0]
     lanes = {name: node.claims for name, node in packing.nodes.items() if node.claims != before[name]}
-    moves = [
-        Move.model_construct(object=one.object, pods=len(one.on), devices=one.devices, how=one.how) for one in group
-    ]
+    moves = [Move(object=one.object, pods=len(one.on), devices=one.devices, how=one.how) for one in group]
     name = first.namespace if way is Way.SWITCH else f"{first.namespace}/{first.object}"
-    return Step.model_construct(
+    return Step(
         name=name,
         way=way,
         namespace=first.namespace,
@@ -272,4 +270,4 @@ def _rest(packing: Packing, choice: Choice) -> Step:
         f"when no pod with limits is left: set extendedResourceName: {choice.resource} on DeviceClass "
         f"{choice.device_class}, and unmodified pods get claims, too"
     )
-    return Step.model_construct(name=REST, way=Way.LANES, lanes=lanes, notes=(note,))
+    return Step(name=REST, way=Way.LANES, lanes=lanes, notes=(note,))

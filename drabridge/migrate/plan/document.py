@@ -10,18 +10,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from msgspec import Meta, field
 
-from drabridge.config.base import Many, Model
 from drabridge.config.loader import read
+from drabridge.config.model import Model, to_data
 from drabridge.config.problems import Problem
 
-VERSION = "drabridge.migration/v1alpha1"
+VERSION: Literal["drabridge.migration/v1alpha1"] = "drabridge.migration/v1alpha1"
 LARGEST_BYTES = 64 * 1024 * 1024  # 5,000 nodes and 2,500 workloads make about 3 MiB
 ALL = "all"
 """In a step's lanes: every device of the node, but for those that ``keepForLimits`` keeps."""
 
-Count = Annotated[int, Field(ge=0, le=1_000_000)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class How(StrEnum):
@@ -41,7 +41,7 @@ class Way(StrEnum):
     LANES = "lanes"  # not at all: only devices change lanes
 
 
-class Move(Model):
+class Move(Model, frozen=True):
     """A workload that comes to claims in a step. The step is refused if it is another one by then."""
 
     object: str
@@ -50,49 +50,49 @@ class Move(Model):
     """How many of its pods had limits when the plan was made."""
     devices: Count
     """How many devices each pod has."""
-    how: How = Field(strict=False)
+    how: How
 
 
-class Step(Model):
+class Step(Model, frozen=True):
     """Something to do at a time: lanes first, then what pods ask for, then rollouts."""
 
-    name: str = Field(min_length=1)
-    way: Way = Field(strict=False)
+    name: Annotated[str, Meta(min_length=1)]
+    way: Way
     namespace: str = ""
-    lanes: dict[str, Count | Literal["all"]] = Field(default_factory=dict)
+    lanes: dict[str, Count | Literal["all"]] = field(default_factory=dict)
     """Node -> how many of its devices are for claims from this step on."""
-    moves: Many[Move] = ()
-    missing: Many[str] = ()
+    moves: tuple[Move, ...] = ()
+    missing: tuple[str, ...] = ()
     """What the step lacks, in words: it does not fit while there is something."""
-    notes: Many[str] = ()
+    notes: tuple[str, ...] = ()
 
 
-class Left(Model):
+class Left(Model, frozen=True):
     """What stays on limits, and why."""
 
     object: str
     why: str
 
 
-class Plan(Model):
+class Plan(Model, frozen=True, kw_only=True):
     """All steps, and what they were made for. ``cluster`` is the UID of the namespace kube-system."""
 
     apiVersion: Literal["drabridge.migration/v1alpha1"]
     cluster: str
     made: str = ""
-    resource: str = Field(min_length=3)
-    device_class: str = Field(min_length=1)
-    driver: str = Field(min_length=1)
+    resource: Annotated[str, Meta(min_length=3)]
+    device_class: Annotated[str, Meta(min_length=1)]
+    driver: Annotated[str, Meta(min_length=1)]
     keep_for_limits: Count = 0
     """So many devices of each node stay in the lane for limits."""
-    manifests: Many[str] = ()
+    manifests: tuple[str, ...] = ()
     """Files and folders that steps with the way `manifests` convert; relative ones begin beside the plan."""
     config: str = ""
     """The agent's configuration, for such steps; without it the DeviceClass is all that they know."""
-    devices: dict[str, Count] = Field(default_factory=dict)
+    devices: dict[str, Count] = field(default_factory=dict)
     """Node -> how many devices it had when the plan was made."""
-    steps: Many[Step] = ()
-    left: Many[Left] = ()
+    steps: tuple[Step, ...] = ()
+    left: tuple[Left, ...] = ()
 
     @classmethod
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
@@ -124,5 +124,5 @@ def beside(path: Path, folder: Path) -> str:
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON has it. What is empty is left out."""
-    found: dict[str, Any] = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    found: dict[str, Any] = to_data(plan)
     return found

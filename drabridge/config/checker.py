@@ -1,0 +1,235 @@
+"""Read plain data into a model: every fault of it at once, each with its path and what was expected there."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Literal, TypeVar
+
+from msgspec import NODEFAULT, Meta
+from msgspec.structs import FieldInfo, fields
+
+from drabridge.config.model import Check, Model, Parse, Prepare
+from drabridge.config.problems import Path, Problem, Problems, did_you_mean, shorten, unmet
+
+M = TypeVar("M", bound=Model)
+
+WRONG: Any = object()  # in place of a value that has a problem
+
+# Words of other tools, and the key that is meant here. Only for hints.
+_SYNONYMS = {
+    "name": "sysname", "kernel": "sysname", "KERNEL": "sysname", "SUBSYSTEM": "subsystem", "DRIVER": "driver",
+    "ATTR": "attr", "attrs": "attr", "attributes": "attr", "ENV": "property", "env": "property",
+    "properties": "property",
+    "ATTRS": "parent: {attr: ...}", "idVendor": "attr: {idVendor: ...}", "idProduct": "attr: {idProduct: ...}",
+    "vendor": "attr: {vendor: ...}", "product": "attr: {idProduct: ...}", "device": "attr: {device: ...}",
+    "serial": "attr: {serial: ...}", "class": "attr: {class: ...}", "TAG": "tag", "udevRule": "rule",
+    "hostPath": "path", "mountPath": "as", "containerPath": "as", "count": "replicas: {count: ...}",
+    "share": "sharing", "expose": "lanes", "timeout": "timeoutSeconds", "devices": "resources", "domain": "driver",
+}  # fmt: skip
+
+
+def check(model: type[M], data: object) -> M:
+    """Return the model of plain data: mappings, lists, text, numbers, booleans, None. Raises Problems, with paths."""
+    checker = _Checker()
+    found = checker.value(model, data, ())
+    if checker.problems:
+        raise Problems(*checker.problems, *model.whole_file_problems(data))
+    return typing.cast("M", found)
+
+
+class _Checker:
+    """One document on its way. Types are strict: a number is not text, 1 is not true, and null is for optional keys."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self._fields: dict[type[Model], tuple[FieldInfo, ...]] = {}  # their annotations are parsed anew each time
+
+    def value(self, annotation: Any, value: object, path: Path) -> Any:
+        """Return what an annotation makes of a value; WRONG after a problem was noted."""
+        kind, marks = unwrapped(annotation)
+        before = len(self.problems)
+        for mark in marks:
+            if isinstance(mark, Prepare):
+                value = mark.change(value)
+        parsers = [mark.make for mark in marks if isinstance(mark, Parse)]
+        found = self._call(parsers[-1], value, path) if parsers else self._of_kind(kind, value, path)
+        for mark in marks:
+            if isinstance(mark, Meta):
+                sized = isinstance(value, list | tuple | Mapping)  # wrong items count: they have problems of their own
+                self._constrain(mark, value if sized else found, path)
+            if len(self.problems) > before:
+                return WRONG
+            if isinstance(mark, Check):
+                found = self._call(mark.check, found, path)
+        return found
+
+    def _call(self, function: Callable[[Any], Any], value: object, path: Path) -> Any:
+        try:
+            return function(value)
+        except Problems as error:
+            return self._refuse(error, path)
+
+    def _refuse(self, error: Problems, path: Path) -> Any:
+        self.problems += [problem.under(*path) for problem in error.items]
+        return WRONG
+
+    def _constrain(self, meta: Meta, value: Any, path: Path) -> None:
+        if value is WRONG or value is None:
+            return
+        try:
+            _constrain(meta, value)
+        except Problems as error:
+            self._refuse(error, path)
+
+    def _of_kind(self, kind: Any, value: object, path: Path) -> Any:
+        origin = typing.get_origin(kind)
+        if origin in (typing.Union, types.UnionType):
+            return self._union(typing.get_args(kind), value, path)
+        if origin is Literal:
+            return self._call(lambda given: _literal(typing.get_args(kind), given), value, path)
+        if origin is tuple:
+            return self._items(typing.get_args(kind)[0], value, path)
+        if isinstance(origin, type) and issubclass(origin, Mapping):
+            return self._mapping(typing.get_args(kind), value, path)
+        if isinstance(kind, type) and issubclass(kind, Model):
+            return self._model(kind, value, path)
+        return self._call(lambda given: _scalar(kind, given), value, path)
+
+    def _items(self, kind: Any, value: object, path: Path) -> Any:
+        if not isinstance(value, list | tuple):
+            return self._refuse(unmet("a list"), path)
+        found = [self.value(kind, item, (*path, index)) for index, item in enumerate(value)]
+        return WRONG if any(item is WRONG for item in found) else tuple(found)
+
+    def _mapping(self, kinds: Sequence[Any], value: object, path: Path) -> Any:
+        key_kind, kind = kinds
+        if not isinstance(value, Mapping):
+            return self._refuse(unmet("a mapping"), path)
+        found: dict[Any, Any] = {}
+        for key, item in value.items():
+            before = len(self.problems)
+            name = self.value(key_kind, key, (*path, key))
+            for index, problem in enumerate(self.problems[before:], start=before):
+                found_key = problem.found or shorten(str(key))
+                self.problems[index] = Problem(problem.expected, problem.hint, problem.path, found_key)
+            found[name] = self.value(kind, item, (*path, key))
+        return WRONG if WRONG in found or any(item is WRONG for item in found.values()) else found
+
+    def _model(self, model: type[Model], value: object, path: Path) -> Any:
+        if isinstance(value, model):
+            return value
+        if not isinstance(value, Mapping):
+            return self._refuse(unmet("a mapping"), path)
+        if (declared := self._fields.get(model)) is None:
+            declared = self._fields[model] = fields(model)
+        given: dict[str, Any] = {}
+        before = len(self.problems)
+        for one in declared:
+            if one.encode_name in value:
+                given[one.name] = self.value(one.type, value[one.encode_name], (*path, one.encode_name))
+            elif one.default is NODEFAULT and one.default_factory is NODEFAULT:
+                self.problems.append(Problem("a value: it is required", "", (*path, one.encode_name), "nothing"))
+        known = [one.encode_name for one in declared]
+        for key in value:
+            if key not in known:
+                hint = _key_hint(str(key), known)
+                self.problems.append(Problem("a known key", hint, (*path, key), f"the key {shorten(str(key))}"))
+        if len(self.problems) > before:
+            return WRONG
+        return self._call(lambda arguments: model(**arguments), given, path)
+
+    def _union(self, members: Sequence[Any], value: object, path: Path) -> Any:
+        """Return what the first member makes of the value that can. A mapping is only for members that are mappings."""
+        if value is None and types.NoneType in members:
+            return None
+        members = [member for member in members if member is not types.NoneType]
+        if isinstance(value, Mapping):
+            members = [member for member in members if _is_mapping(member)] or members
+        before, refused = len(self.problems), list[Problem]()
+        for member in members:
+            found = self.value(member, value, path)
+            if len(self.problems) == before:
+                return found
+            refused += self.problems[before:]
+            del self.problems[before:]
+        self.problems += merged(refused)
+        return WRONG
+
+
+def merged(problems: Iterable[Problem]) -> list[Problem]:
+    """One problem for each place: ``true or a mapping``."""
+    found: dict[tuple[Path, str | None], Problem] = {}
+    for problem in problems:
+        key = (problem.path, problem.found)
+        if (earlier := found.get(key)) is None:
+            found[key] = problem
+        else:
+            wanted = dict.fromkeys(filter(None, (earlier.expected, problem.expected)))
+            found[key] = Problem(" or ".join(wanted), earlier.hint or problem.hint, problem.path, problem.found)
+    return list(found.values())
+
+
+def unwrapped(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return an annotation's type and its marks."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return annotation.__origin__, annotation.__metadata__
+    return annotation, ()
+
+
+def _is_mapping(annotation: Any) -> bool:
+    kind = unwrapped(annotation)[0]
+    found = typing.get_origin(kind) or kind
+    return isinstance(found, type) and issubclass(found, Model | Mapping)
+
+
+_WORDS: Mapping[Any, tuple[str, type | tuple[type, ...]]] = {
+    str: ("text", str),
+    bool: ("true or false", bool),
+    int: ("a whole number", int),
+    float: ("a number", (int, float)),
+}
+
+
+def _scalar(kind: Any, value: Any) -> Any:
+    if kind is Any:
+        return value
+    if issubclass(kind, Enum):
+        return kind(_literal([member.value for member in kind], value))
+    words, accepted = _WORDS[kind]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise unmet(words)
+    return kind(value)
+
+
+def _literal(members: Sequence[Any], value: Any) -> Any:
+    for member in members:
+        if value == member and isinstance(value, type(member)) and isinstance(value, bool) == isinstance(member, bool):
+            return member
+    shown = ["true" if member is True else repr(member) for member in members]
+    raise unmet(" or ".join(filter(None, (", ".join(shown[:-1]), shown[-1]))))
+
+
+def _constrain(meta: Meta, value: Any) -> None:
+    """Raise Problems for a value that is outside of its limits."""
+    if meta.ge is not None and value < meta.ge:
+        raise unmet(f"at least {meta.ge}")
+    if meta.le is not None and value > meta.le:
+        raise unmet(f"at most {meta.le}")
+    what = "character(s)" if isinstance(value, str) else "of them"
+    if meta.min_length is not None and len(value) < meta.min_length:
+        raise unmet(f"at least {meta.min_length} {what}")
+    if meta.max_length is not None and len(value) > meta.max_length:
+        raise unmet(f"at most {meta.max_length} {what}")
+    if meta.pattern is not None and re.fullmatch(meta.pattern, value) is None:
+        raise unmet(f"text that matches {meta.pattern}")
+
+
+def _key_hint(word: str, known: Sequence[str]) -> str:
+    synonym = _SYNONYMS.get(word)
+    if synonym is not None and synonym.partition(":")[0] in known:
+        return f"did you mean {synonym}?"
+    return did_you_mean(word, known) or f"known here: {', '.join(sorted(known))}"
