@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 from drabridge.config.names import DRIVER_MAX, is_dns_label, is_dns_subdomain
 from drabridge.errors import ConfigError
@@ -79,16 +80,21 @@ async def _coordinate(arguments: argparse.Namespace) -> None:
     from drabridge.coordinator.main import Coordinator
     from drabridge.kube.claim_hints import lock_name
     from drabridge.kube.client import KubernetesCluster
+    from drabridge.kube.kubeconfig import configuration_in_cluster, configuration_of
     from drabridge.kube.leader_election import Election
 
     file = arguments.kubeconfig
     clusters = tuple(
         KubernetesCluster.from_kubeconfig(file) if file else KubernetesCluster.in_cluster() for _ in range(WRITERS)
     )
+
+    def configuration() -> Any:
+        return configuration_of(file) if file else configuration_in_cluster()
+
     driver = arguments.driver
     election = Election(lock_name(driver), arguments.namespace, arguments.identity, arguments.lease_seconds)
     try:
-        await Coordinator(clusters, driver, election, clusters[0].configuration, Port(arguments.listen)).run()
+        await Coordinator(clusters, driver, election, configuration, Port(arguments.listen)).run()
     finally:
         for cluster in clusters:
             cluster.close()

@@ -1,8 +1,8 @@
 """Talk to the API server over HTTP.
 
-Beside the leader election this is the only module that imports ``kubernetes``, and only when somebody connects. It uses
-``DynamicClient`` with plain dicts and ready-made paths: no discovery requests, no predictable cache file in /tmp, no
-models that refuse fields newer than they are.
+Objects are plain dicts and paths are ready-made: no discovery requests, and no models that refuse fields newer than
+they are. So urllib3 is enough, on which the Kubernetes client sends its requests, too. That client itself, imported,
+would be a third of the agent's memory; it reads kubeconfigs in a process of its own.
 
 There is one thread for GETs, which kubelet may wait for, one for LISTs of what users write, which may be long, one for
 all else, and one for every watch, which blocks for minutes. All are daemons: a blocked read must not delay the end of
@@ -20,10 +20,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 import drabridge
 from drabridge.errors import ClusterError, ConfigError, DrabridgeError
+from drabridge.kube.access import Access, of_kubeconfig, of_service_account
 from drabridge.kube.api import (
     DeniedError,
     Kind,
@@ -35,11 +37,13 @@ from drabridge.kube.api import (
 )
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, decode, identity_of, page_of
 from drabridge.kube.response import MOST_BYTES, TooLargeError, WatchStream, body_of, read_event
+from drabridge.kube.transport import HttpStatusError, Transport
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import SERVICE_ACCOUNT
 from drabridge.system.untrusted import Unreadable, reading
 
 T = TypeVar("T")
+JSON = "application/json"
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
@@ -64,16 +68,16 @@ class KubernetesCluster:
 
     def __init__(
         self,
-        load: Callable[[], Any],
+        load: Callable[[], Access],
         *,
         read_seconds: float = READ_SECONDS,
         watch_read_seconds: float = WATCH_READ_SECONDS,
     ) -> None:
-        """``load`` makes a kubernetes ``Configuration``; it runs in the worker thread, again after a 401."""
+        """``load`` finds the server; it runs in a worker thread, again after a 401."""
         self._load = load
         self._timeout = (CONNECT_SECONDS, read_seconds)
         self._watch_timeout = (CONNECT_SECONDS, watch_read_seconds)
-        self._dynamic: Any = None
+        self._transport: Transport | None = None
         self._connecting = threading.Lock()
         self._worker = IoThread("kubernetes")
         self._gets = IoThread("kubernetes-get")
@@ -86,49 +90,29 @@ class KubernetesCluster:
     def in_cluster(
         cls, directory: Path = SERVICE_ACCOUNT, environ: Mapping[str, str] | None = None
     ) -> KubernetesCluster:
-        """Connect with the pod's service account; its token is read again when it is older than a minute."""
-
-        def load() -> Any:
-            from kubernetes import client, config
-            from kubernetes.config.incluster_config import InClusterConfigLoader
-
-            configuration = client.Configuration()
-            options = {} if environ is None else {"environ": dict(environ)}
-            try:
-                InClusterConfigLoader(
-                    token_filename=str(directory / "token"), cert_filename=str(directory / "ca.crt"), **options
-                ).load_and_set(configuration)
-            except config.ConfigException as error:
-                raise ConfigError(
-                    f"this is not a pod with a service account: {error}",
-                    hint="Outside a cluster give --kubeconfig, or switch DRA off (dra.enabled: false)",
-                ) from error
-            return configuration
-
-        return cls(load)
+        """Connect with the pod's service account."""
+        return cls(lambda: of_service_account(directory, environ))
 
     @classmethod
     def from_kubeconfig(
-        cls, path: Path, context: str | None = None, *, read_seconds: float = READ_SECONDS
+        cls, path: Path, context: str | None = None, *, read_seconds: float = READ_SECONDS, small: bool = False
     ) -> KubernetesCluster:
-        """Connect with a kubeconfig file; ``context`` in place of its current one."""
+        """Connect with a kubeconfig file; ``context`` in place of its current one.
 
-        def load() -> Any:
-            from kubernetes import client, config
+        ``small``: this process is to stay small. It starts another one to read the file, which takes 0.1 s longer.
+        """
+        if small:
+            return cls(lambda: of_kubeconfig(path, context), read_seconds=read_seconds)
 
-            configuration = client.Configuration()
-            try:
-                config.load_kube_config(
-                    config_file=str(path), context=context, client_configuration=configuration, persist_config=False
-                )
-            except (config.ConfigException, OSError, ValueError) as error:
-                raise ConfigError(f"{path} is not a kubeconfig that can be used: {error}") from error
-            return configuration
+        def load() -> Access:
+            from drabridge.kube.kubeconfig import read
+
+            return read(path, context)
 
         return cls(load, read_seconds=read_seconds)
 
-    def configuration(self) -> Any:
-        """Return a new ``Configuration`` of the client library: where the server is, and who asks."""
+    def access(self) -> Access:
+        """Return where the server is, and who asks, as it is now. Raises ConfigError."""
         return self._load()
 
     async def read(self, path: str) -> Json:
@@ -148,7 +132,7 @@ class KubernetesCluster:
         view: ObjectView[Any] = _WHOLE,
     ) -> Listing[Any]:
         path, items, unreadable = kind.path(namespace), [], []
-        options: dict[str, Any] = {"field_selector": field_selector or None, "label_selector": label_selector or None}
+        options: dict[str, Any] = {"fieldSelector": field_selector or None, "labelSelector": label_selector or None}
         worker = self._lists if kind.namespaced else self._worker  # lists of what we write keep their order with writes
         limit = min(FIRST_PAGE, PAGE)
         for _ in range(MOST_PAGES):
@@ -163,18 +147,18 @@ class KubernetesCluster:
             items += page.items
             unreadable += page.unreadable
             limit = min(max(PAGE_BYTES * page.objects // page.bytes, 1), 2 * limit, PAGE)
-            options["_continue"] = page.following
+            options["continue"] = page.following
             if page.following is None:
                 self._unreadable_of(kind).keep({str(one) for one in unreadable})
                 return Listing(tuple(items), page.resource_version, tuple(unreadable))
         raise UnreachableError(f"GET {path}: the list has no end: {MOST_PAGES} pages, and one more")
 
     async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
-        return await self._call("post", kind.path(namespace), dict(body), dry_run="All" if dry_run else None)
+        return await self._call("post", kind.path(namespace), dict(body), dryRun="All" if dry_run else None)
 
     async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
         path = kind.path(namespace, body["metadata"]["name"])
-        return await self._call("put", path, dict(body), dry_run="All" if dry_run else None)
+        return await self._call("put", path, dict(body), dryRun="All" if dry_run else None)
 
     async def apply(
         self,
@@ -191,8 +175,8 @@ class KubernetesCluster:
             kind.path(namespace, body["metadata"]["name"], subresource),
             dict(body),
             content_type="application/apply-patch+yaml",
-            field_manager=manager,
-            force_conflicts="true" if force else "false",
+            fieldManager=manager,
+            force="true" if force else "false",
         )
 
     async def delete(
@@ -215,12 +199,11 @@ class KubernetesCluster:
     ) -> AsyncGenerator[WatchEvent[Any], None]:
         path = kind.path(namespace)
         options = {
-            "field_selector": field_selector or None,
-            "resource_version": resource_version,
-            "timeout_seconds": WATCH_SECONDS,
-            "allow_watch_bookmarks": "true",
+            "fieldSelector": field_selector or None,
+            "resourceVersion": resource_version,
+            "timeoutSeconds": WATCH_SECONDS,
+            "allowWatchBookmarks": "true",
             "watch": "true",
-            "_request_timeout": self._watch_timeout,
         }
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[WatchEvent[Any] | ClusterError | None] = asyncio.Queue()
@@ -229,11 +212,11 @@ class KubernetesCluster:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(events.put_nowait, item)
 
-        client = await self._in(self._worker, lambda: self._connected(path))
+        transport = await self._in(self._worker, lambda: self._connected(path))
         read = functools.partial(read_event, path, view, self._unreadable_of(kind))
 
         def request() -> Any:
-            return client.request("get", path, serialize=False, **_fresh(options))
+            return transport.open("get", path, options, self._watch_timeout)
 
         stream = WatchStream(request, path, read, _cluster_errors, deliver)
         self._streams.add(stream)
@@ -255,8 +238,10 @@ class KubernetesCluster:
         for worker in (self._worker, self._gets, self._lists):
             worker.stop()
 
-    async def _call(self, method: str, path: str, body: Json | None = None, **options: Any) -> Json:
-        return await self._in(self._worker, lambda: self._request(method, path, body, options))
+    async def _call(
+        self, method: str, path: str, body: Json | None = None, content_type: str = JSON, **options: Any
+    ) -> Json:
+        return await self._in(self._worker, lambda: self._request(method, path, body, options, content_type))
 
     async def _in(self, worker: IoThread, call: Callable[[], T]) -> T:
         if self._closed:  # a task that outlives the agent gets the error of a server that is gone
@@ -280,49 +265,50 @@ class KubernetesCluster:
                 self._unreadable_of(kind).tell(str(unreadable[-1]), error)
         return _Read(items, unreadable, page.following or None, page.resource_version, len(page.items), len(data) or 1)
 
-    def _request(self, method: str, path: str, body: Json | None, options: Mapping[str, Any]) -> Json:
-        data = self._body(method, path, body, options, MOST_BYTES)
+    def _request(
+        self, method: str, path: str, body: Json | None, options: Mapping[str, Any], content_type: str = JSON
+    ) -> Json:
+        data = self._body(method, path, body, options, MOST_BYTES, content_type)
         with _cluster_errors(method, path):
             answer = decode(data)
         if not isinstance(answer, dict):
             raise UnreachableError(f"{method.upper()} {path} answered {type(answer).__name__} instead of an object")
         return answer
 
-    def _body(self, method: str, path: str, body: Json | None, options: Mapping[str, Any], most_bytes: int) -> bytes:
+    def _body(
+        self,
+        method: str,
+        path: str,
+        body: Json | None,
+        options: Mapping[str, Any],
+        most_bytes: int,
+        content_type: str = JSON,
+    ) -> bytes:
+        sent = None if body is None else msgspec.json.encode(body)
+
+        def once() -> bytes:
+            with _cluster_errors(method, path):
+                response = self._connect().open(method, path, options, self._timeout, sent, content_type)
+                return body_of(response, f"{method.upper()} {path}", most_bytes)
+
         try:
-            return self._once(method, path, body, options, most_bytes)
+            return once()
         except DeniedError as error:
             if getattr(error.__cause__, "status", None) != 401:
                 raise
             with self._connecting:
-                self._dynamic = None  # the token was rotated or revoked: read it again, once
-            return self._once(method, path, body, options, most_bytes)
+                self._transport = None  # the token was rotated or revoked: read it again, once
+            return once()
 
-    def _once(self, method: str, path: str, body: Json | None, options: Mapping[str, Any], most_bytes: int) -> bytes:
-        with _cluster_errors(method, path):
-            response = self._client().request(
-                method, path, body=body, serialize=False, _request_timeout=self._timeout, **_fresh(options)
-            )
-            return body_of(response, f"{method.upper()} {path}", most_bytes)
-
-    def _connected(self, path: str) -> Any:
+    def _connected(self, path: str) -> Transport:
         with _cluster_errors("watch", path):
-            return self._client()
-
-    def _client(self) -> Any:
-        with self._connecting:
             return self._connect()
 
-    def _connect(self) -> Any:
-        if self._dynamic is None:
-            from kubernetes import client, dynamic
-
-            configuration = self._load()
-            configuration.retries = False  # retries belong to the callers, which know their deadlines
-            api = client.ApiClient(configuration)
-            api.user_agent = f"drabridge/{drabridge.__version__}"
-            self._dynamic = dynamic.DynamicClient(api, discoverer=_NoDiscovery)
-        return self._dynamic
+    def _connect(self) -> Transport:
+        with self._connecting:
+            if self._transport is None:
+                self._transport = Transport(self._load(), f"drabridge/{drabridge.__version__}")
+            return self._transport
 
 
 class _Read(Struct, frozen=True):
@@ -336,31 +322,17 @@ class _Read(Struct, frozen=True):
     bytes: int
 
 
-class _NoDiscovery:
-    """The stock discoverer asks the server three times and trusts a file in /tmp; paths are known here."""
-
-    def __init__(self, client: Any, cache_file: str | None) -> None:
-        pass
-
-
-def _fresh(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for one request, with new lists: the client appends to those that it is given."""
-    return {**options, "query_params": [], "header_params": {}}
-
-
 @contextlib.contextmanager
 def _cluster_errors(method: str, path: str) -> Iterator[None]:
     """Translate everything that the client, HTTP or the network raises into a ClusterError."""
-    from kubernetes.client.exceptions import ApiException
-    from kubernetes.dynamic.exceptions import DynamicApiError
     from urllib3.exceptions import HTTPError
 
     try:
         yield
-    except (ApiException, DynamicApiError) as error:
-        status = _status(error)  # the Status has a better message than the HTTP reason
-        message = status.get("message") or f"{error.status} {error.reason}"
-        raise error_of(int(error.status or 0), f"{method.upper()} {path}: {message}", status) from error
+    except HttpStatusError as error:
+        status = _status(error.body)  # the Status has a better message than the HTTP reason
+        message = status.get("message") or str(error)
+        raise error_of(error.status, f"{method.upper()} {path}: {message}", status) from error
     except (HTTPError, OSError) as error:
         raise UnreachableError(
             f"{method.upper()} {path}: no answer from the API server ({type(error).__name__}: {error})"
@@ -371,10 +343,10 @@ def _cluster_errors(method: str, path: str) -> Iterator[None]:
         raise UnreachableError(f"{method.upper()} {path}: the answer is not JSON ({error})") from error
 
 
-def _status(error: Any) -> Json:
+def _status(body: bytes) -> Json:
     """Return the Status that the server sent; empty if it sent something else."""
-    with contextlib.suppress(ValueError, TypeError):
-        status = json.loads(error.body)
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        status = json.loads(body)
         if isinstance(status, dict):
             return status
     return {}

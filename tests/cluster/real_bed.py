@@ -17,8 +17,10 @@ from typing import Any
 
 import pytest
 import urllib3
+from msgspec.structs import replace
 
 from deploy.helm import CHART, hooks, manifests
+from drabridge.kube.access import Access
 from drabridge.kube.api import Kind, NotFoundError
 from drabridge.kube.client import KubernetesCluster
 from tests.cluster import workloads as w
@@ -177,11 +179,8 @@ class RealBed(Bed):
         account = pod["spec"]["serviceAccountName"]
         made = self._core(lambda core: core.create_namespaced_service_account_token(account, NAMESPACE, body))
 
-        def load() -> Any:
-            configuration = self.api.configuration()
-            configuration.cert_file = configuration.key_file = None
-            configuration.api_key = {"authorization": f"Bearer {made.status.token}"}
-            return configuration
+        def load() -> Access:
+            return replace(self.api.access(), certificate="", key="", authorization=f"Bearer {made.status.token}")
 
         return KubernetesCluster(load)
 

@@ -405,6 +405,6 @@ def test_backoff_grows_to_its_limit_with_jitter() -> None:
         assert most / 2 <= delay <= most
 
 
-def test_the_client_is_imported_only_when_somebody_connects() -> None:
-    code = "import sys, drabridge.kube.client, drabridge.dra.driver; sys.exit('kubernetes' in sys.modules)"
+def test_http_is_imported_only_when_somebody_connects() -> None:
+    code = "import sys, drabridge.kube.client, drabridge.dra.driver; sys.exit('urllib3' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=5 * HANG_SECONDS).returncode == 0

@@ -33,6 +33,7 @@ from drabridge.inventory.cdi_file import SpecError, read_spec
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import clean
+from drabridge.kube.access import Access
 from drabridge.kube.allocated_claims import in_use
 from drabridge.kube.api import NODES, PODS, resource_claims, resource_slices
 from drabridge.kube.client import KubernetesCluster
@@ -225,7 +226,7 @@ class Readers:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._cluster = KubernetesCluster(lambda: None)
+        self._cluster = KubernetesCluster(lambda: Access(""))
         self._planner = Planner(load(CONFIG), NODE, device_lookup)
         self._snapshot = Snapshot(1, tuple(map(gpu, range(2))))
         self._hardware = config({"name": "example.com/card", "match": [{"subsystem": "usb"}], "id": ["{attr:serial}"]})

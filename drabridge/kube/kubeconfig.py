@@ -1,0 +1,99 @@
+"""Read a kubeconfig with the Kubernetes client, which knows its plugins and providers; a program for ``access.py``.
+
+    python -m drabridge.kube.kubeconfig FILE [CONTEXT]
+
+prints the :class:`~drabridge.kube.access.Access` as JSON, or why there is none. Besides, the leader election is the
+client's own: it needs what the client reads.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from drabridge.errors import ConfigError
+from drabridge.kube.access import Access, Refused
+
+
+def configuration_of(path: Path, context: str | None = None) -> Any:
+    """Return the client's ``Configuration`` for a kubeconfig. Raises ConfigError."""
+    from kubernetes import client, config
+
+    configuration = client.Configuration()
+    try:
+        config.load_kube_config(
+            config_file=str(path), context=context, client_configuration=configuration, persist_config=False
+        )
+    except (config.ConfigException, OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a kubeconfig that can be used: {error}") from error
+    return configuration
+
+
+def configuration_in_cluster() -> Any:
+    """Return the client's ``Configuration`` for the pod's service account. Raises ConfigError."""
+    from kubernetes import client, config
+
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(configuration)
+    except config.ConfigException as error:
+        raise ConfigError(f"this is not a pod with a service account: {error}") from error
+    return configuration
+
+
+def access_of(configuration: Any) -> Access:
+    """Return what a ``Configuration`` says, its files read: they are temporary where a kubeconfig has their text."""
+    header: dict[str, Any] = next(iter(configuration.auth_settings().values()), {})
+    authorization = header.get("value") or (configuration.get_basic_auth_token() if configuration.username else "")
+    return Access(
+        configuration.host.rstrip("/"),
+        authorization=authorization or "",
+        certificate=_text(configuration.cert_file),
+        key=_text(configuration.key_file),
+        authorities=_authorities(configuration),
+        server_name=configuration.tls_server_name or "",
+        verify=bool(configuration.verify_ssl),
+        proxy=_proxy(configuration),
+    )
+
+
+def _authorities(configuration: Any) -> str:
+    data = getattr(configuration, "ca_cert_data", None)
+    return (data.decode() if isinstance(data, bytes) else data) or _text(configuration.ssl_ca_cert)
+
+
+def _text(path: str | None) -> str:
+    return Path(path).read_text() if path else ""
+
+
+def _proxy(configuration: Any) -> str:
+    from urllib import request
+    from urllib.parse import urlsplit
+
+    host = urlsplit(configuration.host).hostname or ""
+    bypassed = request.proxy_bypass_environment(host, {"no": configuration.no_proxy or ""})  # type: ignore[attr-defined]
+    return "" if bypassed else configuration.proxy or ""
+
+
+def read(path: Path, context: str | None = None) -> Access:
+    """Return the access that a kubeconfig gives. Raises ConfigError."""
+    try:
+        return access_of(configuration_of(path, context))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} is not a kubeconfig that can be used: {error}") from error
+
+
+def main() -> None:
+    answer: Access | Refused
+    try:
+        answer = read(Path(sys.argv[1]), *sys.argv[2:])
+    except ConfigError as error:
+        answer = Refused(error.message)
+    sys.stdout.buffer.write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main()
