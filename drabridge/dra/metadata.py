@@ -96,8 +96,9 @@ class MetadataFiles:
     def remove(self, claim: ClaimRef) -> None:
         """Remove the claim's files; what is not there is no error. Raises HostError."""
         with reading(f"device metadata of {claim}", HostError):
-            for path in self._cdi.directory.glob(f"{self._driver}_metadata_{claim.uid}_*.json"):
-                self._cdi.remove_file(path.name)
+            for name in self._cdi.metadata_files():
+                if name.startswith(f"{self._driver}_metadata_{claim.uid}_"):
+                    self._cdi.remove_file(name)
             directory = self._directory(claim)
             if self._uid_in(directory) in (claim.uid, None):
                 shutil.rmtree(directory, ignore_errors=True)

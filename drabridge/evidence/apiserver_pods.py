@@ -27,7 +27,7 @@ from drabridge.ledger.model import ClaimRef, Ledger, PodRef
 
 DEFAULT_GRACE_SECONDS = 30.0  # the API server's own default (pkg/apis/core/v1/defaults.go)
 MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would cost others the device for ever
-REMEMBERED = 1024  # pods that have ended: each may name claims in 20 KB. To forget one costs a wait, no more
+REMEMBERED = 256  # pods that have ended: each may name claims in 20 KB. To forget one costs a wait, no more
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 _NOT_ENDED = "".join(f",status.phase!={phase}" for phase in sorted(_TERMINAL))
 MOST_NAMES = 64  # of resources, or claims, of one pod: 1.5 MB hold thirty thousand
