@@ -76,7 +76,7 @@ class Transport:
             f"{self._server}{path}?{given}" if given else f"{self._server}{path}",
             body=body,
             headers=headers,
-            timeout=urllib3.Timeout(*timeout_seconds),
+            timeout=urllib3.Timeout(connect=timeout_seconds[0], read=timeout_seconds[1]),
             preload_content=False,
             redirect=False,
             retries=False,

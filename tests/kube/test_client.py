@@ -316,6 +316,19 @@ async def test_a_watch_sees_changes_and_ends_without_leaving_a_thread_blocked(tm
             pytest.fail("the thread of a closed watch still reads")
 
 
+async def test_the_time_to_connect_is_not_the_time_of_a_watch(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (api, cluster):
+        cluster._watch_timeout = (0.3, HANG_SECONDS)
+        version = (await cluster.list(SLICES)).resource_version
+        async with contextlib.aclosing(cluster.watch(SLICES, resource_version=version)) as events:
+            first = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(1)
+            assert not first.done()
+            await cluster.create(SLICES, a_slice())
+            assert (await first).type == "ADDED"
+        assert sum(request.verb == "watch" for request in api.requests) == 1
+
+
 class Told:
     """What a follower was told, in order."""
 
