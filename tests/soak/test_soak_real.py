@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak.real import bed, judge
+from tests.soak.real import bed, judge, run
 from tests.soak.real.judge import STUCK_SECONDS, KubeletRecord, Sample, Verdict, Waiting, Waits
 from tests.soak.real.load import sample_of
 from tests.soak.real.starts import Starts
@@ -336,6 +336,22 @@ def test_the_last_line_counts_and_any_finding_fails_the_run() -> None:
     )
     for bad in (Verdict(double_holds=["x"]), Verdict(leaks=["x"]), Verdict(stuck=["x"]), Verdict(failures=["x"])):
         assert not bad.ok
+
+
+@pytest.mark.parametrize(
+    ("grown_kib", "restarted", "refused"), [(1000, False, False), (1100, False, True), (1100, True, False)]
+)
+def test_memory_may_not_grow_by_more_than_a_mebibyte_in_an_hour(grown_kib: int, restarted: bool, refused: bool) -> None:
+    clock, seen = [0.0], [7, 30_000]
+    memory = run.Memory(lambda: (seen[0], seen[1]), lambda: clock[0])
+    for second in range(0, 3910, 10):
+        clock[0] = float(second)
+        seen[1] = 30_000 if second < 200 else 31_500 if second < 3000 else 31_500 + grown_kib  # the start is its own
+        if restarted and second >= 2000:
+            seen[0] = 8
+        memory.look()
+    assert memory.last().startswith("grew by")
+    assert bool(memory.grown) is refused
 
 
 def test_memory_counts_anonymous_pages_only() -> None:

@@ -95,10 +95,19 @@ def anonymous_kib(smaps_rollup: str) -> int:
 class RealNode(RealBed):
     """The bed of the cluster tests with its own configuration, which also reads and changes the node's files."""
 
-    def __init__(self, api: KubernetesCluster, node: Json, locks: Path, log: Log, *, shared: bool = False) -> None:
+    def __init__(
+        self,
+        api: KubernetesCluster,
+        node: Json,
+        locks: Path,
+        log: Log,
+        *,
+        shared: bool = False,
+        config: Json | None = None,
+    ) -> None:
         self.object_name = str(node["metadata"]["name"])
         hostname = node["metadata"]["labels"]["kubernetes.io/hostname"]
-        super().__init__(api, self.object_name, hostname, SHARED_CONFIG if shared else CONFIG)
+        super().__init__(api, self.object_name, hostname, config or (SHARED_CONFIG if shared else CONFIG))
         self.shared = shared
         self.patience = READY_SECONDS
         self.log = log
@@ -134,10 +143,11 @@ class RealNode(RealBed):
             peer = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", peer)[0])
 
-    def memory_kib(self) -> int | None:
-        """Anonymous memory of the agent; None while it is away."""
+    def memory_kib(self) -> tuple[int, int] | None:
+        """The agent's pid and its anonymous memory; None while it is away."""
         with contextlib.suppress(OSError, ValueError):
-            return anonymous_kib(Path(f"/proc/{self.agent_pid()}/smaps_rollup").read_text())
+            pid = self.agent_pid()
+            return pid, anonymous_kib(Path(f"/proc/{pid}/smaps_rollup").read_text())
         return None
 
     async def restore(self) -> None:
@@ -260,15 +270,17 @@ async def chosen_node(api: KubernetesCluster, environ: Mapping[str, str]) -> Jso
 
 
 @contextlib.asynccontextmanager
-async def real_node(environ: Mapping[str, str], log: Log, *, shared: bool = False) -> AsyncIterator[RealNode]:
+async def real_node(
+    environ: Mapping[str, str], log: Log, *, shared: bool = False, config: Json | None = None
+) -> AsyncIterator[RealNode]:
     """The node with a ready agent, and no workload. Raises AssertionError when that cannot be had.
 
-    The caller restores it; here that is done only when something fails.
+    ``config``: of the agent, not the soak's. The caller restores the node; here that is done only when something fails.
     """
     api = KubernetesCluster.from_kubeconfig(Path(environ["KUBECONFIG"]).expanduser())
     locks = Path(tempfile.mkdtemp(prefix="drabridge-soak-"))
     try:
-        made = RealNode(api, await chosen_node(api, environ), locks, log, shared=shared)
+        made = RealNode(api, await chosen_node(api, environ), locks, log, shared=shared, config=config)
         await made.restore()  # leftovers of a killed run
         try:
             await made.install()

@@ -41,20 +41,46 @@ class Logbook:
             print(now.strftime("%H:%M:%S.%f")[:-3], line, file=self._file, flush=True)
 
 
-class Memory:
-    """Anonymous memory of the agent's processes, the first and the last of them."""
+WARM_SECONDS = 300.0  # until then an agent still fills what it keeps of pods that have ended
+GROWTH_KIB = 1024  # in an hour
+JUDGED_SECONDS = 3600.0  # of one process, before its growth says anything
 
-    def __init__(self, node: RealNode) -> None:
-        self._node = node
+
+class Memory:
+    """Anonymous memory of the agent's processes; growth is that of one process, after it has warmed up."""
+
+    def __init__(self, look: Callable[[], tuple[int, int] | None], now: Callable[[], float] = time.monotonic) -> None:
+        """``look`` returns the agent's pid and its KiB; None while it is away."""
+        self._look = look
+        self._now = now
+        self._pid, self._since, self._warm = 0, 0.0, 0
         self.start: int | None = None
         self.most = 0
+        self.grown: list[str] = []  # what grew too much, in words
 
     def look(self) -> int | None:
-        found = self._node.memory_kib()
-        if found is not None:
-            self.start = self.start or found
-            self.most = max(self.most, found)
-        return found
+        found = self._look()
+        if found is None:
+            return None
+        pid, kib = found
+        self.start = self.start or kib
+        self.most = max(self.most, kib)
+        if pid != self._pid:
+            self._pid, self._since, self._warm = pid, self._now(), 0
+        elif not self._warm and self._now() - self._since >= WARM_SECONDS:
+            self._warm = kib
+        return kib
+
+    def last(self) -> str:
+        """Look once more, and say what the present process grew by since it was warm."""
+        kib, seconds = self.look(), self._now() - self._since - WARM_SECONDS
+        if kib is None or not self._warm or seconds <= 0:
+            return "no agent ran for long enough to be judged"
+        growth = kib - self._warm
+        told = f"grew by {growth} KiB in {seconds:.0f} s"
+        if seconds + WARM_SECONDS >= JUDGED_SECONDS and growth > GROWTH_KIB * max(1.0, seconds / 3600):
+            self.grown.append(f"the agent's memory {told}")
+        return told
 
 
 async def soak(
@@ -110,7 +136,7 @@ async def _run(
     faults: tuple[str, ...] | None,
     demand: float,
 ) -> None:
-    began, memory = time.monotonic(), Memory(node)
+    began, memory = time.monotonic(), Memory(node.memory_kib)
     memory.look()
     say(f"soak: seed {seed}, {len(NAMES)} devices of {node.object_name}, for {seconds:.0f} s")
     load = Load(node, random.Random(f"load {seed}"), demand)
@@ -140,7 +166,7 @@ async def _run(
         timing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await working
-    last = memory.look()
+    last, growth = memory.look(), memory.last()
     verdict.stuck = sorted(stuck.values())
     verdict.leaks = await _settled(node)
     verdict.leaks += [f"pod {name} does not end" for name in terminating]
@@ -149,7 +175,7 @@ async def _run(
     ours, kubelets = judge.double_holds(journal, record)
     verdict.double_holds = list(map(str, ours))
     verdict.story = [line for conflict in ours for line in judge.explain(conflict, journal, record)]
-    verdict.failures = judge.broken(journal)
+    verdict.failures = judge.broken(journal) + memory.grown
     verdict.pods = len({line.uid for line in journal if line.verb == "has"})
     verdict.refusals = len(load.refused)
     if not verdict.pods:
@@ -160,7 +186,7 @@ async def _run(
         say(line)
     say(f"the longest wait for a free device: {load.waits.longest:.0f} s")
     say(f"refusals: {listed(Counter(load.refused.values()))}")
-    say(f"memory of the agent, anonymous, KiB: start {memory.start}, end {last}, most {memory.most}")
+    say(f"memory of the agent, anonymous, KiB: start {memory.start}, end {last}, most {memory.most}; {growth}")
     for conflict in kubelets:
         say(f"kubelet's own double booking: {conflict}")
         node.log(f"kubelet's own double booking: {conflict}")
