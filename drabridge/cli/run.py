@@ -10,6 +10,7 @@ from pathlib import Path
 
 from drabridge.agent.options import Options
 from drabridge.cli.hardware import DEFAULT_CONFIG, add_config
+from drabridge.system.memory import share_one_heap
 from drabridge.telemetry import logs
 
 _EPILOG = """\
@@ -92,6 +93,7 @@ GRPC = {
 
 
 def run(arguments: argparse.Namespace) -> int:
+    share_one_heap()
     logs.setup(arguments.log_level, arguments.log_format)
     for name, value in GRPC.items():  # read when gRPC is imported, which nothing has done yet
         os.environ.setdefault(name, value)
