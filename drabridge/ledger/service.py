@@ -65,6 +65,10 @@ class _Batch(Struct, frozen=True):
     began: float
 
 
+def _nothing() -> None:
+    pass
+
+
 class LedgerService:
     """Owns the ledger at run time. Use from one loop only; :meth:`close` ends it.
 
@@ -123,9 +127,12 @@ class LedgerService:
         while not (await self.apply(event)).accepted:
             await asyncio.sleep(RETRY_SECONDS)
 
-    def submit(self, event: Event) -> asyncio.Future[Decision]:
-        """As :meth:`apply`; with a quick disk the future is done on return."""
-        return self._take(step(self.head, event, self.policy))
+    def submit(self, event: Event, meanwhile: Callable[[], object] = _nothing) -> asyncio.Future[Decision]:
+        """As :meth:`apply`; with a quick disk the future is done on return.
+
+        ``meanwhile`` is called while the disk works, where that is waited for on the spot; it must not raise.
+        """
+        return self._take(step(self.head, event, self.policy), meanwhile)
 
     def report_refusal(self, side: Side, decision: Decision, claim: ClaimRef | None = None) -> None:
         """Tell subscribers that a caller was refused: for a caller that tries several times before it answers.
@@ -143,7 +150,7 @@ class LedgerService:
         if not self.health.ok and self._flusher is None:
             self._take(Step(ACCEPTED, durable=True))
 
-    def _take(self, result: Step) -> asyncio.Future[Decision]:
+    def _take(self, result: Step, meanwhile: Callable[[], object] = _nothing) -> asyncio.Future[Decision]:
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         self.head = result.applied_to(self.head)
         if self._flusher is None and not result.durable:
@@ -154,7 +161,7 @@ class LedgerService:
             return answer
         self._queue.append(_Waiting(result, self.head, answer))
         if self._flusher is None:
-            unfinished = self._write_at_once() if self._is_lone_request() else None
+            unfinished = self._write_at_once(meanwhile) if self._is_lone_request() else None
             # A subscriber that heard of this step may have taken another by now, and begun to write it.
             if self._flusher is None and (unfinished or self._queue):
                 self._flusher = asyncio.create_task(self._flush(unfinished), name="ledger-flush")
@@ -213,13 +220,14 @@ class LedgerService:
         """
         return self._disk_is_quick and monotonic() - self._written_at >= BURST_SECONDS
 
-    def _write_at_once(self) -> _Batch | None:
+    def _write_at_once(self, meanwhile: Callable[[], object]) -> _Batch | None:
         """Write what waits and block the loop for it, which is quicker than turns of the loop.
 
         Returns the batch if it is not finished: a disk that became slow, or hangs, blocks the loop for PATIENCE_SECONDS
         once.
         """
         batch = self._start_batch()
+        meanwhile()
         if batch.writing is not None and not batch.writing.over(PATIENCE_SECONDS):
             self._disk_is_quick = False
             return batch

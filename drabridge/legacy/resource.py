@@ -43,7 +43,7 @@ class LedgerAccess(Protocol):
     @property
     def health(self) -> StoreHealth: ...
 
-    def submit(self, event: events.Event) -> asyncio.Future[Decision]: ...
+    def submit(self, event: events.Event, meanwhile: Callable[[], object] = ...) -> asyncio.Future[Decision]: ...
 
 
 async def _all_there(names: Collection[str]) -> None:
@@ -64,6 +64,25 @@ class LegacyContext(Struct, frozen=True):
     resolve: Callable[[Device], Device]
     confirm_cdi: Callable[[Collection[str]], Awaitable[None]] = _all_there
     now: Callable[[], float] = time.time
+
+
+CdiNames = list[tuple[str, ...]]  # of each device, as kubelet is told
+
+
+class _Answer:
+    """An answer on its way: the devices as they are now, or what is wrong with them, and their CDI files."""
+
+    __slots__ = ("devices", "error", "writing")
+
+    def __init__(self, devices: Sequence[Device], error: Exception | None = None) -> None:
+        self.devices = devices
+        self.error = error
+        self.writing: Job[CdiNames] | None = None
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether CDI devices of other programs are given, which are looked for first."""
+        return any(device.cdi_devices for device in self.devices)
 
 
 class LegacyResource:
@@ -152,22 +171,32 @@ class LegacyResource:
         units = self._by_device(ids)
         if self._ids.former():
             self._refuse_surplus(ids)
-        decision = self._ledger_service.submit(events.Allocate(units, self._now(), self.resource))
-        return self._decided(decision.result(), units) if decision.done() else self._when_durable(decision, units)
+        begun: list[_Answer] = []
+        event = events.Allocate(units, self._now(), self.resource)
+        decision = self._ledger_service.submit(event, lambda: begun.append(self._begin(units)))
+        if not decision.done():
+            return self._wait(decision, units)
+        return self._decided(decision.result(), units, begun[0] if begun else self._begin(units))
 
-    async def _when_durable(
+    async def _wait(
         self, decision: asyncio.Future[Decision], units: Mapping[str, Sequence[str]]
     ) -> ContainerAllocation:
-        answer = self._decided(await decision, units)
+        """Answer when the grant is durable.
+
+        What was begun before is begun again: in the meantime the device may have changed, or a sweep that did not know
+        of this grant may have removed its file.
+        """
+        decided = await decision
+        answer = self._decided(decided, units, self._begin(units))
         return answer if isinstance(answer, ContainerAllocation) else await answer
 
     def _decided(
-        self, decision: Decision, units: Mapping[str, Sequence[str]]
+        self, decision: Decision, units: Mapping[str, Sequence[str]], answer: _Answer
     ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         if not decision.accepted:
             self._mark_if_cannot_grant(units)
             raise AllocationError("FAILED_PRECONDITION", "; ".join([str(decision), *self._reasons(units)]))
-        return self._answer(units)
+        return self._give(answer, units)
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """Prefer near devices; those that are to leave the lane come last, or their move could wait for ever."""
@@ -258,18 +287,33 @@ class LegacyResource:
             self._refused.update(unit for own in units.values() for unit in own)
             self.follow_ledger()
 
-    def _answer(
-        self, units: Mapping[str, Sequence[str]]
+    def _begin(self, units: Mapping[str, Sequence[str]]) -> _Answer:
+        """Look at the devices, and begin to write their CDI files, while their grant goes to the disk. Never raises.
+
+        Until that is there, nobody was given a file's names: where it fails the next sweep removes the file, and so
+        does a start.
+        """
+        try:
+            answer = _Answer([self._current(name) for name in sorted(units)])
+            if self._inject == "cdi" and not answer.needs_others:
+                answer.writing = self._write_cdi(answer.devices)
+        except Exception as error:
+            return _Answer([], error)
+        return answer
+
+    def _give(
+        self, answer: _Answer, units: Mapping[str, Sequence[str]]
     ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         """Return what the container gets. The grant is on disk; if this fails, evidence ends the hold later."""
-        try:
-            devices = [self._current(name) for name in sorted(units)]
-            if self._inject == "cdi":
-                if any(device.cdi_devices for device in devices):
-                    return self._answer_with_others(devices, units)
-                return self._answer_by_cdi(devices, units)
-        except HostError as error:
-            raise self._unavailable(error, units) from error
+        if isinstance(answer.error, HostError):
+            raise self._unavailable(answer.error, units) from answer.error
+        if answer.error is not None:
+            raise answer.error
+        devices = answer.devices
+        if self._inject == "cdi" and answer.needs_others:
+            return self._answer_with_others(devices, units)
+        if answer.writing is not None:
+            return self._answer_by_cdi(answer.writing, units)
         return ContainerAllocation(
             envs={key: value for device in devices for key, value in device.env.items()},
             mounts=tuple(
@@ -301,25 +345,23 @@ class LegacyResource:
             devices = [self._current(device.name) for device in devices]
         except HostError as error:
             raise self._unavailable(error, units) from error
-        answer = self._answer_by_cdi(devices, units)
+        answer = self._answer_by_cdi(self._write_cdi(devices), units)
         return answer if isinstance(answer, ContainerAllocation) else await answer
 
+    def _write_cdi(self, devices: Sequence[Device]) -> Job[CdiNames]:
+        return self._cdi.thread.submit(lambda: [self._cdi.write_legacy(device) for device in devices])
+
     def _answer_by_cdi(
-        self, devices: Sequence[Device], units: Mapping[str, Sequence[str]]
+        self, writing: Job[CdiNames], units: Mapping[str, Sequence[str]]
     ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
-        writing = self._cdi.thread.submit(lambda: [self._cdi.write_legacy(device) for device in devices])
         quick = writing.over(PATIENCE_SECONDS)
         return self._cdi_names(writing, units) if quick else self._cdi_names_later(writing, units)
 
-    async def _cdi_names_later(
-        self, writing: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]
-    ) -> ContainerAllocation:
+    async def _cdi_names_later(self, writing: Job[CdiNames], units: Mapping[str, Sequence[str]]) -> ContainerAllocation:
         await self._cdi.thread.wait_all()
         return self._cdi_names(writing, units)
 
-    def _cdi_names(
-        self, written: Job[list[tuple[str, ...]]], units: Mapping[str, Sequence[str]]
-    ) -> ContainerAllocation:
+    def _cdi_names(self, written: Job[CdiNames], units: Mapping[str, Sequence[str]]) -> ContainerAllocation:
         try:
             return ContainerAllocation(
                 cdi_devices=tuple(name for names_of_one in written.result() for name in names_of_one)

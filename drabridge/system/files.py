@@ -12,6 +12,7 @@ TEMPORARY_SUFFIX = ".tmp"  # CDI runtimes read *.json and *.yaml only; our own l
 
 
 _serial = itertools.count()
+_AT_ONCE = 65_536
 
 
 class Care(IntEnum):
@@ -61,8 +62,9 @@ def read_if_there(path: Path | str) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        found = b""
-        while part := os.read(descriptor, 65_536):
+        found = part = os.read(descriptor, _AT_ONCE)
+        while len(part) == _AT_ONCE:  # fewer: that was the end, and an Allocate need not ask once more
+            part = os.read(descriptor, _AT_ONCE)
             found += part
         return found
     finally:

@@ -23,7 +23,7 @@ import grpc
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 
-DATA, HEADERS, SETTINGS, PING = 0, 1, 4, 6
+DATA, HEADERS, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 4, 6, 8
 ACK = END_STREAM = 1
 END_HEADERS = 4
 
@@ -37,7 +37,8 @@ class Wire:
         self._socket.connect(path)
         self._buffer = b""
         self._stream = -1
-        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
+        window = frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", 1 << 30))  # enough for all answers together
+        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0) + window)
 
     def call(self, method: str, message: bytes) -> bytes:
         """The answer's bytes. Raises OSError for a refusal, which comes without a message."""

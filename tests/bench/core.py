@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+class NotHere(Exception):
+    """A benchmark cannot be measured on this machine; the message says what it lacks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One number with a budget. ``run`` measures and returns it, in ``unit``; it may start processes, and ends them."""
+    """One number with a budget. ``run`` measures and returns it, in ``unit``; it may start processes, and ends them.
+
+    It raises NotHere where that is not possible.
+    """
 
     name: str
     unit: str
