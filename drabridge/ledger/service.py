@@ -130,7 +130,8 @@ class LedgerService:
     def submit(self, event: Event, meanwhile: Callable[[], object] = _nothing) -> asyncio.Future[Decision]:
         """As :meth:`apply`; with a quick disk the future is done on return.
 
-        ``meanwhile`` is called while the disk works, where that is waited for on the spot; it must not raise.
+        ``meanwhile`` is called while the disk works on an accepted step, where that is waited for on the spot. It must
+        not raise, and what it does must be harmless if the write fails.
         """
         return self._take(step(self.head, event, self.policy), meanwhile)
 
@@ -161,7 +162,8 @@ class LedgerService:
             return answer
         self._queue.append(_Waiting(result, self.head, answer))
         if self._flusher is None:
-            unfinished = self._write_at_once(meanwhile) if self._is_lone_request() else None
+            during = meanwhile if result.decision.accepted else _nothing
+            unfinished = self._write_at_once(during) if self._is_lone_request() else None
             # A subscriber that heard of this step may have taken another by now, and begun to write it.
             if self._flusher is None and (unfinished or self._queue):
                 self._flusher = asyncio.create_task(self._flush(unfinished), name="ledger-flush")

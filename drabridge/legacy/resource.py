@@ -176,7 +176,7 @@ class LegacyResource:
         decision = self._ledger_service.submit(event, lambda: begun.append(self._begin(units)))
         if not decision.done():
             return self._wait(decision, units)
-        return self._decided(decision.result(), units, begun[0] if begun else self._begin(units))
+        return self._decided(decision.result(), units, begun)
 
     async def _wait(
         self, decision: asyncio.Future[Decision], units: Mapping[str, Sequence[str]]
@@ -186,17 +186,16 @@ class LegacyResource:
         What was begun before is begun again: in the meantime the device may have changed, or a sweep that did not know
         of this grant may have removed its file.
         """
-        decided = await decision
-        answer = self._decided(decided, units, self._begin(units))
+        answer = self._decided(await decision, units, ())
         return answer if isinstance(answer, ContainerAllocation) else await answer
 
     def _decided(
-        self, decision: Decision, units: Mapping[str, Sequence[str]], answer: _Answer
+        self, decision: Decision, units: Mapping[str, Sequence[str]], begun: Sequence[_Answer]
     ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         if not decision.accepted:
             self._mark_if_cannot_grant(units)
             raise AllocationError("FAILED_PRECONDITION", "; ".join([str(decision), *self._reasons(units)]))
-        return self._give(answer, units)
+        return self._give(begun[0] if begun else self._begin(units), units)
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """Prefer near devices; those that are to leave the lane come last, or their move could wait for ever."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Literal
@@ -15,12 +18,14 @@ from drabridge.containers.cdi_store import CdiStore
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger import store
-from drabridge.ledger.events import AgentStarted, Allocate, Discovered, NodeBooted, SetLane
-from drabridge.ledger.model import Lane, LedgerDevice, Owner
+from drabridge.ledger.events import AgentStarted, Allocate, DeviceUse, Discovered, NodeBooted, Prepare, SetLane
+from drabridge.ledger.model import ClaimRef, Lane, LedgerDevice, Owner
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
+from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.resource import LegacyContext, LegacyResource
+from tests.support.waiting import until
 
 RESOURCE = load("""\
 apiVersion: drabridge/v1alpha1
@@ -153,6 +158,62 @@ async def test_a_ledger_that_cannot_be_written_is_told_to_kubelet_at_once(
     assert ledger_service.health.ok
     place.resource.follow_ledger()
     assert place.healthy == {"R0"}
+
+
+async def test_the_file_of_a_grant_that_failed_is_swept(
+    ledger_service: LedgerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written while the grant goes to the disk; nobody was given its name."""
+    place = Place(ledger_service, tmp_path, "cdi")
+
+    def full(fd: int, data: object) -> int:
+        time.sleep(0.0005)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("drabridge.ledger.service.PATIENCE_SECONDS", 60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write", full)
+        with pytest.raises(AllocationError, match="No space left on device"):
+            await place.allocate("R0")
+    files = LegacyCdiFiles(place.store)
+    files.sweep_soon(ledger_service.ledger)
+    await place.store.thread.wait_all()
+    assert list(place.cdi.iterdir()) == []
+
+
+async def test_a_file_that_was_swept_while_the_disk_was_slow_is_there_with_the_answer(
+    ledger_service: LedgerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, gate, write = Place(ledger_service, tmp_path, "cdi"), threading.Event(), store._write
+
+    def slow(fd: int, data: bytes) -> None:
+        assert gate.wait(60)
+        write(fd, data)
+
+    monkeypatch.setattr(store, "_write", slow)
+    answer = asyncio.create_task(place.allocate("R0"))
+    file = place.cdi / "example.com-device-legacy-radio-0.json"
+    await until(file.exists)
+    LegacyCdiFiles(place.store).sweep_soon(ledger_service.ledger)  # in which nobody has the device yet
+    await until(lambda: not file.exists())
+    gate.set()
+    assert (await answer).cdi_devices == ("example.com/device=legacy-radio-0",)
+    assert file.exists()
+
+
+async def test_a_refused_device_gets_no_file(tmp_path: Path) -> None:
+    service = LedgerService(Store(tmp_path / "state", node="n"), LedgerPolicy(), now=lambda: 100.0)
+    await service.apply(NodeBooted("boot", 0.0))
+    await service.apply(Discovered((LedgerDevice.of(RADIO),), 0.0, {"radio-0": Lane.DRA}))
+    await service.apply(AgentStarted(0.0))
+    claim = Prepare(ClaimRef("uid", "team", "claim"), (DeviceUse("radio-0"),), 2.0)
+    assert (await service.apply(claim)).accepted
+    place = Place(service, tmp_path, "cdi")
+    with pytest.raises(AllocationError, match="team/claim"):
+        await place.allocate("R0")
+    await place.store.thread.wait_all()
+    assert not place.cdi.exists()
+    await service.close()
 
 
 async def test_what_is_to_leave_the_lane_is_preferred_last(ledger_service: LedgerService, tmp_path: Path) -> None:
