@@ -25,6 +25,7 @@ from drabridge.system.untrusted import reading
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
+AFTER_SECONDS = 0.02  # until then kubelet has its answer, which nothing here may delay
 READY = "Ready"
 
 
@@ -64,6 +65,7 @@ class StatusWriter:
         """Write what is due, until cancelled."""
         while True:
             await self._wake.wait()
+            await asyncio.sleep(AFTER_SECONDS)
             self._wake.clear()
             if self._changed:
                 await self._add_claims_of_changed_devices()

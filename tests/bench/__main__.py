@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import tests.bench as package
-from tests.bench import history
-from tests.bench.core import Benchmark, Result, measure
+from tests.bench import history, peers
+from tests.bench.core import Benchmark, NotHere, Result, measure
 
 
 def collect() -> list[Benchmark]:
@@ -50,9 +50,15 @@ def main() -> int:
         action="store_true",
         help="append the numbers to tests/bench/history.jsonl, if all of this is committed",
     )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="only the ratios to Kubernetes' programs in Go; a node is started for those with pods",
+    )
     parser.add_argument("--list", action="store_true", help="print the names and budgets, measure nothing")
     arguments = parser.parse_args()
-    chosen = [b for b in collect() if not arguments.names or any(name in b.name for name in arguments.names)]
+    offered = peers.benchmarks(start_cluster=True) if arguments.peers else collect()
+    chosen = [b for b in offered if not arguments.names or any(name in b.name for name in arguments.names)]
     if not chosen:
         parser.error(f"no benchmark is called like {arguments.names}")
     if not arguments.list:
@@ -66,7 +72,11 @@ def main() -> int:
         if arguments.list:
             print(f"{benchmark.name:{width}}  {'':>12}  {budget:>12}  {benchmark.unit}")
             continue
-        result = measure(benchmark)
+        try:
+            result = measure(benchmark)
+        except NotHere as reason:
+            print(f"{benchmark.name:{width}}  {'skipped':>12}  {budget:>12}  {reason}", flush=True)
+            continue
         results.append(result)
         verdict = "" if result.ok else "  OVER BUDGET"
         print(f"{result.name:{width}}  {result.value:12.3f}  {budget:>12}  {result.unit}{verdict}", flush=True)

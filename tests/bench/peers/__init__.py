@@ -6,6 +6,6 @@ from tests.bench.core import Benchmark
 from tests.bench.peers import calls, pod_starts
 
 
-def benchmarks() -> list[Benchmark]:
-    """What ``python -m tests.bench --peers`` measures."""
-    return [*calls.benchmarks(), *pod_starts.benchmarks()]
+def benchmarks(*, start_cluster: bool = False) -> list[Benchmark]:
+    """The ratios. ``start_cluster``: start a node for those that need one, and end it; else they need one that runs."""
+    return [*calls.benchmarks(), *pod_starts.benchmarks(start_cluster=start_cluster)]

@@ -6,7 +6,6 @@ it allocates. Both drivers read each claim from one real API server over TLS and
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -232,7 +231,7 @@ async def _claims_of_one_agent(api: KubernetesCluster, kubeconfig: Path) -> tupl
 
 
 @cache
-def _of_claims() -> tuple[Times, Times]:
+def claims_measured() -> tuple[Times, Times]:
     return asyncio.run(claim_times())
 
 
@@ -243,8 +242,8 @@ def _allocate_ratio() -> float:
 def benchmarks() -> list[Benchmark]:
     return [
         Benchmark("allocate_ratio_to_go", "x", 3, _allocate_ratio),
-        Benchmark("prepare_ratio_to_go", "x", 3, lambda: ratio(_of_claims()[0])),
-        Benchmark("unprepare_ratio_to_go", "x", 3, lambda: ratio(_of_claims()[1])),
+        Benchmark("prepare_ratio_to_go", "x", 3, lambda: ratio(claims_measured()[0])),
+        Benchmark("unprepare_ratio_to_go", "x", 3, lambda: ratio(claims_measured()[1])),
     ]
 
 
@@ -257,20 +256,3 @@ def lines(what: str, times: Times) -> Iterator[str]:
             f"fastest {ordered[0]:.3f} ms, p90 {ordered[int(len(ordered) * 0.9)]:.3f} ms; "
             f"{statistics.median(seconds) / statistics.median(times[GO]):.2f} x {GO}"
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.bench.peers.calls", description="The times behind the ratios, with the floor of Allocate."
-    )
-    parser.add_argument("what", nargs="?", choices=["allocate", "claims"], help="only this one")
-    asked = parser.parse_args().what or ("allocate", "claims")
-    if "allocate" in asked:
-        print(*lines("Allocate", asyncio.run(allocate_times(floors=True))), sep="\n", flush=True)
-    if "claims" in asked:
-        for what, times in zip(("prepare", "unprepare"), _of_claims(), strict=True):
-            print(*lines(what, times), sep="\n", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,7 @@ T = TypeVar("T")
 DRIVER = "test-driver.cdi.k8s.io"
 RESOURCE = "example.com/resource"
 DEVICES = ("Dev-1", "Dev-2")
+METADATA = "--enable-device-metadata"  # as ours writes it
 START_SECONDS = 60.0
 
 
@@ -85,6 +86,6 @@ def dra_test_driver(directory: Path, kubeconfig: Path, node: str, cdi: Path, dev
         one.mkdir(parents=True)
     words = ["--kubeconfig", kubeconfig, "--kube-api-qps", "1000", "--kube-api-burst", "1000", "kubelet-plugin"]
     words += ["--datadir", sockets.parent, "--plugin-registration-path", registry, "--cdi-dir", cdi]
-    words += ["--node-name", node, "--num-devices", str(devices)]
+    words += ["--node-name", node, "--num-devices", str(devices), METADATA]
     with running([program, *words], log):
         yield wait_for(lambda: next(sockets.parent.rglob("dra*.sock"), None), log)
