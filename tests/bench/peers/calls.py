@@ -43,7 +43,8 @@ DRIVER = "bench.example.com"
 NODE = "node-a"
 NAMESPACE = "default"
 OURS, GO = "ours", "Go"
-NOTHING, FSYNC = "grpc.aio alone", "and one fsync"  # the floor: see floor_server.py
+# The floor: see floor_server.py.
+NOTHING, FSYNC, THREAD = "grpc.aio alone", "grpc.aio and an fsync", "grpc.aio and an fsync in a thread"
 
 Times = dict[str, list[float]]
 Rounds = list[list[tuple[str, bytes]]]
@@ -117,6 +118,8 @@ async def allocate_times(*, floors: bool = False) -> Times:
                     if floors:
                         sockets[NOTHING] = stack.enter_context(_floor(root / "nothing.sock"))
                         sockets[FSYNC] = stack.enter_context(_floor(root / "fsync.sock", str(root / "file")))
+                        words = str(root / "other"), "thread"
+                        sockets[THREAD] = stack.enter_context(_floor(root / "thread.sock", *words))
                     other = _allocate(programs.DEVICES[0])
                     rounds = [[(name, _allocate(one) if name == OURS else other) for name in sockets] for one in ids]
                     servers = {name: (socket, ALLOCATE) for name, socket in sockets.items()}
@@ -127,9 +130,9 @@ async def allocate_times(*, floors: bool = False) -> Times:
 
 
 @contextlib.contextmanager
-def _floor(socket: Path, *file: str) -> Iterator[Path]:
+def _floor(socket: Path, *words: str) -> Iterator[Path]:
     log = socket.with_suffix(".log")
-    with programs.running([sys.executable, "-m", "tests.bench.peers.floor_server", socket, *file], log):
+    with programs.running([sys.executable, "-m", "tests.bench.peers.floor_server", socket, *words], log):
         yield programs.wait_for(lambda: socket if socket.exists() else None, log)
 
 
@@ -241,9 +244,9 @@ def _allocate_ratio() -> float:
 
 def benchmarks() -> list[Benchmark]:
     return [
-        Benchmark("allocate_ratio_to_go", "x", 3, _allocate_ratio),
+        Benchmark("allocate_ratio_to_go", "x", 4, _allocate_ratio),
         Benchmark("prepare_ratio_to_go", "x", 3, lambda: ratio(claims_measured()[0])),
-        Benchmark("unprepare_ratio_to_go", "x", 3, lambda: ratio(claims_measured()[1])),
+        Benchmark("unprepare_ratio_to_go", "x", 3.5, lambda: ratio(claims_measured()[1])),
     ]
 
 

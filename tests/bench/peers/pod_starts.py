@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.kube.api import NotFoundError
@@ -175,12 +177,17 @@ def measured(start_cluster: bool) -> Starts:
     """What :func:`pod_starts` returns. ``start_cluster``: on a node that is started for it, where there is none."""
     if not start_cluster:
         return asyncio.run(pod_starts())
+    signal.signal(signal.SIGTERM, _interrupt)  # or the node would outlive us
     try:
         with cluster(os.environ) as environment:
             os.environ.update(environment)
             return asyncio.run(pod_starts())
     except UsageError as error:
         raise NotHere(str(error).partition("\n")[0]) from error
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _ratio(api: str, start_cluster: bool) -> float:
