@@ -61,6 +61,10 @@ class Wire:
             raise OSError(f"{method} was refused")
         return answer[5:]
 
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
     def _read(self) -> tuple[int, int, int, bytes]:
         """(type, flags, stream, payload) of the next frame; what the connection itself asks is answered."""
         while len(self._buffer) < 9 or len(self._buffer) < 9 + int.from_bytes(self._buffer[:3]):

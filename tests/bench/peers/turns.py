@@ -33,6 +33,9 @@ def main(asked: dict[str, Any]) -> dict[str, list[tuple[float, str]]]:
             started = time.perf_counter()
             answer = wires[name].call(methods[name], bytes.fromhex(message))
             times[name].append((time.perf_counter() - started, answer.hex()))
+    for wire in wires.values():
+        wire.close()
+    os.close(probe)
     return times
 
 
