@@ -27,7 +27,7 @@ def api_server(directory: Path) -> Iterator[Path]:
     address, store = f"https://127.0.0.1:{port}", f"http://127.0.0.1:{client}"
     listens = ["--listen-client-urls", store, "--advertise-client-urls", store]
     listens += ["--listen-peer-urls", f"http://127.0.0.1:{peer}", "--unsafe-no-fsync"]
-    words = ["--etcd-servers", store, "--secure-port", str(port), "--bind-address", "127.0.0.1"]
+    words: list[str | Path] = ["--etcd-servers", store, "--secure-port", str(port), "--bind-address", "127.0.0.1"]
     words += ["--cert-dir", certificates, "--client-ca-file", own, "--authorization-mode", "RBAC"]
     words += ["--service-account-key-file", key, "--service-account-signing-key-file", key]
     words += ["--service-account-issuer", "https://kubernetes.default.svc", "--service-cluster-ip-range", "10.0.0.0/24"]

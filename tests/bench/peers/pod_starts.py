@@ -121,7 +121,7 @@ async def _go_programs(bed: RealBed, directory: Path) -> AsyncIterator[None]:
     device_class = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": GO_CLASS}}
     sockets = kubelet / "plugins" / programs.DRIVER
     sockets.mkdir(parents=True, exist_ok=True)
-    words = [programs.find("dra-test-driver"), "kubelet-plugin", "--kubeconfig", kubeconfig]
+    words: list[str | Path] = [programs.find("dra-test-driver"), "kubelet-plugin", "--kubeconfig", kubeconfig]
     words += ["--node-name", bed.node_object, "--num-devices", "2", programs.METADATA]
     plugin = {"PLUGIN_SOCK_DIR": f"{kubelet / 'device-plugins'}/"}
     try:

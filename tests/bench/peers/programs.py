@@ -53,7 +53,7 @@ def running(words: Sequence[str | Path], log: Path, environ: Mapping[str, str] |
             process.wait()
 
 
-def wait_for(look: Callable[[], T], log: Path) -> T:
+def wait_for(look: Callable[[], T | None], log: Path) -> T:
     """Wait until ``look`` returns something. Raises TimeoutError with the end of the log."""
     deadline = time.monotonic() + START_SECONDS
     while not (found := look()):
@@ -84,7 +84,8 @@ def dra_test_driver(directory: Path, kubeconfig: Path, node: str, cdi: Path, dev
     sockets, registry = directory / "go" / DRIVER, directory / "go-registry"
     for one in (sockets, registry):
         one.mkdir(parents=True)
-    words = ["--kubeconfig", kubeconfig, "--kube-api-qps", "1000", "--kube-api-burst", "1000", "kubelet-plugin"]
+    words: list[str | Path] = ["--kubeconfig", kubeconfig, "--kube-api-qps", "1000", "--kube-api-burst", "1000"]
+    words += ["kubelet-plugin"]
     words += ["--datadir", sockets.parent, "--plugin-registration-path", registry, "--cdi-dir", cdi]
     words += ["--node-name", node, "--num-devices", str(devices), METADATA]
     with running([program, *words], log):
