@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.bench.core import Benchmark
+from tests.bench.process_memory import anonymous_mib
 from tests.support.coordinators import CoordinatorProcess, hinted, waiting_claim
 from tests.support.waiting import short_directory, until
 
@@ -37,12 +37,7 @@ async def _rss_mib() -> float:
                         60,
                         coordinator.text,
                     )
-                return _anonymous_mib(coordinator)
+                assert coordinator.process is not None
+                return anonymous_mib(coordinator.process.pid)
             finally:
                 await coordinator.stop(signal.SIGKILL)
-
-
-def _anonymous_mib(coordinator: CoordinatorProcess) -> float:
-    assert coordinator.process is not None
-    text = Path(f"/proc/{coordinator.process.pid}/status").read_text()
-    return next(int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("RssAnon"))

@@ -24,7 +24,7 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import dra_v1_pb2
 from tests.bench.core import Benchmark
-from tests.bench.legacy import rss_mib
+from tests.bench.process_memory import resident_mib
 from tests.support.agent_process import AgentProcess
 from tests.support.dra_node import DRIVER, NODE, DraNode, a_node, add_node, gpu
 from tests.support.hardware import loop_devices
@@ -159,7 +159,7 @@ async def dra_rss_mib() -> float:
     async with agent() as (process, _):
         await asyncio.sleep(3)
         assert process.process is not None
-        return rss_mib(process.process.pid)
+        return resident_mib(process.process.pid)
 
 
 async def uevent_to_slice_write_ms() -> float:
@@ -221,7 +221,7 @@ def benchmarks() -> list[Benchmark]:
         Benchmark("prepare_p50_ms", "ms", 5, _run(prepare_p50_ms)),
         Benchmark("slices_1000_plan_ms", "ms", 100, slices_1000_plan_ms),
         Benchmark("slices_unchanged_writes", "writes", 0, _run(slices_unchanged_writes)),
-        Benchmark("dra_rss_mib", "MiB", 66, _run(dra_rss_mib)),
+        Benchmark("dra_rss_mib", "MiB", 52, _run(dra_rss_mib)),
         Benchmark("uevent_to_slice_write_ms", "ms", 150, _run(uevent_to_slice_write_ms)),
         Benchmark("wipe_to_slices_back_s", "s", 2, _run(wipe_to_slices_back_s)),
         Benchmark("idle_api_requests_per_minute", "1/min", 2, _run(idle_api_requests_per_minute)),

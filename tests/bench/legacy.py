@@ -24,6 +24,7 @@ from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from tests.bench.core import Benchmark
+from tests.bench.process_memory import resident_mib
 from tests.support.agent_process import AgentProcess
 from tests.support.waiting import until
 
@@ -74,14 +75,6 @@ async def _as_coroutine(work: Callable[[], Awaitable[float]]) -> float:
     return await work()
 
 
-def rss_mib(pid: int) -> float:
-    """Resident memory of a process in MiB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError(f"no VmRSS for {pid}")
-
-
 def _pid(agent: AgentProcess) -> int:
     assert agent.process is not None
     return agent.process.pid
@@ -111,7 +104,7 @@ async def _legacy_rss() -> float:
     async with node() as (agent, kubelet):
         await _allocate_times(agent, _ids(kubelet)[:20])
         await asyncio.sleep(1)
-        return rss_mib(_pid(agent))
+        return resident_mib(_pid(agent))
 
 
 async def _start_to_register() -> float:
@@ -264,7 +257,7 @@ def _cpu_seconds(pid: int) -> float:
 
 def benchmarks() -> list[Benchmark]:
     return [
-        Benchmark("legacy_rss_mib", "MiB", 48, _run(_legacy_rss)),
+        Benchmark("legacy_rss_mib", "MiB", 45, _run(_legacy_rss)),
         Benchmark("start_to_register_s", "s", 0.6, _run(_start_to_register)),
         Benchmark("allocate_p50_ms", "ms", 1.0, _run(_allocate_p50)),
         Benchmark("durable_allocate_over_fsync_ms", "ms", 1.0, _run(_durable_over_fsync)),

@@ -27,6 +27,15 @@ def benchmarks() -> list[Benchmark]:
     ]
 
 
+MEASURING = """\
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
+sys.exit(code)
+"""
+"""A small process between this one and the command: a child begins with the peak of the one that made it."""
+
+
 @functools.cache
 def _report() -> tuple[float, float]:
     """Seconds, and the most resident memory in MiB."""
@@ -56,14 +65,18 @@ def _measured(*words: str) -> tuple[float, float, Any]:
                 answer = Path(directory, "answer.json")
                 command = [sys.executable, "-m", "drabridge", "migrate", *words, "-o", "json"]
                 began = time.perf_counter()
-                with (
-                    answer.open("w") as out,
-                    subprocess.Popen([*command, "--kubeconfig", kubeconfig], stdout=out, env=environment) as process,
-                ):
-                    _, status, usage = os.wait4(process.pid, 0)
-                    process.returncode = os.waitstatus_to_exitcode(status)
+                with answer.open("w") as out:
+                    done = subprocess.run(
+                        [sys.executable, "-c", MEASURING, *command, "--kubeconfig", kubeconfig],
+                        stdout=out,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                        env=environment,
+                        check=False,
+                    )
                 seconds = time.perf_counter() - began
-                return seconds, usage.ru_maxrss / 1024, json.loads(answer.read_text())
+                kib = int(done.stderr.splitlines()[-1])
+                return seconds, kib / 1024, json.loads(answer.read_text())
             finally:
                 serving.kill()
 

@@ -20,6 +20,7 @@ from podresources.normalise import snapshot
 from podresources.resolve.resolver import NodePaths, Resolver
 from podresources.wire import v1_pb2 as wire
 from tests.bench.core import Benchmark
+from tests.bench.process_memory import anonymous_mib, resident_mib
 from tests.podresources.resolve_node import NodeFiles
 from tests.support.podresources_server import (
     capacity,
@@ -43,6 +44,7 @@ def benchmarks() -> list[Benchmark]:
         Benchmark("podresources_list_500x4096_ms", "ms", 60, list_500x4096_ms),
         Benchmark("podresources_cli_s", "s", 0.45, cli_s),
         Benchmark("podresources_exporter_rss_mib", "MiB", 45, exporter_rss_mib),
+        Benchmark("podresources_exporter_anonymous_mib", "MiB", 28, exporter_anonymous_mib),
         Benchmark("podresources_import_ms", "ms", 150, import_ms),
         Benchmark("podresources_resolve_rss_mib", "MiB", 50, resolve_rss_mib),
         Benchmark("podresources_resolve_64_claims_ms", "ms", 150, resolve_64_claims_ms),
@@ -83,11 +85,20 @@ def exporter_rss_mib() -> float:
     110 pods is kubelet's default limit (--max-pods); 64 devices is eight GPUs in seven MIG slices each, and network
     functions. Ten thousand samples more (500 pods with 4,096 devices) take about 20 MiB more.
     """
+    return _after_scrapes(resident_mib)
+
+
+def exporter_anonymous_mib() -> float:
+    """Of the same, the pages that no file backs."""
+    return _after_scrapes(anonymous_mib)
+
+
+def _after_scrapes(memory: Callable[[int], float]) -> float:
     with serving(large_listing(pods=110, devices=64)) as path, _exporter(path) as (process, port):
         for _ in range(10):
             with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
                 assert response.read().count(b"\npodresources_device_allocation_info{") == 64
-        return _resident_mib(process.pid)
+        return memory(process.pid)
 
 
 def resolve_rss_mib() -> float:
@@ -97,7 +108,7 @@ def resolve_rss_mib() -> float:
             for _ in range(10):
                 with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
                     assert answer.read().count(b'UUID="GPU-') == 64
-            return _resident_mib(process.pid)
+            return resident_mib(process.pid)
 
 
 def resolve_64_claims_ms() -> float:
@@ -198,11 +209,6 @@ def _exporter(path: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], i
     finally:
         process.terminate()
         process.communicate(timeout=10)
-
-
-def _resident_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def _median_seconds(once: Callable[[], None]) -> float:
