@@ -37,13 +37,13 @@ class StatusWriter:
         self._changed: set[str] = set()  # devices in another state than they were: their claims are due
         self._driver = driver
         self._records = records
-        self._pending: dict[str, None] = {}
+        self._pending: dict[str, bool] = {}  # claim UID -> prepared anew: its status has nothing of ours to keep
         self._wake = asyncio.Event()
         self._snapshot = Snapshot(0)
 
     def claim_prepared(self, uid: str) -> None:
-        """The claim was prepared: its status is due."""
-        self._pending[uid] = None
+        """The claim was prepared anew: its status is due."""
+        self._pending[uid] = True
         self._wake.set()
 
     def inventory_changed(self, snapshot: Snapshot) -> None:
@@ -59,7 +59,7 @@ class StatusWriter:
         changed, self._changed = self._changed, set()
         for record in await self._records.all():
             if record.state is RecordState.COMPLETED and any(device.device in changed for device in record.devices):
-                self._pending[record.claim.uid] = None
+                self._pending.setdefault(record.claim.uid, False)
 
     async def run(self) -> None:
         """Write what is due, until cancelled."""
@@ -71,17 +71,17 @@ class StatusWriter:
                 await self._add_claims_of_changed_devices()
             while self._pending:
                 uid = next(iter(self._pending))
-                del self._pending[uid]
-                await self._write(uid)
+                anew = self._pending.pop(uid)
+                await self._write(uid, anew)
 
-    async def _write(self, uid: str) -> None:
+    async def _write(self, uid: str, anew: bool) -> None:
         delays = backoff(0.5, 10.0)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 record = await self._records.load(uid)
                 if record is not None and record.state is RecordState.COMPLETED:
                     with reading(f"claim {record.claim}"):
-                        await self._apply(record)
+                        await self._apply(record, read=not anew or attempt > 1)
                 return
             except NotFoundError:
                 return
@@ -91,13 +91,15 @@ class StatusWriter:
                     return
             await asyncio.sleep(next(delays))
 
-    async def _apply(self, record: ClaimRecord) -> None:
-        claim = record.claim
-        obj = await self._claims.get(claim)
-        if obj["metadata"]["uid"] != claim.uid:
-            return
-        before = (obj.get("status") or {}).get("devices") or ()
-        mine = {_key(entry): entry for entry in before if entry.get("driver") == self._driver}
+    async def _apply(self, record: ClaimRecord, *, read: bool) -> None:
+        """Write what differs; without ``read`` everything, which saves one of the four requests of a claim."""
+        claim, mine = record.claim, {}
+        if read:
+            obj = await self._claims.get(claim)
+            if obj["metadata"]["uid"] != claim.uid:
+                return
+            before = (obj.get("status") or {}).get("devices") or ()
+            mine = {_key(entry): entry for entry in before if entry.get("driver") == self._driver}
         entries = self._entries(record, mine, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         if [mine.get(_key(entry)) for entry in entries] == entries:
             return

@@ -95,3 +95,34 @@ async def test_a_defect_in_the_status_writer_leaves_the_driver_serving(
         second = node.claims.add("second", "gpu-2")
         await node.prepared(second)
         assert await node.unprepare(second) == {second.uid: ""}
+
+
+async def test_a_new_claim_is_read_once_and_its_status_written_once() -> None:
+    async with a_node() as node:
+        first = len(node.api.requests)
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        await until(lambda: conditions(node, "cl") == [("gpu-1", "True")], why="the status")
+        asked = [request.verb for request in node.api.requests[first:] if request.resource == "resourceclaims"]
+        assert asked == ["get", "patch"]
+
+
+async def test_a_later_claim_of_the_same_name_gets_no_status(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        await until(lambda: conditions(node, "cl") == [("gpu-1", "True")], why="the status")
+        node.claims.delete("cl")
+        node.claims.add("cl", "gpu-2")
+        first = len(node.api.requests)
+
+        node.driver._status.claim_prepared(claim.uid)
+
+        def asked() -> list[str]:
+            return [one.verb for one in node.api.requests[first:] if one.resource == "resourceclaims"]
+
+        await until(lambda: asked() == ["patch", "get"], why="the refusal, and the look at why")
+        assert conditions(node, "cl") == []
+        assert "claim status not written" not in caplog.text
+        assert await node.unprepare(claim) == {claim.uid: ""}
