@@ -41,8 +41,8 @@ WAIT_SECONDS = 60.0
 class ApiPart:
     """The requests of one node's agent."""
 
-    def __init__(self, kubeconfig: Path, node: str, devices: int) -> None:
-        self._kubeconfig = kubeconfig
+    def __init__(self, connect: Callable[[], KubernetesCluster], node: str, devices: int) -> None:
+        self._connect = connect
         self._node = node
         self._devices = devices
         self._tasks: list[asyncio.Task[None]] = []
@@ -54,7 +54,7 @@ class ApiPart:
         return self._publisher is not None and self._publisher.state.published
 
     async def start(self) -> None:
-        cluster = self._cluster = KubernetesCluster.from_kubeconfig(self._kubeconfig)
+        cluster = self._cluster = self._connect()
         group = await cluster.read(f"/apis/{RESOURCE_GROUP}")
         version = choose_version([entry["version"] for entry in group["versions"]])
         assert version is not None
@@ -147,7 +147,8 @@ async def cluster_phases(nodes: int, devices: int, seconds: float) -> list[Phase
     with tempfile.TemporaryDirectory() as directory:
         async with SimApiServer() as api:
             populate(api, names)
-            parts = [ApiPart(api.kubeconfig(Path(directory, "kubeconfig")), name, devices) for name in names]
+            connect = partial(KubernetesCluster.from_kubeconfig, api.kubeconfig(Path(directory, "kubeconfig")))
+            parts = [ApiPart(connect, name, devices) for name in names]
             slices = -(-devices // 64)
 
             async def settled() -> None:
@@ -262,7 +263,16 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=8, help="devices of a node")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to watch them do nothing")
     parser.add_argument("--claims", type=int, default=20, help="how many claims to prepare and unprepare")
+    parser.add_argument("--real", action="store_true", help="measure a real API server beside Kubernetes' Go helper")
+    parser.add_argument("--parts", default="ours,go,claims,large", help="with --real: what to measure anew")
+    parser.add_argument("--sizes", default="50,100,200", help="with --real: how many agents, one after the other")
     arguments = parser.parse_args()
+    if arguments.real:
+        from tests.bench.real_api import command
+
+        sizes = [int(size) for size in arguments.sizes.split(",")]
+        print(command.run(arguments.parts.split(","), sizes, arguments.nodes, arguments.devices, arguments.seconds))
+        return 0
     gc.freeze()
     phases = asyncio.run(cluster_phases(arguments.nodes, arguments.devices, arguments.seconds))
     idle = replace(phases[1], count=_scaled(phases[1].count, 60.0 / arguments.seconds))
