@@ -67,13 +67,16 @@ def test_times_stretches_what_depends_on_time_and_nothing_else() -> None:
 
 def test_tables_say_what_was_measured_and_what_was_multiplied() -> None:
     few, many = phase(bytes_out=1024.0), phase()
-    figures = Figures("a machine", {50: [few], 200: [many]}, {100: [phase(cpu_seconds=0.5)]}, {OURS: phase("a claim")})
+    figures = Figures(
+        "a machine", {50: [few], 200: [many]}, {50: [phase()], 100: [phase(cpu_seconds=0.5)]}, {OURS: phase("a claim")}
+    )
     text = tables.markdown(figures)
     assert "Machine: a machine." in text
     assert "200 agents, and 100 processes of the Go helper" in text
     assert f"| start | {OURS} | 1.00 | 2.00 | 1.00 | 1.00 | 2.00 | 10.0 | 2.0 | 4 |" in text
     assert f"| start | {GO} | 1.00 | 2.00 | 1.00 | 1.00 | 2.00 | 500.0 | 2.0 | 4 |" in text
-    assert "| start | KiB in and out | 2.0 | 3.0 |" in text
+    assert f"| start | KiB in and out | {OURS} | 2.0 | 3.0 |" in text
+    assert f"| start | server CPU ms | {GO} | 10.0 |  |" in text
     assert "from 200 agents to 5,000 nodes, not measured" in text
     assert "| start | 5,000 | 10,000 | 5 | 10 | 50 |" in text
 

@@ -9,9 +9,11 @@ import resource
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from drabridge.kube.access import Access
 from drabridge.kube.client import KubernetesCluster
 from tests.bench.peers import programs
 from tests.bench.real_api import readings
@@ -70,12 +72,16 @@ async def ours(nodes: int, devices: int, seconds: float) -> list[Phase]:
     async with serving() as server:
         await server.add_nodes(names, PODS_PER_NODE)
         accesses = {name: await server.access(name, "drabridge") for name in names}
-        agents = [ApiPart(lambda name=name: KubernetesCluster(lambda: accesses[name]), name, devices) for name in names]
+        agents = [ApiPart(partial(_connect, accesses[name]), name, devices) for name in names]
 
         def used() -> tuple[float, int]:
             return time.process_time(), readings.anonymous_bytes(os.getpid())
 
         return await _phases(server, DRIVER, names, agents, seconds, used)
+
+
+def _connect(access: Access) -> KubernetesCluster:
+    return KubernetesCluster(lambda: access)
 
 
 async def go(nodes: int, devices: int, seconds: float) -> list[Phase]:
@@ -124,7 +130,7 @@ async def _phases(
             batch = agents[first : first + ROLLING_AT_ONCE]
             await asyncio.gather(*(one.stop() for one in batch))
             await asyncio.gather(*(one.start() for one in batch))
-            await until(lambda batch=batch: published(batch), "the batch's slices")
+            await until(partial(published, batch), "the batch's slices")
         await until(all_there, "every node's slices")
 
     async def wipe() -> None:

@@ -110,7 +110,7 @@ class Server:
         chart = await asyncio.to_thread(manifests, {"config": {**config, "resources": [resource]}}, namespace=NAMESPACE)
         subject = {"kind": "ServiceAccount", "name": GO, "namespace": NAMESPACE}
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": GO}
-        go = [
+        go: list[Json] = [
             {"kind": "ServiceAccount", "metadata": {"name": GO}},
             {"kind": "ClusterRole", "metadata": {"name": GO}, "rules": RULES},
             {"kind": "ClusterRoleBinding", "metadata": {"name": GO}, "roleRef": role, "subjects": [subject]},

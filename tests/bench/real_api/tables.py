@@ -107,7 +107,7 @@ def markdown(figures: Figures) -> str:
         parts += [_costs(list(figures.claims.items()))]
     if len(figures.ours) > 1:
         parts += ["Measured, per node, with fewer and with more agents. What grew faster than the nodes would rise:"]
-        parts += [_growth(figures.ours)]
+        parts += [_growth(figures)]
     if figures.large:
         parts += [
             "Measured, one large node at the start of its agent; the agent's figures are of what talks to the server:"
@@ -145,15 +145,16 @@ GROWING: Mapping[str, Callable[[Phase], float]] = {
 }
 
 
-def _growth(ours: Mapping[int, list[Phase]]) -> str:
-    sizes = sorted(ours)
-    lines = [
-        f"| what happens | figure | {' | '.join(f'{size} agents' for size in sizes)} |",
-        SHAPE + "---|" * len(sizes),
-    ]
-    for phases in zip(*(ours[size] for size in sizes), strict=True):
+def _growth(figures: Figures) -> str:
+    sizes = sorted(figures.ours)
+    lines = [f"| what happens | figure | whose | {' | '.join(f'{size} nodes' for size in sizes)} |"]
+    lines += [SHAPE + "---|" * (len(sizes) + 1)]
+    for index, first in enumerate(figures.ours[sizes[0]]):
         for name, figure in GROWING.items():
-            lines.append(f"| {phases[0].name} | {name} | {' | '.join(f'{figure(one):.1f}' for one in phases)} |")
+            for side, measured in ((OURS, figures.ours), (GO, figures.go)):
+                numbers = [f"{figure(measured[size][index]):.1f}" if size in measured else "" for size in sizes]
+                if any(numbers):
+                    lines.append(f"| {first.name} | {name} | {side} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
 
