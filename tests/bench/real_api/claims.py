@@ -26,7 +26,8 @@ from tests.support.dra_node import DRIVER, NODE, DraNode, gpu
 from tests.support.waiting import short_directory
 
 DEVICES = 256  # ours: a device is free again when its claim is seen to be deallocated, which is asked with back-off
-GO_DEVICES = 64
+GO_DEVICES = 128  # it publishes one slice, which may have so many
+LIFE_SECONDS = 1.0  # of a pod: long enough for a claim's status to be written
 PREPARES = 40
 RETRY_SECONDS = 1.0  # kubelet syncs a pod again after a second or more
 RATE = 50.0
@@ -112,9 +113,10 @@ class _Load:
         await self._server.ask("PUT", f"{CLAIMS}/{name}/status", claim)
         asked = dra_v1_pb2.Claim(namespace=NAMESPACE, name=name, uid=claim["metadata"]["uid"])
         await self._prepare(asked)
+        await asyncio.sleep(LIFE_SECONDS)
         unprepared = await self._stub.NodeUnprepareResources(dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[asked]))
         _no_error(unprepared.claims[asked.uid])
-        del claim["metadata"]["resourceVersion"]
+        del claim["metadata"]["resourceVersion"]  # the agent may have written the status meanwhile
         await self._server.ask("PUT", f"{CLAIMS}/{name}/status", {**claim, "status": {}})
         await self._server.ask("DELETE", f"{CLAIMS}/{name}")
         self._done += 1
