@@ -2,7 +2,7 @@
 
 import os
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # No plugin of somebody else's belongs into a process that runs as root; looking for them takes 50 ms of every start.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
