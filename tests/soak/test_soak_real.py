@@ -354,6 +354,25 @@ def test_memory_may_not_grow_by_more_than_a_mebibyte_in_an_hour(grown_kib: int, 
     assert bool(memory.grown) is refused
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (200, "no agent ran for long enough to be judged"),
+        (1200, "grew by 256 KiB in 900 s, from 31500 to 31756: +1.00 MiB an hour"),
+        (2100, "grew by 256 KiB in 1800 s, from 31500 to 31756: +0.50 MiB an hour"),
+    ],
+)
+def test_a_short_run_is_told_how_fast_memory_grew_and_does_not_fail(seconds: int, told: str) -> None:
+    clock, kib = [0.0], [31_500]
+    memory = run.Memory(lambda: (7, kib[0]), lambda: clock[0])
+    for second in range(0, seconds + 1, 10):
+        clock[0] = float(second)
+        kib[0] = 31_500 if second <= 300 else 31_756
+        memory.look()
+    assert memory.last() == told
+    assert not memory.grown
+
+
 def test_memory_counts_anonymous_pages_only() -> None:
     assert bed.anonymous_kib("Rss:   67156 kB\nAnonymous:          47328 kB\nLazyFree: 0 kB\n") == 47328
     assert bed.anonymous_kib(Path("/proc/self/smaps_rollup").read_text()) > 0

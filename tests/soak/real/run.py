@@ -72,12 +72,13 @@ class Memory:
         return kib
 
     def last(self) -> str:
-        """Look once more, and say what the present process grew by since it was warm."""
+        """Look once more, and say what the present process grew by since it was warm, and how fast."""
         kib, seconds = self.look(), self._now() - self._since - WARM_SECONDS
         if kib is None or not self._warm or seconds <= 0:
             return "no agent ran for long enough to be judged"
         growth = kib - self._warm
-        told = f"grew by {growth} KiB in {seconds:.0f} s"
+        slope = growth / 1024 / (seconds / 3600)
+        told = f"grew by {growth} KiB in {seconds:.0f} s, from {self._warm} to {kib}: {slope:+.2f} MiB an hour"
         if seconds + WARM_SECONDS >= JUDGED_SECONDS and growth > GROWTH_KIB * max(1.0, seconds / 3600):
             self.grown.append(f"the agent's memory {told}")
         return told
