@@ -373,6 +373,18 @@ def test_a_short_run_is_told_how_fast_memory_grew_and_does_not_fail(seconds: int
     assert not memory.grown
 
 
+def test_an_agent_that_grew_for_an_hour_is_judged_though_another_follows_it() -> None:
+    clock, seen = [0.0], [7, 30_000]
+    memory = run.Memory(lambda: (seen[0], seen[1]), lambda: clock[0])
+    for second in range(0, 4500, 10):
+        clock[0] = float(second)
+        seen[:] = [7, 30_000 if second < 3000 else 32_000] if second < 4000 else [8, 29_000]
+        memory.look()
+    assert memory.last().startswith("grew by 0 KiB")
+    (told,) = memory.grown
+    assert "grew by 2000 KiB" in told
+
+
 def test_memory_counts_anonymous_pages_only() -> None:
     assert bed.anonymous_kib("Rss:   67156 kB\nAnonymous:          47328 kB\nLazyFree: 0 kB\n") == 47328
     assert bed.anonymous_kib(Path("/proc/self/smaps_rollup").read_text()) > 0

@@ -54,6 +54,7 @@ class Memory:
         self._look = look
         self._now = now
         self._pid, self._since, self._warm = 0, 0.0, 0
+        self._seen, self._kib = 0.0, 0
         self.start: int | None = None
         self.most = 0
         self.grown: list[str] = []  # what grew too much, in words
@@ -66,19 +67,26 @@ class Memory:
         self.start = self.start or kib
         self.most = max(self.most, kib)
         if pid != self._pid:
+            self._judge()
             self._pid, self._since, self._warm = pid, self._now(), 0
         elif not self._warm and self._now() - self._since >= WARM_SECONDS:
             self._warm = kib
+        self._seen, self._kib = self._now(), kib
         return kib
 
     def last(self) -> str:
         """Look once more, and say what the present process grew by since it was warm, and how fast."""
-        kib, seconds = self.look(), self._now() - self._since - WARM_SECONDS
-        if kib is None or not self._warm or seconds <= 0:
+        self.look()
+        return self._judge()
+
+    def _judge(self) -> str:
+        """Judge the process that was seen last, by what it had then."""
+        seconds = self._seen - self._since - WARM_SECONDS
+        if not self._warm or seconds <= 0:
             return "no agent ran for long enough to be judged"
-        growth = kib - self._warm
+        growth = self._kib - self._warm
         slope = growth / 1024 / (seconds / 3600)
-        told = f"grew by {growth} KiB in {seconds:.0f} s, from {self._warm} to {kib}: {slope:+.2f} MiB an hour"
+        told = f"grew by {growth} KiB in {seconds:.0f} s, from {self._warm} to {self._kib}: {slope:+.2f} MiB an hour"
         if seconds + WARM_SECONDS >= JUDGED_SECONDS and growth > GROWTH_KIB * max(1.0, seconds / 3600):
             self.grown.append(f"the agent's memory {told}")
         return told
