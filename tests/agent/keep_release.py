@@ -28,6 +28,11 @@ async def keep(folder: Path) -> None:
         await cluster.wait_pod("claim")
         await cluster.wait_pod("limits")
         await set_lanes(agent, dra=1)
+
+        async def moved() -> bool:
+            return [row["lane"] for row in (await agent.status())["devices"]].count("legacy") == 3
+
+        await until(moved, 20, agent.text)
         rows = {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
         await agent.stop(signal.SIGKILL)
         held = {name: owner for name, owner in rows.items() if owner != "none"}
