@@ -150,7 +150,8 @@ def go_pair(kubeconfig: Path) -> list[str]:
         for entry in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 command = os.path.basename(os.readlink(f"/proc/{entry}/exe"))
-                if command in ("sample-device-plugin", "dra-test-driver"):
+                parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+                if command in ("sample-device-plugin", "dra-test-driver") and parent == os.getpid():
                     found.append((command, int(entry)))
         rows = [_row(command, pid) for command, pid in sorted(found)]
         return [*rows, _row("both programs in Go", *(pid for _, pid in found))]
