@@ -1,9 +1,8 @@
 """``python3 trim.py DIRECTORY``: remove from installed packages what the agent never imports.
 
 Two thirds of the Kubernetes client are a second, asynchronous copy of itself with its HTTP library, and one module per
-API and per type; ``drabridge.kube.client`` speaks in dicts through its dynamic client and loads none of them, the
-election of a coordinator loads a few. What is left is compiled, because a container with a read-only root could not
-keep the result.
+API and per type; reading a kubeconfig loads none of them, the election of a coordinator a few. What is left is
+compiled, because a container with a read-only root could not keep the result.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ client's own: it needs what the client reads.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ import msgspec
 
 from drabridge.errors import ConfigError
 from drabridge.kube.access import Access, Refused
+
+# The client imports pydantic, which would look for plugins: nobody else's belong into a process that runs as root.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
 def configuration_of(path: Path, context: str | None = None) -> Any:

@@ -1,7 +1,7 @@
 """Give back the memory that only the start needed.
 
 The start touches several times as much program text as serving does: of some 27 MiB of mapped libraries a running agent
-uses 12 (measured, grpcio 1.85 and pydantic 2.14 on CPython 3.11). The kernel takes the rest back only under pressure.
+uses 12 (measured, grpcio 1.85 on CPython 3.11). The kernel takes the rest back only under pressure.
 Dropping the mappings costs nothing but minor faults for the pages that are used again: the text is clean and stays in
 the page cache.
 """
