@@ -18,7 +18,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -41,6 +41,9 @@ from drabridge.kube.transport import HttpStatusError, Transport
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import SERVICE_ACCOUNT
 from drabridge.system.untrusted import Unreadable, reading
+
+if TYPE_CHECKING:
+    pass
 
 T = TypeVar("T")
 JSON = "application/json"
@@ -212,11 +215,11 @@ class KubernetesCluster:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
                 loop.call_soon_threadsafe(events.put_nowait, item)
 
-        transport = await self._in(self._worker, lambda: self._connected(path))
+        self._refuse_if_closed()
         read = functools.partial(read_event, path, view, self._unreadable_of(kind))
 
         def request() -> Any:
-            return transport.open("get", path, options, self._watch_timeout)
+            return self._open("get", path, options, self._watch_timeout)
 
         stream = WatchStream(request, path, read, _cluster_errors, deliver)
         self._streams.add(stream)
@@ -244,9 +247,12 @@ class KubernetesCluster:
         return await self._in(self._worker, lambda: self._request(method, path, body, options, content_type))
 
     async def _in(self, worker: IoThread, call: Callable[[], T]) -> T:
+        self._refuse_if_closed()
+        return await worker.run(call)
+
+    def _refuse_if_closed(self) -> None:
         if self._closed:  # a task that outlives the agent gets the error of a server that is gone
             raise UnreachableError("the connection to the API server was closed: the agent ends")
-        return await worker.run(call)
 
     def _unreadable_of(self, kind: Kind) -> Unreadable:
         return self._unreadable.setdefault(kind.plural, Unreadable(kind.plural))
@@ -288,7 +294,7 @@ class KubernetesCluster:
 
         def once() -> bytes:
             with _cluster_errors(method, path):
-                response = self._connect().open(method, path, options, self._timeout, sent, content_type)
+                response = self._open(method, path, options, self._timeout, sent, content_type)
                 return body_of(response, f"{method.upper()} {path}", most_bytes)
 
         try:
@@ -296,19 +302,28 @@ class KubernetesCluster:
         except DeniedError as error:
             if getattr(error.__cause__, "status", None) != 401:
                 raise
-            with self._connecting:
-                self._transport = None  # the token was rotated or revoked: read it again, once
+            self._forget()  # the token was rotated or revoked: read it again, once
             return once()
 
-    def _connected(self, path: str) -> Transport:
-        with _cluster_errors("watch", path):
-            return self._connect()
+    def _open(
+        self, method: str, path: str, options: Mapping[str, Any], timeout: tuple[float, float], *sent: Any
+    ) -> Any:
+        """Send a request, in any thread; connect first if need be."""
+        from urllib3.exceptions import SSLError
 
-    def _connect(self) -> Transport:
         with self._connecting:
-            if self._transport is None:
-                self._transport = Transport(self._load(), f"drabridge/{drabridge.__version__}")
-            return self._transport
+            transport = self._transport = self._transport or Transport(
+                self._load(), f"drabridge/{drabridge.__version__}"
+            )
+        try:
+            return transport.open(method, path, options, timeout, *sent)
+        except SSLError:  # the authority or our certificate may have been renewed: the next request reads them again
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        with self._connecting:
+            self._transport = None
 
 
 class _Read(Struct, frozen=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.errors import ClusterError
 from drabridge.kube import watch
@@ -167,6 +168,48 @@ async def test_a_rotated_token_is_read_again_after_401(tmp_path: Path) -> None:
             await cluster.list(SLICES)
         api.kubeconfig(tmp_path / "kubeconfig", token=api.token("node-a"))
         assert (await cluster.list(SLICES)).items == ()
+
+
+OTHER = {"authorities": "another authority", "server_name": "elsewhere.example.com"}
+
+
+@pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
+@pytest.mark.parametrize("wrong", OTHER)
+async def test_another_server_than_the_one_that_is_meant_gets_no_request(tmp_path: Path, wrong: str) -> None:
+    async with SimApiServer(tls=True) as api, SimApiServer(tls=True) as other:
+        assert other.certificate is not None
+        right = KubernetesCluster.from_kubeconfig(api.kubeconfig(tmp_path / "kubeconfig")).access()
+        changed = other.certificate.decode() if wrong == "authorities" else OTHER[wrong]
+        found = [replace(right, **{wrong: changed})]
+        cluster = KubernetesCluster(lambda: found[-1])
+        try:
+            with pytest.raises(UnreachableError, match="SSLError"):
+                await cluster.list(SLICES)
+            with pytest.raises(UnreachableError, match="SSLError"):
+                await anext(cluster.watch(SLICES, resource_version="1"))
+            assert not api.requests
+            found.append(right)  # as when an authority was renewed: nobody starts the agent again for it
+            assert (await cluster.list(SLICES)).items == ()
+            found.append(replace(found[0], verify=False))
+            cluster._forget()
+            assert (await cluster.list(SLICES)).items == ()
+        finally:
+            cluster.close()
+
+
+async def test_a_small_process_has_another_one_read_the_kubeconfig(tmp_path: Path) -> None:
+    async with SimApiServer(tls=True) as api:
+        file = api.kubeconfig(tmp_path / "kubeconfig")
+        small = KubernetesCluster.from_kubeconfig(file, small=True)
+        try:
+            assert small.access() == KubernetesCluster.from_kubeconfig(file).access()
+            assert (await small.list(SLICES)).items == ()
+        finally:
+            small.close()
+        missing = KubernetesCluster.from_kubeconfig(tmp_path / "none", small=True)
+        with pytest.raises(UnreachableError, match="none is not a kubeconfig"):
+            await missing.list(SLICES)
+        missing.close()
 
 
 async def test_a_pods_service_account_is_used_inside_a_cluster(tmp_path: Path) -> None:
