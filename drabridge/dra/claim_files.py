@@ -39,14 +39,12 @@ class ClaimFiles:
         Raises HostError. Metadata is a service to the container, not a condition for it (KEP-5304): a failure is only
         logged.
         """
+        await self.write_cdi(record.claim, plans)
         if (metadata := self._metadata) is None:
-            await self.write_cdi(record.claim, plans)
             return {}
         facts = metadata_facts(plans)
-        writing = self._disk.submit(lambda: metadata.write(record.claim, record.pod_claim_name, facts))
-        await self.write_cdi(record.claim, plans)  # at the same time; if it fails, remove() comes after the other
         try:
-            return await self._disk.result_of(writing)
+            return await self._disk.promptly(lambda: metadata.write(record.claim, record.pod_claim_name, facts))
         except HostError as error:
             log.error("device metadata not written", extra={"claim": record.claim.uid, "reason": str(error)})
             return {}

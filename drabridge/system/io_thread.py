@@ -117,10 +117,7 @@ class IoThread:
 
     async def promptly(self, call: Callable[[], T]) -> T:
         """Do :meth:`run`, but wait on the spot while calls are quick: turns of the loop would take longer."""
-        return await self.result_of(self.submit(call))
-
-    async def result_of(self, job: Job[T]) -> T:
-        """Wait for a call that was handed over, as :meth:`promptly` does, and return its result."""
+        job = self.submit(call)
         if self._quick and job.over(PATIENCE_SECONDS):
             return job.result()
         self._quick, began = False, time.monotonic()
