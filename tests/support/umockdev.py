@@ -21,18 +21,26 @@ needs_umockdev = [
 ]
 
 
+OWN_DEFECT = "is_emulated_device: Assertion `res > 0' failed"
+"""libumockdev 0.17.16 ends the process that asks about a link in /dev while the test bed makes that link anew: it looks
+at the link, then reads it, and takes for granted that it is still there (src/libumockdev-preload.c)."""
+
+
 def run_under_umockdev(module: str, *arguments: str, **environment: str) -> str:
-    """Run a module in a process of its own, which libumockdev needs; return its output."""
+    """Run a module in a process of its own, which libumockdev needs; return its output. Once more after OWN_DEFECT."""
     assert WRAPPER is not None
-    done = subprocess.run(
-        [WRAPPER, sys.executable, "-W", "error", "-m", module, *arguments],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    for _ in range(2):
+        done = subprocess.run(
+            [WRAPPER, sys.executable, "-W", "error", "-m", module, *arguments],
+            cwd=ROOT,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        if OWN_DEFECT not in done.stdout + done.stderr:
+            break
     assert done.returncode == 0, f"{module} {arguments} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
