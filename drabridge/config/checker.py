@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 import typing
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal, TypeVar
 
-from msgspec import NODEFAULT, Meta
+from msgspec import Meta
 from msgspec.structs import FieldInfo, fields
 
 from drabridge.config.model import Check, Model, Parse, Prepare
@@ -60,7 +61,8 @@ class _Checker:
         for mark in marks:
             if isinstance(mark, Meta):
                 sized = isinstance(value, list | tuple | Mapping)  # wrong items count: they have problems of their own
-                self._constrain(mark, value if sized else found, path)
+                if (limited := value if sized else found) is not WRONG:
+                    self._call(functools.partial(_constrain, mark), limited, path)
             if len(self.problems) > before:
                 return WRONG
             if isinstance(mark, Check):
@@ -76,14 +78,6 @@ class _Checker:
     def _refuse(self, error: Problems, path: Path) -> Any:
         self.problems += [problem.under(*path) for problem in error.items]
         return WRONG
-
-    def _constrain(self, meta: Meta, value: Any, path: Path) -> None:
-        if value is WRONG or value is None:
-            return
-        try:
-            _constrain(meta, value)
-        except Problems as error:
-            self._refuse(error, path)
 
     def _of_kind(self, kind: Any, value: object, path: Path) -> Any:
         origin = typing.get_origin(kind)
@@ -131,7 +125,7 @@ class _Checker:
         for one in declared:
             if one.encode_name in value:
                 given[one.name] = self.value(one.type, value[one.encode_name], (*path, one.encode_name))
-            elif one.default is NODEFAULT and one.default_factory is NODEFAULT:
+            elif one.required:
                 self.problems.append(Problem("a value: it is required", "", (*path, one.encode_name), "nothing"))
         known = [one.encode_name for one in declared]
         for key in value:

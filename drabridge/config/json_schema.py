@@ -90,11 +90,7 @@ def _definition(model: type[Model]) -> dict[str, Any]:
         if (default := _shown_default(field.default)) is not None:
             described["default"] = default
         properties[field.encode_name] = described
-    required = [
-        field.encode_name
-        for field in fields(model)
-        if field.default is NODEFAULT and field.default_factory is NODEFAULT
-    ]
+    required = [field.encode_name for field in fields(model) if field.required]
     return {
         "type": "object",
         "description": inspect.cleandoc(model.__doc__ or ""),
