@@ -7,7 +7,7 @@ import signal
 
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.bench.core import Benchmark
-from tests.bench.process_memory import anonymous_mib
+from tests.bench.processes import anonymous_mib
 from tests.support.coordinators import CoordinatorProcess, hinted, waiting_claim
 from tests.support.waiting import short_directory, until
 

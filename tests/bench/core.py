@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,15 @@ class Result:
     unit: str
     budget: float
     ok: bool
+
+
+def awaited(work: Callable[[], Awaitable[float]]) -> Callable[[], float]:
+    """A coroutine function as a benchmark's ``run``."""
+
+    async def whole() -> float:
+        return await work()
+
+    return lambda: asyncio.run(whole())
 
 
 def measure(benchmark: Benchmark) -> Result:

@@ -8,7 +8,7 @@ import logging
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.wire import dra_v1_pb2
-from tests.bench.core import Benchmark
-from tests.bench.process_memory import resident_mib
+from tests.bench.core import Benchmark, awaited
+from tests.bench.processes import resident_mib
 from tests.support.agent_process import AgentProcess
 from tests.support.dra_node import DRIVER, NODE, DraNode, a_node, add_node, gpu
 from tests.support.hardware import loop_devices
@@ -208,21 +208,14 @@ async def idle_api_requests_per_minute() -> float:
         return sum(r.verb != "watch" for r in api.requests[before:]) * 60 / IDLE_SECONDS
 
 
-def _run(work: Callable[[], Awaitable[float]]) -> Callable[[], float]:
-    async def whole() -> float:
-        return await work()
-
-    return lambda: asyncio.run(whole())
-
-
 def benchmarks() -> list[Benchmark]:
     """The budgets of the DRA side."""
     return [
-        Benchmark("prepare_p50_ms", "ms", 5, _run(prepare_p50_ms)),
+        Benchmark("prepare_p50_ms", "ms", 5, awaited(prepare_p50_ms)),
         Benchmark("slices_1000_plan_ms", "ms", 100, slices_1000_plan_ms),
-        Benchmark("slices_unchanged_writes", "writes", 0, _run(slices_unchanged_writes)),
-        Benchmark("dra_rss_mib", "MiB", 52, _run(dra_rss_mib)),
-        Benchmark("uevent_to_slice_write_ms", "ms", 150, _run(uevent_to_slice_write_ms)),
-        Benchmark("wipe_to_slices_back_s", "s", 2, _run(wipe_to_slices_back_s)),
-        Benchmark("idle_api_requests_per_minute", "1/min", 2, _run(idle_api_requests_per_minute)),
+        Benchmark("slices_unchanged_writes", "writes", 0, awaited(slices_unchanged_writes)),
+        Benchmark("dra_rss_mib", "MiB", 52, awaited(dra_rss_mib)),
+        Benchmark("uevent_to_slice_write_ms", "ms", 150, awaited(uevent_to_slice_write_ms)),
+        Benchmark("wipe_to_slices_back_s", "s", 2, awaited(wipe_to_slices_back_s)),
+        Benchmark("idle_api_requests_per_minute", "1/min", 2, awaited(idle_api_requests_per_minute)),
     ]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable
 
 from drabridge.sim.apiserver.server import Request
 from drabridge.sim.cluster import SimCluster
-from tests.bench.core import Benchmark
+from tests.bench.core import Benchmark, awaited
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices, healthy
 from tests.support.waiting import until
 
@@ -69,16 +68,9 @@ async def lease_requests_per_claim() -> float:
     return float(max(requests for _, requests in await _leases()))
 
 
-def _run(work: Callable[[], Awaitable[float]]) -> Callable[[], float]:
-    async def whole() -> float:
-        return await work()
-
-    return lambda: asyncio.run(whole())
-
-
 def benchmarks() -> list[Benchmark]:
     """The budgets of leases."""
     return [
-        Benchmark("lease_grant_ms", "ms", 150, _run(lease_grant_ms)),
-        Benchmark("lease_requests_per_claim", "requests", 4, _run(lease_requests_per_claim)),
+        Benchmark("lease_grant_ms", "ms", 150, awaited(lease_grant_ms)),
+        Benchmark("lease_requests_per_claim", "requests", 4, awaited(lease_requests_per_claim)),
     ]

@@ -11,7 +11,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
-from tests.bench.core import Benchmark
-from tests.bench.process_memory import resident_mib
+from tests.bench.core import Benchmark, awaited
+from tests.bench.processes import cpu_seconds, resident_mib
 from tests.support.agent_process import AgentProcess
 from tests.support.waiting import until
 
@@ -65,14 +65,6 @@ async def node(
         finally:
             await agent.stop()
             await kubelet.stop()
-
-
-def _run(work: Callable[[], Awaitable[float]]) -> Callable[[], float]:
-    return lambda: asyncio.run(_as_coroutine(work))
-
-
-async def _as_coroutine(work: Callable[[], Awaitable[float]]) -> float:
-    return await work()
 
 
 def _pid(agent: AgentProcess) -> int:
@@ -244,26 +236,21 @@ async def _idle_cpu() -> float:
     """Processor time of an idle, registered agent over 20 s, in percent of one core."""
     async with node() as (agent, _):
         await asyncio.sleep(3)
-        before = _cpu_seconds(_pid(agent))
+        before = cpu_seconds(_pid(agent))
         started = time.monotonic()
         await asyncio.sleep(20)
-        return 100 * (_cpu_seconds(_pid(agent)) - before) / (time.monotonic() - started)
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 100 * (cpu_seconds(_pid(agent)) - before) / (time.monotonic() - started)
 
 
 def benchmarks() -> list[Benchmark]:
     return [
-        Benchmark("legacy_rss_mib", "MiB", 45, _run(_legacy_rss)),
-        Benchmark("start_to_register_s", "s", 0.6, _run(_start_to_register)),
-        Benchmark("allocate_p50_ms", "ms", 1.0, _run(_allocate_p50)),
-        Benchmark("durable_allocate_over_fsync_ms", "ms", 1.0, _run(_durable_over_fsync)),
-        Benchmark("reregister_ms", "ms", 50, _run(_reregister)),
-        Benchmark("uevent_to_list_p99_ms", "ms", 20, _run(_uevent_to_list)),
-        Benchmark("list_4096_ms", "ms", 60, _run(_list_4096)),
+        Benchmark("legacy_rss_mib", "MiB", 45, awaited(_legacy_rss)),
+        Benchmark("start_to_register_s", "s", 0.6, awaited(_start_to_register)),
+        Benchmark("allocate_p50_ms", "ms", 1.0, awaited(_allocate_p50)),
+        Benchmark("durable_allocate_over_fsync_ms", "ms", 1.0, awaited(_durable_over_fsync)),
+        Benchmark("reregister_ms", "ms", 50, awaited(_reregister)),
+        Benchmark("uevent_to_list_p99_ms", "ms", 20, awaited(_uevent_to_list)),
+        Benchmark("list_4096_ms", "ms", 60, awaited(_list_4096)),
         Benchmark("prefer_4096_ms", "ms", 50, _prefer_4096),
-        Benchmark("idle_cpu_percent", "%", 0.3, _run(_idle_cpu)),
+        Benchmark("idle_cpu_percent", "%", 0.3, awaited(_idle_cpu)),
     ]

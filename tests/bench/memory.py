@@ -15,17 +15,17 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
-from tests.bench.core import Benchmark, NotHere
+from tests.bench.core import Benchmark, NotHere, awaited
 from tests.bench.dra import CONFIG as CLAIMS_CONFIG
 from tests.bench.legacy import CONFIG as LIMITS_CONFIG
 from tests.bench.peers import programs
-from tests.bench.process_memory import anonymous_mib, resident_mib
+from tests.bench.processes import anonymous_mib, children, resident_mib
 from tests.cluster.__main__ import UsageError, cluster
 from tests.soak.real import load as soak_load
 from tests.soak.real.bed import CONFIG as NODE_CONFIG
@@ -91,17 +91,10 @@ async def _agent(config: str, *, claims: bool) -> float:
                 await kubelet.stop()
 
 
-def _run(work: Callable[[], Awaitable[float]]) -> Callable[[], float]:
-    async def whole() -> float:
-        return await work()
-
-    return lambda: asyncio.run(whole())
-
-
 def benchmarks() -> list[Benchmark]:
     return [
-        Benchmark("legacy_anonymous_mib", "MiB", 28, _run(lambda: _simulated(LIMITS_CONFIG, claims=False))),
-        Benchmark("both_anonymous_mib", "MiB", 38, _run(lambda: _simulated(BOTH_CONFIG, claims=True))),
+        Benchmark("legacy_anonymous_mib", "MiB", 28, awaited(lambda: _simulated(LIMITS_CONFIG, claims=False))),
+        Benchmark("both_anonymous_mib", "MiB", 38, awaited(lambda: _simulated(BOTH_CONFIG, claims=True))),
     ]
 
 
@@ -146,15 +139,9 @@ def go_pair(kubeconfig: Path) -> list[str]:
         programs.sample_device_plugin(Path(directory)),
         programs.dra_test_driver(Path(directory), kubeconfig, "node-a", Path(directory), 8),
     ):
-        found = []
-        for entry in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                command = os.path.basename(os.readlink(f"/proc/{entry}/exe"))
-                parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-                if command in ("sample-device-plugin", "dra-test-driver") and parent == os.getpid():
-                    found.append((command, int(entry)))
-        rows = [_row(command, pid) for command, pid in sorted(found)]
-        return [*rows, _row("both programs in Go", *(pid for _, pid in found))]
+        names = ("sample-device-plugin", "dra-test-driver")
+        found = {name: pid for pid, name in children(os.getpid()).items() if name in names}
+        return [*(_row(name, found[name]) for name in names), _row("both programs in Go", *found.values())]
 
 
 def _row(name: str, *pids: int) -> str:

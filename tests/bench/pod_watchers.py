@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import ssl
 import statistics
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.bench import processes
 
 NAMESPACE = "default"
 WATCH = "/api/v1/pods?watch=1&allowWatchBookmarks=true&resourceVersion=0&fieldSelector=status.nominatedNodeName%3D"
@@ -33,14 +34,13 @@ class Server:
         self.host, _, self.port = options.server.removeprefix("https://").partition(":")
         self.tls = ssl.create_default_context(cafile=str(options.ca))
         self.tls.load_cert_chain(options.cert, options.key)
-        self.stat = Path(f"/proc/{options.pid}/stat")
+        self.pid = options.pid
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self.host, int(self.port), ssl=self.tls)
 
     def cpu_seconds(self) -> float:
-        fields = self.stat.read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return processes.cpu_seconds(self.pid)
 
 
 class Client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import statistics
 import subprocess
@@ -20,7 +21,7 @@ from podresources.normalise import snapshot
 from podresources.resolve.resolver import NodePaths, Resolver
 from podresources.wire import v1_pb2 as wire
 from tests.bench.core import Benchmark
-from tests.bench.process_memory import anonymous_mib, resident_mib
+from tests.bench.processes import anonymous_mib, resident_mib
 from tests.podresources.resolve_node import NodeFiles
 from tests.support.podresources_server import (
     capacity,
@@ -85,20 +86,22 @@ def exporter_rss_mib() -> float:
     110 pods is kubelet's default limit (--max-pods); 64 devices is eight GPUs in seven MIG slices each, and network
     functions. Ten thousand samples more (500 pods with 4,096 devices) take about 20 MiB more.
     """
-    return _after_scrapes(resident_mib)
+    return _exporter_memory()[0]
 
 
 def exporter_anonymous_mib() -> float:
     """Of the same, the pages that no file backs."""
-    return _after_scrapes(anonymous_mib)
+    return _exporter_memory()[1]
 
 
-def _after_scrapes(memory: Callable[[int], float]) -> float:
+@functools.cache
+def _exporter_memory() -> tuple[float, float]:
+    """Resident and anonymous."""
     with serving(large_listing(pods=110, devices=64)) as path, _exporter(path) as (process, port):
         for _ in range(10):
             with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
                 assert response.read().count(b"\npodresources_device_allocation_info{") == 64
-        return memory(process.pid)
+        return resident_mib(process.pid), anonymous_mib(process.pid)
 
 
 def resolve_rss_mib() -> float:

@@ -22,8 +22,8 @@ needs_umockdev = [
 
 
 OWN_DEFECT = "is_emulated_device: Assertion `res > 0' failed"
-"""libumockdev 0.17.16 ends the process that asks about a link in /dev while the test bed makes that link anew: it looks
-at the link, then reads it, and takes for granted that it is still there (src/libumockdev-preload.c)."""
+"""libumockdev ends the process that asks about a link of the test bed which goes at that moment: it looks at the link,
+then reads it, and takes for granted that it is still there (``is_emulated_device`` in src/libumockdev-preload.c)."""
 
 
 def run_under_umockdev(module: str, *arguments: str, **environment: str) -> str:

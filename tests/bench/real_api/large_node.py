@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import drabridge.offers.slices as layout
 from drabridge.kube.client import KubernetesCluster
-from tests.bench.real_api import readings
+from tests.bench.processes import anonymous_mib
 from tests.bench.real_api.server import serving, until
 from tests.bench.real_api.tables import Phase
 from tests.bench.scale import ApiPart
@@ -45,7 +45,7 @@ async def _measure(name: str, devices: int, per_slice: int, pods: int) -> Phase:
         await server.learn_rest(10)
         agent = ApiPart(lambda: KubernetesCluster(lambda: access), NODE, devices)
         gc.collect()
-        cpu, memory = time.process_time(), readings.anonymous_bytes(os.getpid())
+        cpu, memory = time.process_time(), anonymous_mib(os.getpid()) * 2**20
 
         async def start() -> None:
             await agent.start()
@@ -54,7 +54,7 @@ async def _measure(name: str, devices: int, per_slice: int, pods: int) -> Phase:
         try:
             phase = await server.phase(name, 1, start)
             used = time.process_time() - cpu
-            return phase.of_agent(used, readings.anonymous_bytes(os.getpid()) - memory)
+            return phase.of_agent(used, anonymous_mib(os.getpid()) * 2**20 - memory)
         finally:
             await agent.stop()
 

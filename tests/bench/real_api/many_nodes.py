@@ -16,7 +16,7 @@ from typing import Protocol
 from drabridge.kube.access import Access
 from drabridge.kube.client import KubernetesCluster
 from tests.bench.peers import programs
-from tests.bench.real_api import readings
+from tests.bench.processes import anonymous_mib, children, cpu_seconds
 from tests.bench.real_api.server import GO, Server, serving, until
 from tests.bench.real_api.tables import Phase
 from tests.bench.scale import PODS_PER_NODE, ROLLING_AT_ONCE, ApiPart
@@ -74,8 +74,8 @@ async def ours(nodes: int, devices: int, seconds: float) -> list[Phase]:
         accesses = {name: await server.access(name, "drabridge") for name in names}
         agents = [ApiPart(partial(_connect, accesses[name]), name, devices) for name in names]
 
-        def used() -> tuple[float, int]:
-            return time.process_time(), readings.anonymous_bytes(os.getpid())
+        def used() -> tuple[float, float]:
+            return time.process_time(), anonymous_mib(os.getpid()) * 2**20
 
         return await _phases(server, DRIVER, names, agents, seconds, used)
 
@@ -93,11 +93,11 @@ async def go(nodes: int, devices: int, seconds: float) -> list[Phase]:
             files = {name: await server.kubeconfig(name, GO) for name in names}
             agents = [GoHelper(Path(directory), files[name], name, devices) for name in names]
 
-            def used() -> tuple[float, int]:
-                found = [pid for pid, name in readings.children(os.getpid()).items() if name.startswith("dra-test")]
+            def used() -> tuple[float, float]:
+                found = [pid for pid, name in children(os.getpid()).items() if name.startswith("dra-test")]
                 ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-                cpu = ended.ru_utime + ended.ru_stime + sum(readings.cpu_seconds(pid) for pid in found)
-                return cpu, sum(readings.anonymous_bytes(pid) for pid in found)
+                cpu = ended.ru_utime + ended.ru_stime + sum(cpu_seconds(pid) for pid in found)
+                return cpu, sum(map(anonymous_mib, found)) * 2**20
 
             return await _phases(server, programs.DRIVER, names, agents, seconds, used)
 
@@ -108,7 +108,7 @@ async def _phases(
     names: Sequence[str],
     agents: Sequence[Agent],
     seconds: float,
-    used: Callable[[], tuple[float, int]],
+    used: Callable[[], tuple[float, float]],
 ) -> list[Phase]:
     count = len(names)
 

@@ -25,6 +25,7 @@ from deploy.helm import manifests
 from drabridge.kube.access import Access
 from drabridge.kube.client import KubernetesCluster
 from tests.bench.peers.api_server import api_server
+from tests.bench.processes import children, cpu_seconds
 from tests.bench.real_api import readings
 from tests.bench.real_api.readings import Reading
 from tests.bench.real_api.tables import Phase
@@ -72,7 +73,7 @@ class Server:
             key_file=user["client-key"],
         )
         self._threads = ThreadPoolExecutor(16, "admin")
-        by_name = {name: pid for pid, name in readings.children(os.getpid()).items()}
+        by_name = {name: pid for pid, name in children(os.getpid()).items()}
         self._pid, self._etcd_pid = by_name["kube-apiserver"], by_name["etcd"]
         self._rest = Reading()
         self._rest_seconds = 1.0
@@ -178,9 +179,7 @@ class Server:
 
     def _now(self) -> Reading:
         """Read processor times only."""
-        return Reading(
-            cpu_seconds=readings.cpu_seconds(self._pid), etcd_cpu_seconds=readings.cpu_seconds(self._etcd_pid)
-        )
+        return Reading(cpu_seconds=cpu_seconds(self._pid), etcd_cpu_seconds=cpu_seconds(self._etcd_pid))
 
     async def _metrics(self) -> Reading:
         await self.ask("GET", "/debug/pprof/heap?gc=1")
