@@ -91,11 +91,17 @@ async def _owners(agent: AgentProcess, allowed: set[str]) -> bool:
 async def test_the_agent_registers_again_after_the_plugin_directory_was_removed() -> None:
     async with node() as (agent, kubelet):
         await kubelet.stop()
-        shutil.rmtree(kubelet.node.device_plugin_dir)
+        await until(lambda: _removed(kubelet.node.device_plugin_dir), why="the agent never stopped binding sockets")
         await asyncio.sleep(0.2)
         await kubelet.start()
         await kubelet.wait_for_resource(RESOURCE, healthy=4)
         await agent.ready()
+
+
+def _removed(directory: Path) -> bool:
+    """Remove a directory, and say whether it is gone: in the meantime the agent may have bound a socket there anew."""
+    shutil.rmtree(directory, ignore_errors=True)
+    return not directory.exists()
 
 
 async def test_the_agent_registers_again_after_its_socket_was_deleted() -> None:

@@ -39,6 +39,12 @@ RADIO = Device("radio-0", "R0", RESOURCE.name, nodes=(DeviceNode("/dev/null", "/
 
 
 @pytest.fixture
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service takes the disk for quick, however slow this machine's is: it writes at once, and CDI files beside."""
+    monkeypatch.setattr(LedgerService, "_is_lone_request", lambda self: True)
+
+
+@pytest.fixture
 async def ledger_service(tmp_path: Path) -> AsyncIterator[LedgerService]:
     ledger_service = LedgerService(Store(tmp_path / "state", node="n"), LedgerPolicy(), now=lambda: 100.0)
     await ledger_service.apply(NodeBooted("boot", 0.0))
@@ -160,27 +166,32 @@ async def test_a_ledger_that_cannot_be_written_is_told_to_kubelet_at_once(
     assert place.healthy == {"R0"}
 
 
+@pytest.mark.usefixtures("quick_disk")
 async def test_the_file_of_a_grant_that_failed_is_swept(
     ledger_service: LedgerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is written while the grant goes to the disk; nobody was given its name."""
     place = Place(ledger_service, tmp_path, "cdi")
+    file = place.cdi / "example.com-device-legacy-radio-0.json"
 
     def full(fd: int, data: object) -> int:
-        time.sleep(0.0005)
+        deadline = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.0005)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("drabridge.ledger.service.PATIENCE_SECONDS", 60.0)
     with monkeypatch.context() as patch:
         patch.setattr(store, "_write", full)
         with pytest.raises(AllocationError, match="No space left on device"):
             await place.allocate("R0")
+    assert file.exists()
     files = LegacyCdiFiles(place.store)
     files.sweep_soon(ledger_service.ledger)
     await place.store.thread.wait_all()
     assert list(place.cdi.iterdir()) == []
 
 
+@pytest.mark.usefixtures("quick_disk")
 async def test_a_file_that_was_swept_while_the_disk_was_slow_is_there_with_the_answer(
     ledger_service: LedgerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
