@@ -8,7 +8,6 @@ belongs behind a real server.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import json
 import logging
@@ -144,6 +143,7 @@ class HttpServer:
     def __init__(self, routes: Mapping[tuple[str, str], Handler]) -> None:
         self.routes = dict(routes)
         self._servers: list[asyncio.Server] = []
+        self._closed = False
         self._path: Path | None = None  # of the unix socket
         self._bound: os.stat_result | None = None  # its file
         self._connections: dict[asyncio.Task[None], _Connection] = {}  # oldest first
@@ -190,30 +190,44 @@ class HttpServer:
             return False
 
     async def close(self) -> None:
-        """Hang up on everybody and remove the unix socket's file, unless another process has made it."""
+        """Hang up on everybody and remove the unix socket's file, unless another process has made it.
+
+        It is not opened again.
+        """
+        self._closed = True
         if self._path is not None and self._in_place():
             self._path.unlink(missing_ok=True)
+        loop = asyncio.get_running_loop()
+        for listening in [listening for server in self._servers for listening in server.sockets]:
+            loop.remove_reader(listening.fileno())
+        await asyncio.sleep(0)  # what was accepted gets its transport, which fails for ever once the server is closed
         for server in self._servers:
             server.close()
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connection = self._connections[task] = _Connection(_address_of(writer))
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Know the connection at once: no :meth:`close` misses one whose task has not run yet."""
+        if self._closed:
+            writer.transport.abort()
+            return
+        connection = _Connection(_address_of(writer))
+        task = asyncio.create_task(self._serve(reader, writer, connection))
+        self._connections[task] = connection
+        task.add_done_callback(lambda task: self._ended(task, writer))
         if len(self._connections) > MAX_CONNECTIONS:
             self._end_one()
-        try:
-            await self._serve(reader, writer, connection)
-        except (OSError, asyncio.CancelledError):  # TimeoutError is an OSError
-            writer.transport.abort()  # the peer hung up or was too slow: do not wait for it to read the rest
-        finally:
-            self._connections.pop(task, None)
+
+    def _ended(self, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        self._connections.pop(task, None)
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
             writer.close()
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await writer.wait_closed()
+            return
+        writer.transport.abort()  # the peer hung up or was too slow: do not wait for it to read the rest
+        if not isinstance(error, OSError | asyncio.CancelledError):  # TimeoutError is an OSError
+            log.error("connection failed", exc_info=error)
 
     def _end_one(self) -> None:
         """End the oldest connection of the address that has most, one without a request if there is one.

@@ -64,14 +64,23 @@ class Site:
     port: int = 0
     asked: list[str] = field(default_factory=list)
 
+    _connections: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
+
     async def __aenter__(self) -> Site:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        await self._server.wait_closed()
+        for task in self._connections:  # a browser opens some before it has anything to ask
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections[task] = writer
+        task.add_done_callback(lambda task: self._connections.pop(task).close())
 
     @property
     def rule(self) -> str:
@@ -101,7 +110,6 @@ class Site:
             )
             writer.write(top.encode() + b"\r\n\r\n" + body)
             await writer.drain()
-        writer.close()
 
 
 PAGES = {

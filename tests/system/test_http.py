@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import drabridge.system.http as http
 from drabridge.system.http import HttpServer, Request, Response
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import HANG_SECONDS, PATIENCE
 
 
 async def _slow(_: Request) -> Response:
@@ -166,6 +167,21 @@ async def test_a_client_that_sent_a_request_keeps_its_place_before_a_silent_one(
     for _, writer in silent:
         writer.close()
     await server.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_nobody_is_served_after_the_end(turns: int) -> None:
+    """However far the loop has got with the connection: accepted, its task made, its request awaited."""
+    server = HttpServer(ROUTES)
+    address = await server.listen_tcp("127.0.0.1", 0)
+    with socket.create_connection(address) as client:
+        client.settimeout(HANG_SECONDS)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.close()
+        with contextlib.suppress(ConnectionError):
+            client.sendall(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert await asyncio.to_thread(client.recv, 100) == b""
 
 
 async def test_unix_socket_is_for_root_only(tmp_path: Path) -> None:

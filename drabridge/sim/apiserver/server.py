@@ -136,6 +136,9 @@ class SimApiServer:
         if self._server is None:
             return
         self._stopping = True
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        await asyncio.sleep(0)  # what was accepted gets its transport, which fails for ever once the server is closed
         self._server.close()
         tasks = [*self._connections, *([self._collector] if self._collector else [])]
         for task in tasks:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -265,6 +267,20 @@ async def test_server_restarts_on_its_port_with_its_objects(api: SimApiServer, c
     await api.start()
     assert api.url == url
     assert (await client("GET", f"{SLICES}/s")).status == 200
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_stopped_server_has_hung_up_on_everybody(turns: int) -> None:
+    """However far the loop has got with a connection; asyncio forgets one that it has just accepted."""
+    async with SimApiServer() as api:
+        address = ("127.0.0.1", int(api.url.rsplit(":", 1)[1]))
+        with socket.create_connection(address) as client:
+            client.settimeout(HANG_SECONDS)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await api.stop()
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.to_thread(client.recv, 100) == b""
 
 
 async def test_not_http(api: SimApiServer) -> None:
