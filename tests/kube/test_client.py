@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from drabridge.errors import ClusterError
@@ -210,6 +211,38 @@ async def test_a_small_process_has_another_one_read_the_kubeconfig(tmp_path: Pat
         with pytest.raises(UnreachableError, match="none is not a kubeconfig"):
             await missing.list(SLICES)
         missing.close()
+
+
+PLUGIN = """\
+#!/bin/sh
+test -s {token} || {{ echo "log in first" >&2; exit 1; }}
+printf '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {{"token": "%s"}}}}' \\
+  "$(cat {token})"
+"""
+
+
+@pytest.mark.parametrize("small", [False, True])
+async def test_a_kubeconfig_may_name_a_program_that_gives_the_token(tmp_path: Path, small: bool) -> None:
+    async with SimApiServer(tls=True) as api:
+        file, plugin, token = api.kubeconfig(tmp_path / "kubeconfig"), tmp_path / "plugin", tmp_path / "token"
+        plugin.write_text(PLUGIN.format(token=token))
+        plugin.chmod(0o700)
+        config = yaml.safe_load(file.read_text())
+        command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin), "interactiveMode": "Never"}
+        config["users"][0]["user"] = {"exec": command}
+        file.write_text(yaml.safe_dump(config))
+        cluster = KubernetesCluster.from_kubeconfig(file, small=small)
+        try:
+            for _ in range(2):
+                given = api.token("node-a")
+                token.write_text(given)
+                assert (await cluster.list(SLICES)).items == ()
+                assert api.requests[-1].user == "system:serviceaccount:kube-system:drabridge"
+                api.revoke(given)
+                with pytest.raises(DeniedError):
+                    await cluster.list(SLICES)  # the program is asked again by the next request
+        finally:
+            cluster.close()
 
 
 async def test_a_pods_service_account_is_used_inside_a_cluster(tmp_path: Path) -> None:
