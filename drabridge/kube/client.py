@@ -18,7 +18,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -41,9 +41,6 @@ from drabridge.kube.transport import HttpStatusError, Transport
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import SERVICE_ACCOUNT
 from drabridge.system.untrusted import Unreadable, reading
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 JSON = "application/json"
