@@ -60,8 +60,8 @@ class _Checker:
         found = self._call(parsers[-1], value, path) if parsers else self._of_kind(kind, value, path)
         for mark in marks:
             if isinstance(mark, Meta):
-                sized = isinstance(value, list | tuple | Mapping)  # wrong items count: they have problems of their own
-                if (limited := value if sized else found) is not WRONG:
+                # An item that is wrong counts as one: it has a problem of its own.
+                if (limited := value if _is_collection(kind, value) else found) is not WRONG:
                     self._call(functools.partial(_constrain, mark), limited, path)
             if len(self.problems) > before:
                 return WRONG
@@ -178,6 +178,14 @@ def _is_mapping(annotation: Any) -> bool:
     kind = unwrapped(annotation)[0]
     found = typing.get_origin(kind) or kind
     return isinstance(found, type) and issubclass(found, Model | Mapping)
+
+
+def _is_collection(kind: Any, value: object) -> bool:
+    """Tell whether items are expected, and are given."""
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        return isinstance(value, list | tuple)
+    return isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping)
 
 
 _WORDS: Mapping[Any, tuple[str, type | tuple[type, ...]]] = {
