@@ -69,11 +69,11 @@ def build_parser(chosen: str | None) -> Parser:
 
     No other command's module is imported.
     """
-    parser = Parser(prog="drabridge", description=__doc__, epilog=_EPILOG)
-    parser.description = (
+    description = (
         "One node agent that offers the same devices through Kubernetes' DevicePlugin API and through DRA,\n"
         "and never lets two workloads hold one device."
     )
+    parser = Parser(prog="drabridge", description=description, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"drabridge {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, help_text) in COMMANDS.items():

@@ -59,10 +59,10 @@ class _Checker:
         parsers = [mark.make for mark in marks if isinstance(mark, Parse)]
         found = self._call(parsers[-1], value, path) if parsers else self._of_kind(kind, value, path)
         for mark in marks:
-            if isinstance(mark, Meta):
-                # An item that is wrong counts as one: it has a problem of its own.
-                if (limited := value if _is_collection(kind, value) else found) is not WRONG:
-                    self._call(functools.partial(_constrain, mark), limited, path)
+            # An item that is wrong counts as one: it has a problem of its own.
+            limited = value if _is_collection(kind, value) else found
+            if isinstance(mark, Meta) and limited is not WRONG:
+                self._call(functools.partial(_constrain, mark), limited, path)
             if len(self.problems) > before:
                 return WRONG
             if isinstance(mark, Check):

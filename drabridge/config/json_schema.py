@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import textwrap
 import types
 import typing
@@ -72,14 +73,19 @@ def field_docs(model: type[Model]) -> dict[str, str]:
 
 
 def _own_docs(model: type[Model]) -> dict[str, str]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
-    assert isinstance(tree, ast.ClassDef)
     docs: dict[str, str] = {}
-    for statement, following in zip(tree.body, tree.body[1:], strict=False):
+    for statement, following in itertools.pairwise(_source_of(model).body):
         match statement, following:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 docs[name] = " ".join(text.split())
     return docs
+
+
+def _source_of(model: type[Model]) -> ast.ClassDef:
+    """Parse a model's source: the image's bytecode has no docstrings."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    return tree
 
 
 def _definition(model: type[Model]) -> dict[str, Any]:
@@ -93,7 +99,7 @@ def _definition(model: type[Model]) -> dict[str, Any]:
     required = [field.encode_name for field in fields(model) if field.required]
     return {
         "type": "object",
-        "description": inspect.cleandoc(model.__doc__ or ""),
+        "description": ast.get_docstring(_source_of(model)) or "",
         "properties": properties,
         **({"required": required} if required else {}),
         "additionalProperties": False,

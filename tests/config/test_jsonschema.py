@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from drabridge.config.json_schema import all_models, field_docs, json_schema
 from drabridge.config.model import to_data
 from drabridge.config.schema import Config
 from tests.support.configurations import document
+from tests.support.waiting import HANG_SECONDS
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"))
 SCHEMA = json_schema()
@@ -26,6 +29,13 @@ def test_it_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert "x-type" not in json.dumps(SCHEMA)
     assert json_schema() == SCHEMA
+
+
+def test_it_is_the_same_in_the_image_whose_bytecode_has_no_docstrings() -> None:
+    command = [sys.executable, "-OO", "-m", "drabridge", "check-config", "--json-schema"]
+    done = subprocess.run(command, capture_output=True, timeout=HANG_SECONDS, check=True)
+    assert json.loads(done.stdout) == SCHEMA
+    assert all(one["description"] for one in SCHEMA["$defs"].values())
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
