@@ -62,7 +62,7 @@ class Node:
         await self.plugin.stop()
         await self.plugin.serve()
         await self.plugin.register()
-        await self.kubelet.wait_for_resource(GPU)
+        await self.kubelet.wait_for_resource(GPU, healthy=4)
 
 
 @asynccontextmanager
