@@ -209,6 +209,21 @@ def test_a_pod_that_waits_for_kubelet_to_unprepare_another_claim_is_not_stuck() 
     assert waiting.stuck == {}
 
 
+@pytest.mark.parametrize(
+    ("message", "forgotten"),
+    [
+        ("internal error: unable to get claim info for ResourceClaim shared-621 in namespace drabridge-test", True),
+        ("internal error: CDI device injection failed: unresolvable CDI devices", False),
+        ("", False),
+    ],
+)
+def test_kubelet_says_that_it_has_unprepared_a_claim_for_another_pod(message: str, forgotten: bool) -> None:
+    waits = pod("shared-621-0", claim="shared-621", node="n")
+    waits["status"]["containerStatuses"] = [{"state": {"waiting": {"message": message}}}, {"state": {"running": {}}}]
+    assert judge.unprepared_by_kubelet(waits) is forgotten
+    assert not judge.unprepared_by_kubelet(pod("shared-621-1", claim="shared-621"))
+
+
 STATE = (  # as kubelet 1.36.2 writes it: JSON inside JSON
     {"ClaimUID": "given-uid", "DriverState": {bed.DRIVER: {"Devices": [{"DeviceName": "a"}]}}},
     {"ClaimUID": "gone-uid", "DriverState": {bed.DRIVER: {"Devices": [{"DeviceName": "b"}]}}},

@@ -30,6 +30,8 @@ STUCK_SECONDS = 150.0
 the scheduler tries a pod that did not fit again after at most 5 minutes, and at once when a device comes back."""
 LEASED_SECONDS = 60.0
 """Longest wait of a pod that is not bound yet where devices are shared: while enough are free, or its claim has one."""
+NO_CLAIM_INFO = "unable to get claim info for ResourceClaim"
+"""What kubelet says of a container whose claim it has not prepared (pkg/kubelet/cm/dra/manager.go)."""
 BLIND_SECONDS = 10.0
 """A pause this long between two samples is the API server's absence; nobody waits for a device then."""
 LAG_SECONDS = 5.0
@@ -163,6 +165,16 @@ def prepared(dra_manager_state: str) -> dict[str, set[str]]:
     except (ValueError, KeyError, TypeError):  # kubelet was killed before it had written any
         return {}
     return found
+
+
+def unprepared_by_kubelet(pod: Mapping[str, Any]) -> bool:
+    """Tell whether kubelet has forgotten that it prepared the claim of a pod that waits.
+
+    Up to 1.36 the end of a pod that was never prepared unprepares a claim that it shares, under the pod that has it,
+    and that one's containers are never created (kubernetes/kubernetes#140212; seen on 1.36.2).
+    """
+    states = [one.get("state", {}) for one in pod["status"].get("containerStatuses", ())]
+    return any(NO_CLAIM_INFO in one.get("waiting", {}).get("message", "") for one in states)
 
 
 class Waiting(Struct, frozen=True):

@@ -27,6 +27,7 @@ LIVES_SECONDS = (2.0, 15.0)
 FOREVER_SECONDS = 600.0  # of a container that waits for being deleted
 BY_FAULT = ("agent away", "starting", "API away")
 """Kinds of refusals (tests.soak.run.KINDS) that this run's own faults bring about."""
+UNPREPARED = "unprepared by kubelet for another pod's end"
 FAILED_PREPARE = "FailedPrepareDynamicResources"
 
 
@@ -182,6 +183,9 @@ class Load:
             ended = self._ended(pod, found)
             running = found["status"].get("phase") == "Running"
             due = (pod.death != "ends" and now >= pod.dies_at) or (running and not self.running)
+            if pod.shape.pods > 1 and judge.unprepared_by_kubelet(found):
+                self._refuse(pod.uid, pod.name, UNPREPARED)
+                due = True  # it would wait for ever
             if (ended or due) and not pod.deleted:
                 forced = pod.death == "forced" and not ended
                 if forced:  # asked, not answered: the answer may be late or lost
