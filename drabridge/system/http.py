@@ -212,6 +212,7 @@ class HttpServer:
         if self._closed:
             writer.transport.abort()
             return
+        writer.transport.set_write_buffer_limits(0)  # an answer is over when the kernel has all of it
         connection = _Connection(_address_of(writer))
         task = asyncio.create_task(self._serve(reader, writer, connection))
         self._connections[task] = connection

@@ -14,7 +14,7 @@ import pytest
 
 import drabridge.system.http as http
 from drabridge.system.http import HttpServer, Request, Response
-from tests.support.waiting import HANG_SECONDS, PATIENCE
+from tests.support.waiting import HANG_SECONDS, PATIENCE, until
 
 
 async def _slow(_: Request) -> Response:
@@ -31,6 +31,7 @@ ROUTES: dict[tuple[str, str], http.Handler] = {
     ("GET", "/late"): _slow,
     ("GET", "/broken"): _broken,
     ("GET", "/big"): lambda _: Response(b"x" * (64 << 20)),
+    ("GET", "/sized"): lambda request: Response(b"x" * int(request.query["bytes"])),
     ("POST", "/echo"): lambda request: Response(request.body),
 }
 
@@ -147,6 +148,26 @@ async def test_a_flood_takes_no_place_of_another_address(port: int, flood: bytes
     for _, other in others:
         other.close()
     writer.close()
+
+
+async def test_what_the_kernel_does_not_take_keeps_no_connection_open(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers of all sizes, to clients that read nothing: of some, the last 64 KiB only find no room in the kernel."""
+    monkeypatch.setattr(http, "WRITE_SECONDS", 0.2)
+
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = open_files()
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.socket()) for _ in range(http.MAX_CONNECTIONS)]
+        for index, client in enumerate(clients):
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET /sized?bytes=%d HTTP/1.1\r\nHost: x\r\n\r\n" % ((index + 1) * 48 * 1024))
+            await asyncio.sleep(0.005)
+        await until(lambda: open_files() == before + len(clients), 5, "the server keeps connections open")
 
 
 async def test_a_client_that_sent_a_request_keeps_its_place_before_a_silent_one() -> None:
