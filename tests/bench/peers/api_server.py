@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import ssl
 import subprocess
 import urllib.error
@@ -13,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench.peers.programs import find, running, wait_for
+from tests.support.servers import free_port
 
 
 @contextlib.contextmanager
 def api_server(directory: Path) -> Iterator[Path]:
     """An administrator's kubeconfig. Raises NotHere where the programs are not."""
     etcd, server = find("etcd"), find("kube-apiserver")
-    client, peer, port = (_free_port() for _ in range(3))
+    client, peer, port = (free_port() for _ in range(3))
     certificates, log = directory / "certificates", directory / "kube-apiserver.log"
     certificates.mkdir()
     _make_keys(certificates)
@@ -76,9 +76,3 @@ def _answers(url: str, authority: Path, keys: Path) -> bool:
         with urllib.request.urlopen(url, timeout=5, context=context) as answer:
             return bool(answer.status == 200)
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
