@@ -136,9 +136,12 @@ class Claims:
 class DraNode:
     """One node's directories and parts; :meth:`start` and :meth:`stop` may be called again and again."""
 
-    def __init__(self, root: Path, api: Any, config: str = CONFIG, devices: tuple[Device, ...] = ()) -> None:
+    def __init__(
+        self, root: Path, api: Any, config: str = CONFIG, devices: tuple[Device, ...] = (), *, name: str = NODE
+    ) -> None:
         """``api`` is a SimApiServer; None in a process of its own, which is given a ``cluster`` at start."""
         self.root = root
+        self.name = name
         self.api = api
         self.facts: list[Fact] = []
         self.told: list[Effect] = []  # what people hear of refusals
@@ -158,12 +161,12 @@ class DraNode:
         return Claims(self.api)
 
     async def start(self, *, cluster: Any = None, **options: Any) -> None:
-        self.ledger_service = LedgerService(Store(self.state, node=NODE))
+        self.ledger_service = LedgerService(Store(self.state, node=self.name))
         await self.discover()
         await self.ledger_service.apply(NodeBooted(self.boot_id, time.time()))
         await self.ledger_service.apply(AgentStarted(time.time()))
         self.cluster = cluster or KubernetesCluster.from_kubeconfig(self.api.kubeconfig(self.root / "kubeconfig"))
-        node = DriverNode(NODE, self.root, self.state, self.root / "boot_id")
+        node = DriverNode(self.name, self.root, self.state, self.root / "boot_id")
         ports = DraPorts(inventory=lambda: self.snapshot, observer=self.facts.append, **options)
         self.driver = DraDriver(self.config, node, self.ledger_service, self.cluster, self.cdi, ports)
         self._unsubscribe = self.ledger_service.subscribe(self._ledger_changed)
