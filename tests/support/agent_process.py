@@ -44,6 +44,8 @@ QUICK = CONFIG.replace(
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
+COMMAND = ("-m", "tests.support.umockdev_agent" if "umockdev" in os.environ.get("LD_PRELOAD", "") else "drabridge")
+
 
 class AgentProcess:
     """``drabridge run`` with everything below one short directory."""
@@ -54,7 +56,7 @@ class AgentProcess:
         config: str = CONFIG,
         driver: str = DRIVER,
         arguments: tuple[str, ...] = (),
-        command: tuple[str, ...] = ("-m", "drabridge"),
+        command: tuple[str, ...] = COMMAND,
     ) -> None:
         self.root = root
         self.driver = driver

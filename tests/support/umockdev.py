@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.umockdev_agent import look_one_after_the_other
+
 WRAPPER = shutil.which("umockdev-wrapper")
 ROOT = Path(__file__).parents[2]
 TREES = Path(__file__).parent / "trees"
@@ -21,26 +23,18 @@ needs_umockdev = [
 ]
 
 
-OWN_DEFECT = "is_emulated_device: Assertion `res > 0' failed"
-"""libumockdev ends the process that asks about a link of the test bed which goes at that moment: it looks at the link,
-then reads it, and takes for granted that it is still there (``is_emulated_device`` in src/libumockdev-preload.c)."""
-
-
 def run_under_umockdev(module: str, *arguments: str, **environment: str) -> str:
-    """Run a module in a process of its own, which libumockdev needs; return its output. Once more after OWN_DEFECT."""
+    """Run a module in a process of its own, which libumockdev needs; return its output."""
     assert WRAPPER is not None
-    for _ in range(2):
-        done = subprocess.run(
-            [WRAPPER, sys.executable, "-W", "error", "-m", module, *arguments],
-            cwd=ROOT,
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        if OWN_DEFECT not in done.stdout + done.stderr:
-            break
+    done = subprocess.run(
+        [WRAPPER, sys.executable, "-W", "error", "-m", module, *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, f"{module} {arguments} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -55,6 +49,7 @@ class Testbed:
     """libumockdev, as far as it is needed."""
 
     def __init__(self, *descriptions: str) -> None:
+        look_one_after_the_other()
         self._library = ctypes.CDLL("libumockdev.so.0")
         self._library.umockdev_testbed_new.restype = ctypes.c_void_p
         self._library.umockdev_testbed_get_root_dir.restype = ctypes.c_char_p
