@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,17 @@ def _address_of(writer: asyncio.StreamWriter) -> str:
     return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
+async def close_servers(servers: Iterable[asyncio.Server]) -> None:
+    """Close servers, and lose no connection that was accepted: asyncio gives it no transport once they are closed."""
+    loop = asyncio.get_running_loop()
+    for server in servers:
+        for listening in server.sockets:
+            loop.remove_reader(listening.fileno())
+    await asyncio.sleep(0)
+    for server in servers:
+        server.close()
+
+
 class HttpServer:
     """Serves ``routes``: ``{("GET", "/path"): handler}``. HEAD is answered from GET's handler."""
 
@@ -176,8 +187,7 @@ class HttpServer:
             return False
         before, self._servers = self._servers, []
         await self.listen_unix(path)
-        for server in before:  # nobody can reach them any more
-            server.close()
+        await close_servers(before)  # nobody can reach them any more
         return True
 
     def _in_place(self) -> bool:
@@ -197,12 +207,7 @@ class HttpServer:
         self._closed = True
         if self._path is not None and self._in_place():
             self._path.unlink(missing_ok=True)
-        loop = asyncio.get_running_loop()
-        for listening in [listening for server in self._servers for listening in server.sockets]:
-            loop.remove_reader(listening.fileno())
-        await asyncio.sleep(0)  # what was accepted gets its transport, which fails for ever once the server is closed
-        for server in self._servers:
-            server.close()
+        await close_servers(self._servers)
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from drabridge.status import page
+from drabridge.system.http import close_servers
 from tests.support import status_documents
 from tests.support.status_documents import _poisoned
 
@@ -72,7 +73,7 @@ class Site:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        await close_servers([self._server])
         for task in self._connections:  # a browser opens some before it has anything to ask
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

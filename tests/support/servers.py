@@ -1,14 +1,17 @@
-"""A small HTTP server for one test, and a free port for a server that a test starts."""
+"""A small HTTP server for one test, a free port for a server that a test starts, and how a server ends."""
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import random
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tests.support.waiting import HANG_SECONDS
 
 _RESERVATIONS: list[socket.socket] = []
 
@@ -54,3 +57,19 @@ def served(handler: type[QuietHandler]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+async def hangs_up(address: tuple[str, int], turns: int, close: Callable[[], Awaitable[None]]) -> bool:
+    """Tell whether a server in this loop, when it closes, hangs up on a client that has just come.
+
+    ``turns``: how far the loop has got with the connection: accepted, its task made, its request awaited.
+    """
+    with socket.create_connection(address) as client:
+        client.settimeout(HANG_SECONDS)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await close()
+        with suppress(ConnectionError):
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            return await asyncio.to_thread(client.recv, 100) == b""
+    return True

@@ -14,6 +14,7 @@ import pytest
 
 import drabridge.system.http as http
 from drabridge.system.http import HttpServer, Request, Response
+from tests.support.servers import hangs_up
 from tests.support.waiting import HANG_SECONDS, PATIENCE, until
 
 
@@ -192,17 +193,8 @@ async def test_a_client_that_sent_a_request_keeps_its_place_before_a_silent_one(
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_nobody_is_served_after_the_end(turns: int) -> None:
-    """However far the loop has got with the connection: accepted, its task made, its request awaited."""
     server = HttpServer(ROUTES)
-    address = await server.listen_tcp("127.0.0.1", 0)
-    with socket.create_connection(address) as client:
-        client.settimeout(HANG_SECONDS)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        await server.close()
-        with contextlib.suppress(ConnectionError):
-            client.sendall(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert await asyncio.to_thread(client.recv, 100) == b""
+    assert await hangs_up(await server.listen_tcp("127.0.0.1", 0), turns, server.close)
 
 
 async def test_unix_socket_is_for_root_only(tmp_path: Path) -> None:
@@ -215,4 +207,23 @@ async def test_unix_socket_is_for_root_only(tmp_path: Path) -> None:
     writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.read()).endswith(b"late\n")
     writer.close()
+    await server.close()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_who_has_just_come_is_not_forgotten_when_the_socket_is_renewed(tmp_path: Path, turns: int) -> None:
+    """Served, or hung up on by the kernel if the loop had not seen it; in no case left waiting."""
+    server = HttpServer(ROUTES)
+    await server.listen_unix(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(HANG_SECONDS)
+        client.connect(str(tmp_path / "s"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        (tmp_path / "s").unlink()
+        assert await server.renew_unix(tmp_path / "s")
+        with contextlib.suppress(ConnectionError):
+            client.sendall(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = await asyncio.to_thread(client.recv, 1000)
+            assert not answer or answer.startswith(b"HTTP/1.1 200")
     await server.close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import yaml
 
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.api_client import MERGE, SLICES, Client, claim_body, slice_body
+from tests.support.servers import hangs_up
 from tests.support.waiting import HANG_SECONDS, PATIENCE, until
 
 NODES, PODS, CONFIGMAPS = "/api/v1/nodes", "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/configmaps"
@@ -271,16 +270,8 @@ async def test_server_restarts_on_its_port_with_its_objects(api: SimApiServer, c
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_stopped_server_has_hung_up_on_everybody(turns: int) -> None:
-    """However far the loop has got with a connection; asyncio forgets one that it has just accepted."""
     async with SimApiServer() as api:
-        address = ("127.0.0.1", int(api.url.rsplit(":", 1)[1]))
-        with socket.create_connection(address) as client:
-            client.settimeout(HANG_SECONDS)
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            await api.stop()
-            with contextlib.suppress(ConnectionError):
-                assert await asyncio.to_thread(client.recv, 100) == b""
+        assert await hangs_up(("127.0.0.1", int(api.url.rsplit(":", 1)[1])), turns, api.stop)
 
 
 async def test_not_http(api: SimApiServer) -> None:
