@@ -7,6 +7,7 @@ keeps ``0403`` as it is; an editor or Helm has turned it into the number 259 bef
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import textwrap
@@ -81,6 +82,7 @@ def _own_docs(model: type[Model]) -> dict[str, str]:
     return docs
 
 
+@functools.cache
 def _source_of(model: type[Model]) -> ast.ClassDef:
     """Parse a model's source: the image's bytecode has no docstrings."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]

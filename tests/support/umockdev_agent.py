@@ -16,9 +16,10 @@ from drabridge.cli import main
 from drabridge.inventory.host import RealHost
 
 
+@functools.cache
 def look_one_after_the_other() -> None:
-    """Make the methods of every RealHost of this process wait for each other."""
-    lock = threading.RLock()
+    """Make the methods of every RealHost of this process wait for each other, from the first call on."""
+    lock = threading.Lock()
     for name in ("node", "exists", "first_line", "own_node"):
         method = getattr(RealHost, name)
 
