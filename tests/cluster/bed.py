@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Kind
@@ -60,6 +61,13 @@ SLICES = Kind("resource.k8s.io", "v1", "resourceslices", namespaced=False)
 CLASSES = Kind("resource.k8s.io", "v1", "deviceclasses", namespaced=False)
 
 
+class Settings(NamedTuple):
+    """What a test sets of a cluster: feature gates of all programs, more of the node's kubelet's configuration."""
+
+    gates: Mapping[str, bool] = MappingProxyType({})
+    kubelet: Mapping[str, Any] = MappingProxyType({})
+
+
 class Bed(Protocol):
     """A cluster that is there, and an agent that can be put on one node of it."""
 
@@ -96,12 +104,14 @@ class Bed(Protocol):
     async def restart_kubelet(self) -> None:
         """Skips the test where that is not allowed."""
 
-    async def fault(self, verb: str, part: str, **settings: str) -> None:
+    async def fault(self, verb: str, part: str) -> None:
         """``start``, ``stop``, ``kill`` or ``restart`` a part: ``kubelet``, ``apiserver``, ``containerd``.
 
-        ``settings`` are environment variables of the program that does it: FEATURE_GATES, TOPOLOGY_POLICY.
-        Skips the test where that is not allowed, or where there is no such part or setting.
+        Skips the test where that is not allowed, or where there is no such part.
         """
+
+    async def configure(self, settings: Settings) -> Settings:
+        """Restart what has other settings than these; return those of before. Skips the test where that cannot be."""
 
     async def reboot(self, *, agent_first: bool) -> None:
         """End everything on the node at once, and begin to start it again. Skips the test where that is not allowed.
@@ -120,8 +130,10 @@ class Bed(Protocol):
         A start that failed, or of which nothing is known any more, is left out.
         """
 
-    kubelet_directory: Path | None
-    """Kubelet's root, where the node's files are on this machine."""
+    @property
+    def kubelet_directory(self) -> Path | None:
+        """Kubelet's root, as this process can open it; None where the node's files are out of reach."""
+
     runs_programs: bool
     """Whether containers run what they are told to."""
 

@@ -37,11 +37,13 @@ from tests.cluster.bed import (
     SLICES,
     Bed,
     Json,
+    Settings,
     apply_node,
     clear,
     wait_for,
 )
 from tests.cluster.workloads import HAS, READY, TAKEN
+from tests.node.cluster import CONTROL_PROGRAMS, Cluster
 
 WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
 DAEMON_SETS = Kind("apps", "v1", "daemonsets")
@@ -50,6 +52,7 @@ STATEFUL_SETS = Kind("apps", "v1", "statefulsets")
 AGENT = "drabridge-test"
 COORDINATOR = "app.kubernetes.io/component=coordinator"
 KUBELET = Path("/var/lib/kubelet")
+BOOT_ID = "/run/boot_id"
 HTTP_PORT = 9400  # the chart's
 CLUSTER_SCOPED = {
     *("Namespace", "ClusterRole", "ClusterRoleBinding", "DeviceClass"),
@@ -82,7 +85,26 @@ def chart(
 ) -> list[Json]:
     """The chart as these tests install it: on one node, with their devices. Hooks are Helm's to run, and left out."""
     settings = {**chart_values(image, node, config, annotations), **(values or {})}
-    return manifests(settings, name=AGENT, namespace=NAMESPACE, chart=folder)
+    objects = manifests(settings, name=AGENT, namespace=NAMESPACE, chart=folder)
+    return _with_boot_id_of_the_node(objects) if own_cluster() else objects
+
+
+def _with_boot_id_of_the_node(objects: list[Json]) -> list[Json]:
+    """Our own nodes boot without the host: the agent reads their boot id where ``tests/node/boot.sh`` puts it."""
+    for one in objects:
+        if one["kind"] == "DaemonSet":
+            spec = one["spec"]["template"]["spec"]
+            spec["volumes"].append({"name": "boot-id", "hostPath": {"path": BOOT_ID, "type": "File"}})
+            (container,) = spec["containers"]
+            container["args"].append(f"--boot-id-file={BOOT_ID}")
+            container["volumeMounts"].append({"name": "boot-id", "mountPath": BOOT_ID, "readOnly": True})
+    return objects
+
+
+def own_cluster() -> Cluster | None:
+    """The cluster that ``tests.node`` has made for these tests; None on any other."""
+    folder = os.environ.get("DRABRIDGE_TEST_CLUSTER")
+    return Cluster.open(Path(folder)) if folder else None
 
 
 def chart_values(image: str, node: str, config: Json = CONFIG, annotations: dict[str, str] | None = None) -> Json:
@@ -120,9 +142,10 @@ class RealBed(Bed):
         self.patience = 180.0
         self.workload_kinds: tuple[Kind, ...] = (JOBS, DEPLOYMENTS, STATEFUL_SETS)
         self.runs_programs = True
-        self.kubelet_directory = KUBELET if os.environ.get("DRABRIDGE_TEST_CONTROL") else None
+        self.cluster = own_cluster()
         self.decides_order = False  # kubelet starts the DaemonSet's pod as it does all others
-        self.reboot_patience = 1200.0  # a server's firmware alone may take ten minutes
+        # A server's firmware alone may take ten minutes.
+        self.reboot_patience = self.patience if self.cluster else 1200.0
         self.agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
         self.values = values or {}
         self.objects = chart(self.agent_image, self.node, config, values=self.values)
@@ -220,15 +243,31 @@ class RealBed(Bed):
         else:
             await self.fault("restart", "kubelet")
 
-    async def fault(self, verb: str, part: str, **settings: str) -> None:
-        control = os.environ.get("DRABRIDGE_TEST_CONTROL")
-        if not control:
-            pytest.skip(f"DRABRIDGE_TEST_CONTROL names no program that can {verb} {part}")
-        process = await asyncio.create_subprocess_exec(control, verb, part, env={**os.environ, **settings})
-        assert await process.wait() == 0, f"{control} {verb} {part} failed"
+    def own(self, what: str) -> Cluster:
+        """The cluster, if it is one of our own. Skips the test where it is not."""
+        if self.cluster is None:
+            pytest.skip(f"not a cluster of tests.node: nothing here can {what}")
+        return self.cluster
+
+    @property
+    def kubelet_directory(self) -> Path | None:
+        return self.cluster.node(self.node_object).path(str(KUBELET)) if self.cluster else None
+
+    async def fault(self, verb: str, part: str) -> None:
+        cluster = self.own(f"{verb} {part}")
+        await asyncio.to_thread(cluster.fault, verb, part, "" if part in CONTROL_PROGRAMS else self.node_object)
+
+    async def configure(self, settings: Settings) -> Settings:
+        cluster = self.own("give its programs other settings")
+        gates, kubelet = {**settings.gates}, {**settings.kubelet}
+        before = await asyncio.to_thread(cluster.configure, gates=gates, kubelet=kubelet, node=self.node_object)
+        return Settings(*before)
 
     async def reboot(self, *, agent_first: bool) -> None:
-        await _as_told("DRABRIDGE_TEST_NODE_REBOOT", "reboot the node")
+        if self.cluster is None or os.environ.get("DRABRIDGE_TEST_NODE_REBOOT"):
+            await _as_told("DRABRIDGE_TEST_NODE_REBOOT", "reboot the node")
+        else:
+            await asyncio.to_thread(self.cluster.reboot, self.node_object)
 
     async def devices(self, pod: str) -> list[str]:
         """From the logs of the containers and of their starts before this one; kubelet keeps no more."""

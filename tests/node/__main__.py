@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.node import build
-from tests.node.cluster import CONTROL_PROGRAMS, FOLDER, NODE_PROGRAMS, Cluster, NodeSpec, tail
+from tests.node.cluster import CONTROL_PROGRAMS, FOLDER, NODE_PROGRAMS, VERBS, Cluster, NodeSpec, tail
 from tests.node.errors import NodeError
-from tests.node.machine import SIGNALS
 from tests.node.releases import DEFAULT, release, releases
 
 USAGE = 2
@@ -96,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     logs = command("logs", "print the end of a program's log")
     logs.add_argument("--lines", type=int, default=50)
     command("import", "bring an image to all nodes").add_argument("archive", type=Path)
-    for verb in ("start", "stop", "restart", *SIGNALS):
+    for verb in VERBS:
         one = command(verb, f"{verb} a program: {PROGRAMS}")
         one.add_argument("program")
         one.add_argument("--node", default="", help="which node's; default: the first")
@@ -191,14 +190,8 @@ def on_cluster(options: argparse.Namespace, cluster: Cluster) -> int:
             print(tail(cluster.machine_of(options.program, options.node).log(options.program), options.lines))
         case "import":
             cluster.import_image(options.archive)
-        case "start":
-            cluster.start(cluster.machine_of(options.program, options.node), options.program)
-        case "stop":
-            cluster.stop(options.program, options.node)
-        case "restart":
-            cluster.restart(options.program, options.node)
-        case "freeze" | "thaw" | "kill":
-            cluster.machine_of(options.program, options.node).send(options.program, SIGNALS[options.command])
+        case verb if verb in VERBS:
+            cluster.fault(verb, options.program, options.node)
         case "reboot":
             cluster.reboot(options.node)
         case "off":

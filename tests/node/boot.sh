@@ -30,6 +30,7 @@ for place in /var/lib/kubelet /var/lib/containerd /var/lib/cni /var/lib/etcd /va
 done
 chmod 1777 /tmp
 mount --bind "$FOLDER/boot_id" /proc/sys/kernel/random/boot_id
+cp "$FOLDER/boot_id" /run/boot_id  # containers have a /proc of their own, with the boot id of the host
 mkdir -p /run/cdi /run/netns
 mount --make-rshared /
 ip link set lo up

@@ -57,6 +57,10 @@ class Module:
         parts = [*(path.read_bytes() for path in files), repr((FLAGS, self.flags, self.renamed, self.links)).encode()]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
+    def place(self) -> Path:
+        """The folder of its programs, once they are built."""
+        return cache() / f"{self.name}-{self.key()}"
+
 
 def kubernetes(release: Release) -> Module:
     """Kubernetes' four programs and the two of its tests, which are measured beside ours."""
@@ -89,8 +93,21 @@ def built(release: Release, say: Say = print) -> list[Path]:
     return [_built(module, say) for module in (kubernetes(release), ETCD, CONTAINERD)]
 
 
+def program(name: str, release: Release) -> Path | None:
+    """A program of the release; None while it is not built."""
+    for module in (kubernetes(release), ETCD, CONTAINERD):
+        path = module.place() / name
+        if path.exists():
+            return path
+    return None
+
+
+def is_built(release: Release) -> bool:
+    return all(one.place().is_dir() for one in (kubernetes(release), ETCD, CONTAINERD))
+
+
 def _built(module: Module, say: Say) -> Path:
-    done = cache() / f"{module.name}-{module.key()}"
+    done = module.place()
     if done.is_dir():
         return done
     if not shutil.which("go"):

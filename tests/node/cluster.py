@@ -24,7 +24,7 @@ from typing import Any
 from tests.node import build, images
 from tests.node.certificates import Authority
 from tests.node.errors import NodeError
-from tests.node.machine import Machine, Network, ip
+from tests.node.machine import SIGNALS, Machine, Network, ip
 from tests.node.releases import DEFAULT, Release, release
 
 Json = dict[str, Any]
@@ -33,6 +33,7 @@ FOLDER = Path("/var/tmp/drabridge-cluster")  # not below /tmp, of which each mac
 CONTROL = "control-plane"
 CONTROL_PROGRAMS = ("etcd", "apiserver", "kcm", "scheduler")
 NODE_PROGRAMS = ("containerd", "kubelet")
+VERBS = ("start", "stop", "restart", "kill", *SIGNALS)
 SERVICE = "10.0.0.1"  # the API server's, for pods
 SERVICES = "10.0.0.0/24"
 API_SECONDS = 60.0
@@ -380,13 +381,44 @@ class Cluster:
             ctr = [*self._programs(machine, "ctr"), "--address", SOCKET, "version"]
             self._wait("containerd", API_SECONDS, lambda: _works(machine, ctr), machine, program)
 
-    def stop(self, program: str, node: str = "", *, by: signal.Signals = signal.SIGTERM) -> None:
-        self.machine_of(program, node).stop(program, by=by)
-
     def restart(self, program: str, node: str = "") -> None:
         machine = self.machine_of(program, node)
         machine.stop(program)
         self.start(machine, program)
+
+    def fault(self, verb: str, program: str, node: str = "") -> None:
+        """``start``, ``stop``, ``kill``, ``restart``, ``freeze`` or ``thaw`` a program. Raises NodeError."""
+        machine = self.machine_of(program, node)
+        if verb in ("kill", *SIGNALS) and not machine.pid(program):
+            raise NodeError(f"{program} does not run on {machine.name}.")
+        match verb:
+            case "start":
+                self.start(machine, program)
+            case "stop":
+                machine.stop(program)
+            case "kill":
+                machine.stop(program, by=signal.SIGKILL)
+            case "restart":
+                self.restart(program, node)
+            case "freeze" | "thaw":
+                machine.send(program, SIGNALS[verb])
+            case _:
+                raise NodeError(f"{verb!r}: write {', '.join(VERBS)}.")
+
+    def configure(self, *, gates: Mapping[str, bool], kubelet: Json, node: str = "") -> tuple[dict[str, bool], Json]:
+        """Give the cluster these gates and a node more of kubelet's configuration; return those of before.
+
+        Programs with other settings than before are restarted, the API server first, whom all others ask.
+        """
+        spec = self.node_spec(node)
+        before = (dict(self.spec.gates), dict(spec.kubelet))
+        self.spec.gates, spec.gates, spec.kubelet = dict(gates), dict(gates), dict(kubelet)
+        self.save()
+        if dict(gates) != before[0]:
+            for program in ("apiserver", "kcm", "scheduler"):
+                self.restart(program)
+        self.restart("kubelet", node)
+        return before
 
     def upgrade(self, name: str, to: str) -> None:
         """Restart a node's kubelet as that of another release; pods stay."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -26,7 +27,7 @@ NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
 BOOT_SECONDS = 20.0
 END_SECONDS = 10.0  # a program that is told to end; then it is killed
 POLL_SECONDS = 0.05
-SIGNALS = {"freeze": signal.SIGSTOP, "thaw": signal.SIGCONT, "kill": signal.SIGKILL}
+SIGNALS = {"freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,9 @@ class Machine:
 
     def path(self, path: str) -> Path:
         """A path of the machine as this process can open it. Sockets can be bound and connected there, too."""
-        init = self.init()
-        if init is None:
-            raise NodeError(f"{self.name} is off.")
-        return Path(f"/proc/{init}/root{path}")
+        # An absolute link, as /var/run is, would lead out of the machine.
+        there = re.sub(r"^/var/run(?=/|$)", "/run", path)
+        return Path(f"/proc/{self._on()}/root{there}")
 
     # --- the network ------------------------------------------------------------------------------------------------
 
@@ -135,10 +135,17 @@ class Machine:
 
     def enter(self) -> list[str]:
         """The words before a command that is to run in the machine."""
+        return ["nsenter", "--target", str(self._on()), *NAMESPACES, "--"]
+
+    def beside(self) -> list[str]:
+        """Likewise, but it stays a process of the host, which can signal it."""
+        return ["nsenter", "--target", str(self._on()), *(one for one in NAMESPACES if one != "--pid"), "--"]
+
+    def _on(self) -> int:
         init = self.init()
         if init is None:
             raise NodeError(f"{self.name} is off.")
-        return ["nsenter", "--target", str(init), *NAMESPACES, "--"]
+        return init
 
     def run(self, words: Sequence[str], *, seconds: float = 60.0) -> str:
         """Run a command in the machine; its standard output. Raises NodeError if it fails."""

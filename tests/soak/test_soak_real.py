@@ -420,5 +420,5 @@ def test_without_a_cluster_the_missing_settings_are_named() -> None:
     )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "KUBECONFIG" not in done.stdout
-    for name in ("DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX", "DRABRIDGE_TEST_CONTROL"):
+    for name in ("DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX", "DRABRIDGE_TEST_CLUSTER"):
         assert name in done.stdout

@@ -1,6 +1,6 @@
 """What a soak on a real node stands on: the installed chart, the node's own files, and the script that makes faults.
 
-Everything here runs on the node itself, as root: the judge reads kubelet's checkpoint, the CDI directory and the
+Everything here runs beside the node, as root: the judge reads kubelet's checkpoint, the CDI directory and the
 containers' journal there, and asks the agent over its socket.
 """
 
@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import secrets
 import shutil
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.evidence import checkpoint
 from drabridge.kube.api import ConflictError, Kind, NotFoundError
 from drabridge.kube.client import KubernetesCluster
-from drabridge.system.paths import Paths
+from drabridge.system.paths import KUBELET_ROOT, Paths
 from tests.cluster.bed import DRIVER as TESTS_DRIVER
 from tests.cluster.bed import MANAGER, NAMESPACE, NODES, PODS, apply_node, wait_for
 from tests.cluster.real_bed import DAEMON_SETS, RealBed
@@ -71,8 +71,7 @@ NEEDED = {
     "KUBECONFIG": "a kubeconfig of an administrator",
     "DRABRIDGE_TEST_IMAGE": "the agent's image, known to the node",
     "DRABRIDGE_TEST_BUSYBOX": "an image with sh and flock, known to the node",
-    "DRABRIDGE_TEST_CONTROL": "the program that makes faults: PROGRAM stop|kill|start|restart "
-    "kubelet|apiserver|containerd|scheduler",
+    "DRABRIDGE_TEST_CLUSTER": "the folder of a cluster that `python -m tests.node up` has started",
 }
 READY_SECONDS = 120.0
 POLL_SECONDS = 0.3
@@ -99,7 +98,7 @@ class RealNode(RealBed):
         self,
         api: KubernetesCluster,
         node: Json,
-        locks: Path,
+        locks: str,
         log: Log,
         *,
         shared: bool = False,
@@ -111,10 +110,23 @@ class RealNode(RealBed):
         self.shared = shared
         self.patience = READY_SECONDS
         self.log = log
-        self.locks = locks
-        self.paths = Paths.of(DRIVER)
+        self.locks_on_node = locks
         self.rejected: dict[str, float] = {}  # pod UID -> wall seconds
         self._booked: set[tuple[str, str]] = set()
+
+    def on_node(self, path: str) -> Path:
+        """A path of the node as this process can open it."""
+        return self.own("open the node's files").node(self.object_name).path(path)
+
+    @property
+    def paths(self) -> Paths:
+        """Where the node's files are now: a reboot moves them."""
+        return Paths.of(DRIVER, kubelet=self.on_node(str(KUBELET_ROOT)), cdi=self.on_node("/run/cdi"))
+
+    @property
+    def locks(self) -> Path:
+        """The directory of the containers' locks and journal."""
+        return self.on_node(self.locks_on_node)
 
     def program(self, seconds: float, *, shared: str = "", stubborn: bool = False) -> str:
         """What a container of the load runs."""
@@ -278,9 +290,10 @@ async def real_node(
     ``config``: of the agent, not the soak's. The caller restores the node; here that is done only when something fails.
     """
     api = KubernetesCluster.from_kubeconfig(Path(environ["KUBECONFIG"]).expanduser())
-    locks = Path(tempfile.mkdtemp(prefix="drabridge-soak-"))
+    locks = f"/tmp/drabridge-soak-{secrets.token_hex(4)}"
     try:
         made = RealNode(api, await chosen_node(api, environ), locks, log, shared=shared, config=config)
+        made.locks.mkdir()
         await made.restore()  # leftovers of a killed run
         try:
             await made.install()
@@ -292,4 +305,3 @@ async def real_node(
             raise
     finally:
         api.close()
-        shutil.rmtree(locks, ignore_errors=True)

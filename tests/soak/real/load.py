@@ -262,7 +262,7 @@ class Load:
             first = self.node.program(1.0)
             more["initContainers"] = [container.container(self.node.image, first, limits, name="init")]
         main = container.container(self.node.image, script, limits)
-        return container.pod(name, NAMESPACE, self.node.node, str(self.node.locks), [main], **more)
+        return container.pod(name, NAMESPACE, self.node.node, self.node.locks_on_node, [main], **more)
 
     async def _send(self) -> None:
         while self._wanted:

@@ -24,7 +24,7 @@ from tests.soak.run import listed
 PROGRESS_SECONDS = 10.0
 SETTLE_SECONDS = 100.0
 """kubelet's loop unprepares forgotten claims every 60 s (pkg/kubelet/cm/dra/manager.go); releases take less."""
-POD_LOGS = Path("/var/log/pods")  # kubelet's podLogsDir
+POD_LOGS = "/var/log/pods"  # kubelet's podLogsDir
 
 
 class Logbook:
@@ -113,7 +113,7 @@ async def soak(
         book = Logbook(file)
         async with real_node(environ, book, shared=shared) as node:
             said = files.enter_context(log.with_name(f"{log.name}.agent").open("w")) if log is not None else None
-            async with _beside(_follow(said), node.watch_checkpoint()):
+            async with _beside(_follow(node, said), node.watch_checkpoint()):
                 await _run(node, seconds, seed, say, verdict, faults, demand)
                 try:
                     await node.restore()
@@ -250,11 +250,11 @@ async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _follow(out: TextIO | None) -> None:
+async def _follow(node: RealNode, out: TextIO | None) -> None:
     """Copy what every agent of the run says: kubelet removes a pod's log with the pod."""
     read: dict[Path, int] = {}
     while out is not None:
-        for path in sorted(POD_LOGS.glob(f"{NAMESPACE}_{AGENT}-*/agent/*.log")):
+        for path in sorted(node.on_node(POD_LOGS).glob(f"{NAMESPACE}_{AGENT}-*/agent/*.log")):
             with contextlib.suppress(OSError), path.open(errors="replace") as file:
                 file.seek(read.get(path, 0))
                 out.write(file.read())

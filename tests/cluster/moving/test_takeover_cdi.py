@@ -14,7 +14,7 @@ import yaml
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
 from tests.cluster.bed import CLAIMS, NAMESPACE, PODS, Bed, Json, at_the_beginning, wait_for
-from tests.cluster.other_plugins import allocatable, plugin, plugins
+from tests.cluster.other_plugins import allocatable, on_node, plugin, plugins
 from tests.cluster.steps import deleted, running
 from tests.support.cdi_files import KIND, device, write_spec
 
@@ -48,6 +48,7 @@ class Vendor:
     """What NVIDIA's tools put on a node: the file of nvidia-ctk, and that of the plugin."""
 
     def __init__(self, directory: Path, ending: str, driver: Path) -> None:
+        """``driver``: a file of the node."""
         self.path = directory / f"nvidia{ending}"
         self.plugin_path = directory / "k8s.device-plugin.nvidia.com-gpu.json"
         self._driver = driver
@@ -73,14 +74,16 @@ class Vendor:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def vendor(bed: Bed, tmp_path: Path) -> AsyncIterator[Vendor]:
+async def vendor(bed: Bed) -> AsyncIterator[Vendor]:
     """The simulated runtime reads the agent's directory and JSON; a real one reads YAML in /etc/cdi as well."""
     directory = plugins(bed)
-    (tmp_path / "driver").write_text("550.54.14\n")
     if bed.runs_programs:
-        files = Vendor(Path("/etc/cdi"), ".yaml", tmp_path / "driver")
+        directory = on_node(bed, "/etc/cdi")
+        files = Vendor(directory, ".yaml", Path("/etc/cdi/driver"))
     else:
-        files = Vendor(directory.parent / "cdi", ".json", tmp_path / "driver")
+        directory = directory.parent / "cdi"
+        files = Vendor(directory, ".json", directory / "driver")
+    (directory / "driver").write_text("550.54.14\n")
     try:
         yield files
     finally:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster import bed as b
 from tests.cluster.bed import CLAIMS, DRIVER, NAMESPACE, RESOURCE, Bed, Json, wait_for
+from tests.cluster.other_plugins import on_node
 from tests.cluster.sim_bed import SimBed
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, running
 from tests.support.waiting import HANG_SECONDS
@@ -28,7 +29,7 @@ CONFIG: Json = {
 
 def socket(bed: Bed) -> str:
     if bed.kubelet_directory is None:
-        pytest.skip("the node's files are not on this machine (DRABRIDGE_TEST_CONTROL)")
+        pytest.skip("the node's files are out of reach")
     return str(bed.kubelet_directory / "pod-resources/kubelet.sock")
 
 
@@ -145,7 +146,7 @@ async def test_resolve_finds_pods_by_the_folders_of_their_logs(bed: Bed, tmp_pat
     socket(bed)
     if isinstance(bed, SimBed) or directory is None:
         pytest.skip("simulated pods write no logs")
-    for path, target in (("var/log/pods", Path("/var/log/pods")), ("var/lib/kubelet/pods", directory / "pods")):
+    for path, target in (("var/log/pods", on_node(bed, "/var/log/pods")), ("var/lib/kubelet/pods", directory / "pods")):
         (tmp_path / path).parent.mkdir(parents=True)
         (tmp_path / path).symlink_to(target)
     await legacy_pod(bed, "l1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -26,6 +25,7 @@ from tests.cluster.bed import (
     wait_for,
 )
 from tests.cluster.disks import disk
+from tests.cluster.real_bed import own_cluster
 from tests.cluster.steps import allocated, claim_pod, deleted, event, legacy_pod, phase, pod_with, running
 from tests.support.hardware import Loops, needs_loop_devices
 
@@ -77,8 +77,8 @@ def two_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def within_reach(request: pytest.FixtureRequest) -> None:
     """Before there is a bed, whose agent would look for disks that are not there."""
-    if request.node.callspec.params["beds"] == "real" and not os.environ.get("DRABRIDGE_TEST_CONTROL"):
-        pytest.skip("the node is not this machine (DRABRIDGE_TEST_CONTROL): it has not the disks that are made here")
+    if request.node.callspec.params["beds"] == "real" and own_cluster() is None:
+        pytest.skip("the node does not share this machine's kernel: it has not the disks that are made here")
 
 
 async def part_with_limits(bed: Bed, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -13,8 +12,10 @@ import pytest
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
 from tests.cluster.bed import DRIVER, NAMESPACE, PODS, RESOURCE, Bed, Json, at_the_beginning, lanes, wait_for
-from tests.cluster.other_plugins import allocatable, plugin, plugins
+from tests.cluster.other_plugins import allocatable, on_node, plugin, plugins
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, offered, running
+from tests.node import build
+from tests.node.releases import release
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -38,9 +39,11 @@ CONFIG: Json = {
 
 
 def go_plugin() -> Path:
-    """Beside the binaries of the node's program, or where that unpacks them."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kubernetes-1.36.2"
-    return Path(os.environ.get("KUBE_BIN") or cache) / "sample-device-plugin"
+    """Kubernetes' own, built with the nodes. Skips the test where it is not."""
+    found = build.program("sample-device-plugin", release())
+    if found is None:
+        pytest.skip("Kubernetes' sample-device-plugin is not built: python -m tests.node build")
+    return found
 
 
 def with_our_ids(bed: Bed) -> Any:
@@ -102,12 +105,11 @@ async def test_a_pod_of_a_plugin_with_ids_of_its_own_puts_all_in_doubt_until_it_
     if not bed.runs_programs:
         pytest.skip("that plugin knows one kubelet's directory only")
     directory = plugins(bed)
-    if not go_plugin().exists():
-        pytest.skip(f"{go_plugin()} is not there")
+    program = go_plugin()
     await without_the_agent(bed)
-    for path in (directory.parent / "plugins" / DRIVER, *Path("/var/run/cdi").glob(f"{DRIVER}-*")):
+    for path in (directory.parent / "plugins" / DRIVER, *on_node(bed, "/run/cdi").glob(f"{DRIVER}-*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()  # a node that never had the agent
-    async with plugin([go_plugin()], PLUGIN_SOCK_DIR=f"{directory}/"):
+    async with plugin([program], PLUGIN_SOCK_DIR=f"{directory}/"):
         await allocatable(bed, GO_RESOURCE, GO_IDS)
         container = w.container(bed.image, {"limits": {GO_RESOURCE: "1"}}) | {"command": ["sh", "-c", SLEEPS]}
         await bed.api.create(PODS, w.pod("before", w.spec_of(bed.node, container)), namespace=NAMESPACE)

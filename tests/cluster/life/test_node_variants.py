@@ -9,35 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import workloads as w
-from tests.cluster.bed import RESOURCE, Bed, at_the_beginning, clear, wait_for
+from tests.cluster.bed import RESOURCE, Bed, Settings, at_the_beginning, clear, wait_for
 from tests.cluster.sim_bed import simulated
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, move, offered, phase, running, template_pod
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-KUBELET = ("kubelet",)
-ALL = ("apiserver", "kcm", "scheduler", "kubelet")  # in this order: each asks the first
+STATIC = Path("/var/lib/kubelet/static")
 GATES = ("DRADeviceTaints", "DRAConsumableCapacity", "DRAPartitionableDevices")
 
 
 @contextlib.asynccontextmanager
-async def set_up(bed: Bed, parts: Sequence[str], **settings: str) -> AsyncIterator[None]:
-    """The cluster's parts with these settings; without them after the block, when the workloads are gone."""
+async def set_up(bed: Bed, settings: Settings) -> AsyncIterator[None]:
+    """The cluster with these settings; without them after the block, when the workloads are gone."""
+    before = await bed.configure(settings)
     try:
-        for part in parts:
-            await bed.fault("restart", part, **settings)
         yield
         await clear(bed)
     finally:
-        if bed.runs_programs:
-            for part in parts:
-                await bed.fault("restart", part)
+        await bed.configure(before)
 
 
 async def a_day(bed: Bed) -> None:
@@ -57,7 +53,7 @@ async def a_day(bed: Bed) -> None:
 
 
 async def test_a_kubelet_that_wants_one_numa_node(bed: Bed) -> None:
-    async with set_up(bed, KUBELET, TOPOLOGY_POLICY="single-numa-node"):
+    async with set_up(bed, Settings(kubelet={"topologyManagerPolicy": "single-numa-node"})):
         await a_day(bed)
 
 
@@ -66,7 +62,7 @@ async def test_features_that_are_off(bed: Bed, off: list[str]) -> None:
     """The agent finds out what the server keeps, when it starts."""
     if not bed.runs_programs:
         pytest.skip("with all of them off it runs on a simulated cluster of its own")
-    async with set_up(bed, ALL, FEATURE_GATES=",".join(f"{gate}=false" for gate in off)):
+    async with set_up(bed, Settings(gates=dict.fromkeys(off, False))):
         await bed.kill_agent()
         await a_day(bed)
     await at_the_beginning(bed)
@@ -78,16 +74,16 @@ async def test_features_that_are_off_on_a_simulated_cluster() -> None:
         await a_day(bed)
 
 
-async def test_a_static_pod_with_limits(bed: Bed, tmp_path: Path) -> None:
+async def test_a_static_pod_with_limits(bed: Bed) -> None:
     """Kubelet's own, from a file; the API server has its mirror. The setting comes with the one that is there."""
-    folder = tmp_path / "static"
-    folder.mkdir()
     if not bed.kubelet_directory:
-        pytest.skip("the node's files are not on this machine (DRABRIDGE_TEST_CONTROL)")
-    async with set_up(bed, KUBELET, TOPOLOGY_POLICY=f"none\nstaticPodPath: {folder}"):
+        pytest.skip("the node's files are out of reach")
+    async with set_up(bed, Settings(kubelet={"staticPodPath": str(STATIC)})):
         await at_the_beginning(bed)
         spec = w.pod_spec(bed.image, bed.node, {"limits": {RESOURCE: "1"}})
         del spec["nodeSelector"]
+        folder = bed.kubelet_directory / STATIC.name
+        folder.mkdir(exist_ok=True)
         (folder / "static.json").write_text(json.dumps(w.pod("static", spec)))
         name = f"static-{bed.node_object}"
 

@@ -5,7 +5,6 @@ The earlier release is built from this repository's history: its image, its char
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 
 from deploy.helm import ROOT
 from tests.cluster.bed import Json, at_the_beginning
-from tests.cluster.real_bed import chart, real
+from tests.cluster.real_bed import chart, own_cluster, real
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, running
 from tests.support import image
 
@@ -27,9 +26,9 @@ RELEASES = {"0.1.0": "24eaff00b6bf02d8f87607efc836c438b629d8ba"}  # the commit o
 @pytest.fixture(scope="module", params=RELEASES)
 def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """Image and chart of an earlier release, the image on the node."""
-    control = os.environ.get("DRABRIDGE_TEST_CONTROL")
-    if not control:
-        pytest.skip("DRABRIDGE_TEST_CONTROL names no program that brings an image of an earlier release to the node")
+    cluster = own_cluster()
+    if cluster is None:
+        pytest.skip("not a cluster of tests.node: nothing here can bring an image of an earlier release to the node")
     folder = tmp_path_factory.mktemp(f"release-{request.param}")
     archive, there = folder / "source.tar", folder / "source"
     taken = ["git", "-C", str(ROOT), "archive", "--output", str(archive), RELEASES[request.param]]
@@ -42,7 +41,7 @@ def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     try:
         saved = folder / "image.tar"
         image.command("podman", "save", "-q", "--format", "oci-archive", "-o", saved, name, seconds=300)
-        image.command(control, "import", saved, seconds=300)
+        cluster.import_image(saved)
         yield name, there / "deploy/chart"
     finally:
         image.remove(name)
