@@ -24,7 +24,7 @@ from typing import Any
 from tests.node import build, images
 from tests.node.certificates import Authority
 from tests.node.errors import NodeError
-from tests.node.machine import SIGNALS, Machine, Network, ip
+from tests.node.machine import Machine, Network, ip
 from tests.node.releases import DEFAULT, Release, release
 
 Json = dict[str, Any]
@@ -33,7 +33,7 @@ FOLDER = Path("/var/tmp/drabridge-cluster")  # not below /tmp, of which each mac
 CONTROL = "control-plane"
 CONTROL_PROGRAMS = ("etcd", "apiserver", "kcm", "scheduler")
 NODE_PROGRAMS = ("containerd", "kubelet")
-VERBS = ("start", "stop", "restart", "kill", *SIGNALS)
+VERBS = ("start", "stop", "restart", "kill", "freeze", "thaw")
 SERVICE = "10.0.0.1"  # the API server's, for pods
 SERVICES = "10.0.0.0/24"
 API_SECONDS = 60.0
@@ -389,7 +389,7 @@ class Cluster:
     def fault(self, verb: str, program: str, node: str = "") -> None:
         """``start``, ``stop``, ``kill``, ``restart``, ``freeze`` or ``thaw`` a program. Raises NodeError."""
         machine = self.machine_of(program, node)
-        if verb in ("kill", *SIGNALS) and not machine.pid(program):
+        if verb in ("kill", "freeze", "thaw") and not machine.pid(program):
             raise NodeError(f"{program} does not run on {machine.name}.")
         match verb:
             case "start":
@@ -400,8 +400,10 @@ class Cluster:
                 machine.stop(program, by=signal.SIGKILL)
             case "restart":
                 self.restart(program, node)
-            case "freeze" | "thaw":
-                machine.send(program, SIGNALS[verb])
+            case "freeze":
+                machine.freeze(program)
+            case "thaw":
+                machine.thaw(program)
             case _:
                 raise NodeError(f"{verb!r}: write {', '.join(VERBS)}.")
 

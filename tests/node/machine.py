@@ -27,7 +27,6 @@ NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
 BOOT_SECONDS = 20.0
 END_SECONDS = 10.0  # a program that is told to end; then it is killed
 POLL_SECONDS = 0.05
-SIGNALS = {"freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,8 @@ class Machine:
         if init := self.init():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(init, signal.SIGKILL)
+        for pidfile in (self.folder / "run").glob("*.pid"):
+            _thaw(pidfile)
         _wait_gone(self._pidfile("machine"))
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         subprocess.run(["ip", "link", "delete", self.network.link(self.index)], check=False, capture_output=True)
@@ -173,19 +174,23 @@ class Machine:
         if pid := self.pid(program):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, by)
-                os.kill(pid, signal.SIGCONT)  # one that is frozen cannot end
+                self.thaw(program)  # one that is frozen cannot end
             if not _wait_gone(self._pidfile(program)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 _wait_gone(self._pidfile(program))
         self._pidfile(program).unlink(missing_ok=True)
 
-    def send(self, program: str, number: signal.Signals) -> None:
-        """Send a signal to a program. Raises NodeError if it does not run."""
+    def freeze(self, program: str) -> None:
+        """Let a program hang. Raises NodeError if it does not run."""
         pid = self.pid(program)
         if pid is None:
             raise NodeError(f"{program} does not run on {self.name}.")
-        os.kill(pid, number)
+        os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self, program: str) -> None:
+        """Let a program that hangs go on."""
+        _thaw(self._pidfile(program))
 
     def pid(self, program: str) -> int | None:
         """The host's number of a program; None while it does not run."""
@@ -274,6 +279,15 @@ def _spawn(script: str, pidfile: Path, log: Path) -> None:
         if pidfile.exists() and pidfile.read_text().strip() and not _alive(pidfile):
             return  # it has ended already
         time.sleep(POLL_SECONDS)
+
+
+def _thaw(pidfile: Path) -> None:
+    """Wake a program and its ``nsenter``, which stops with it, and would not see it end."""
+    pid = _number(pidfile)
+    if pid and _alive(pidfile):
+        for one in (_child(pidfile), pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one or pid, signal.SIGCONT)
 
 
 def _number(pidfile: Path) -> int | None:

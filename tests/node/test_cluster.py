@@ -74,6 +74,8 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         Cluster.open(folder).clean()
         assert not folder.exists()
         assert not Path(f"/sys/class/net/{made.network.bridge}").exists()
+        words = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+        assert not [one for one in words if str(folder).encode() in one], "a frozen program is ended, too"
 
 
 def node_info(cluster: Cluster, name: str) -> dict[str, str]:
@@ -167,6 +169,10 @@ def test_programs_are_stopped_killed_frozen_and_started(two_nodes: Cluster) -> N
     stat = Path(f"/proc/{two_nodes.node('node-a').pid('kubelet')}/stat").read_text()
     assert stat.rpartition(")")[2].split()[0] == "T"
     say("thaw", "kubelet", "--node", "node-a")
+    assert (
+        Path(f"/proc/{two_nodes.node('node-a').pid('kubelet')}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+    )
+    say("freeze", "kubelet", "--node", "node-b")  # until the end
     say("stop", "scheduler")
     rows = json.loads(say("status", "-o", "json"))["machines"]
     assert rows[0]["programs"]["scheduler"] is None
