@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit lowest cluster bench soak docs picture generated release protos system clean
+.PHONY: help demo test lint unit lowest cluster cluster-all bench soak docs picture generated release protos system clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -35,8 +35,11 @@ lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests aga
 		attribute_values.py events.py tracker.py) ledger/test_store.py ledger/test_store_writer.py \
 		ledger/test_service.py ledger/test_clock_stamps.py)
 
-cluster: $(VENV)/.dev system  ## the cluster tests on the node of KUBECONFIG, else on one that ../shared/cluster/cluster starts
-	$(BIN)/python -m tests.cluster $(CLUSTER_ARGS)
+cluster: $(VENV)/.dev system  ## the cluster tests on the cluster of KUBECONFIG, else on real nodes that are built and started here: RELEASE=1.34 NODES=3
+	$(BIN)/python -m tests.cluster $(if $(RELEASE),--release $(RELEASE)) $(if $(NODES),--nodes $(NODES)) $(CLUSTER_ARGS)
+
+cluster-all: $(VENV)/.dev system  ## the cluster tests on real nodes of every release, kept for docs/compatibility.md
+	$(BIN)/python -m tests.cluster --release all --keep $(if $(NODES),--nodes $(NODES)) $(CLUSTER_ARGS)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets; kept in tests/bench/history.jsonl, and drawn
 	$(BIN)/python -m tests.bench --keep

@@ -17,6 +17,7 @@ from types import FrameType
 
 import pytest
 
+from tests.cluster.releases import seen
 from tests.node import images
 from tests.node.__main__ import names
 from tests.node.cluster import FOLDER as CLUSTER_FOLDER
@@ -27,6 +28,7 @@ from tests.support import image
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
+NODES = ROOT / "tests/node"
 IMAGE = "localhost/drabridge-test:cluster"
 USAGE = 2  # exit status: nothing was tried
 SAVE_SECONDS = 300.0
@@ -81,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--release", default=DEFAULT, help=f"{known}, or all, one after the other (default: {DEFAULT})")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="how many nodes (default: %(default)s)")
-    parser.add_argument("--then", metavar="COMMAND", help="a further command with the same cluster, if the tests pass")
+    parser.add_argument("--keep", action="store_true", help="keep what each test came to, for docs/compatibility.md")
     parser.add_argument("files", nargs="*", metavar="FILE", help="test files or folders; all when left out")
     return parser
 
@@ -94,9 +96,11 @@ def _once(name: str, options: argparse.Namespace) -> tuple[int, float]:
     """The tests on a cluster of one release; exit status and seconds."""
     began = time.monotonic()
     with cluster(os.environ, name, options.nodes) as environment:
+        if options.keep:
+            environment["DRABRIDGE_TEST_KEEP"] = str(seen.FOLDER / f"{name}.json")
         code = _tests(options.files, environment)
-        if code == 0 and options.then:
-            code = _run(shlex.split(options.then), environment)
+    if options.keep:
+        seen.renew_page()
     return code, time.monotonic() - began
 
 
@@ -148,7 +152,7 @@ def _with_image(environment: dict[str, str], own: Cluster | None) -> dict[str, s
 
 
 def _tests(files: Sequence[str], environment: dict[str, str]) -> int:
-    chosen = [*files] or [str(FOLDER)]
+    chosen = [*files] or [str(FOLDER), str(NODES)]
     if files:
         kept = {path for one in files for path in _files(ROOT / one.partition("::")[0])}
         if left := sorted(str(path.relative_to(FOLDER)) for path in {*_files(FOLDER)} - kept):

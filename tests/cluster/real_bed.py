@@ -101,6 +101,18 @@ def _with_boot_id_of_the_node(objects: list[Json]) -> list[Json]:
     return objects
 
 
+def ask(path: str) -> str | None:
+    """What the API server of KUBECONFIG answers an administrator's GET; None where that is an error."""
+    from kubernetes import client, config
+
+    with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
+        try:
+            answer = connection.call_api(path, "GET", auth_settings=["BearerToken"], _preload_content=False)[0]
+            return str(answer.data.decode())
+        except (client.ApiException, urllib3.exceptions.HTTPError):
+            return None
+
+
 def own_cluster() -> Cluster | None:
     """The cluster that ``tests.node`` has made for these tests; None on any other."""
     folder = os.environ.get("DRABRIDGE_TEST_CLUSTER")
@@ -534,17 +546,17 @@ def is_ready(pod: Json) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def real(config: Json = CONFIG, values: Json | None = None) -> AsyncIterator[RealBed]:
+async def real(config: Json = CONFIG, values: Json | None = None, node_name: str = "") -> AsyncIterator[RealBed]:
     """Skips without a cluster. Whatever happens, the namespace and the chart's objects are deleted at the end.
 
-    ``values``: more of the chart's.
+    ``values``: more of the chart's. ``node_name``: which node; else that of DRABRIDGE_TEST_NODE, or the first.
     """
     if missing := [name for name in WANTED if not os.environ.get(name)]:
         pytest.skip(f"no cluster: {', '.join(missing)} not set")
     api = KubernetesCluster.from_kubeconfig(Path(os.environ["KUBECONFIG"]).expanduser())
     try:
         nodes = (await api.list(NODES)).items
-        chosen = os.environ.get("DRABRIDGE_TEST_NODE")
+        chosen = node_name or os.environ.get("DRABRIDGE_TEST_NODE")
         node = next(
             one
             for one in nodes

@@ -92,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add = command("add", "start a further node")
     add.add_argument("name")
     add.add_argument("--release", default="", help="default: the control plane's")
+    command("remove", "end a node and forget it").add_argument("name")
     logs = command("logs", "print the end of a program's log")
     logs.add_argument("--lines", type=int, default=50)
     command("import", "bring an image to all nodes").add_argument("archive", type=Path)
@@ -186,6 +187,8 @@ def on_cluster(options: argparse.Namespace, cluster: Cluster) -> int:
             print(cluster.kubeconfig)
         case "add":
             cluster.add(NodeSpec(options.name, 0, options.release or cluster.spec.release))
+        case "remove":
+            cluster.remove(options.name)
         case "logs":
             print(tail(cluster.machine_of(options.program, options.node).log(options.program), options.lines))
         case "import":

@@ -152,7 +152,7 @@ def _build(module: Module, target: Path, say: Say) -> None:
         log.write_text("")
         run = _Go(module.name, folder, log, say).run
         if module.sources:
-            run(["build", *FLAGS, *module.flags, "-o", str(target / "kubernetes"), "."])
+            run(["build", *module.flags, "-o", str(target / "kubernetes"), "."])
         run(["build", *FLAGS, "-o", f"{target}/", "tool"])
         for name, ours in module.renamed.items():
             (target / name).rename(target / ours)

@@ -257,11 +257,17 @@ class Cluster:
 
     def get(self, path: str) -> str | None:
         """What the API server says; None while it does not."""
+        return self._ask("GET", path)
+
+    def delete(self, path: str) -> None:
+        """Delete an object, if it is there and the API server answers."""
+        self._ask("DELETE", path)
+
+    def _ask(self, method: str, path: str) -> str | None:
+        handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls))
+        request = urllib.request.Request(self.server + path, method=method)
         try:
-            opener = urllib.request.build_opener(
-                urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls)
-            )
-            with opener.open(self.server + path, timeout=5) as answer:
+            with urllib.request.build_opener(*handlers).open(request, timeout=5) as answer:
                 return str(answer.read().decode())
         except (OSError, urllib.error.HTTPError):
             return None
@@ -290,6 +296,17 @@ class Cluster:
         if wait:
             self.wait_ready(say)
         return machine
+
+    def remove(self, name: str) -> None:
+        """End a node, and forget it: its Node object, its disks, its folder."""
+        machine, spec = self.node(name), self.node_spec(name)
+        machine.off()
+        self.delete(f"/api/v1/nodes/{name}")
+        for disk in spec.disks:
+            subprocess.run(["losetup", "--detach", f"/dev/{disk}"], check=False, capture_output=True)
+        shutil.rmtree(machine.folder, ignore_errors=True)
+        self.spec.nodes.remove(spec)
+        self.save()
 
     def boot(self, machine: Machine) -> None:
         """Start a node's machine, its network and its programs."""

@@ -13,9 +13,10 @@ from drabridge.kube.claim_hints import CONFIG_MAPS, LEASES, hints_name, lock_nam
 from tests.cluster import bed as b
 from tests.cluster.bed import DEVICES, DRIVER, NAMESPACE, PODS, Bed, Json, at_the_beginning, wait_for
 from tests.cluster.real_bed import COORDINATOR, is_ready, real
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import claim_pod, legacy_pod, running
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster, needs("binding conditions")]
 
 CONFIG: Json = {
     **b.CONFIG,

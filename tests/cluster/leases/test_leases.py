@@ -6,9 +6,10 @@ import pytest
 
 from tests.cluster import bed as b
 from tests.cluster.bed import CLAIMS, DEVICES, NAMESPACE, Bed, Json
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import claim_pod, deleted, event, legacy_pod, offered, running
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs("binding conditions")]
 
 CONFIG: Json = {
     **b.CONFIG,

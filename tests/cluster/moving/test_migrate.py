@@ -18,6 +18,7 @@ from drabridge.migrate.switch import marks
 from tests.cluster import bed as common
 from tests.cluster.bed import CLASS, JOBS, LANES, NAMESPACE, NODES, RESOURCE, Bed, Json, wait_for
 from tests.cluster.real_bed import DEPLOYMENTS, STATEFUL_SETS
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import finished, offered
 from tests.cluster.workloads import container, job, meta, spec_of
 from tests.support.waiting import HANG_SECONDS
@@ -239,6 +240,7 @@ def _states(text: str) -> list[str]:
     return [row["state"] for row in json.loads(text)]
 
 
+@needs("admission policies that change pods")
 async def test_a_namespace_is_switched_and_back(bed: Bed, in_use: list[Json], tmp_path: Path) -> None:
     specs = [one["spec"] for one in in_use]
     await moved_and_back(bed, tmp_path / "plan.yaml")

@@ -36,11 +36,16 @@ from tests.cluster.bed import (
     Bed,
     Json,
 )
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import deleted, running
 from tests.cluster.workloads import legacy_pod
 from tests.support.waiting import HANG_SECONDS, until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.cluster,
+    needs("admission policies that change pods"),
+]
 
 GPU, NIC = "example.com/gpu", "example.net/rdma_nic"
 BASES = {GPU: "example-gpu", NIC: "example-rdma-nic"}

@@ -10,6 +10,7 @@ import pytest
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
 from tests.cluster.bed import CLAIMS, CLASS, DRIVER, NAMESPACE, PODS, RESOURCE, Bed, Json, failed
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import allocated, deleted, event, phase, pod_with, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -130,6 +131,7 @@ async def test_admin_access_sees_every_device_and_takes_none(bed: Bed) -> None:
     await running(bed, "worker", "more")
 
 
+@needs("consumable capacity")
 async def test_claims_share_a_device_by_what_they_consume(bed: Bed) -> None:
     """8 GiB: one claim takes six, another the default of one; a third that wants two has to wait for the first."""
     six = w.request(device_class=PARTS_CLASS, capacity={"requests": {"memory": "6Gi"}})

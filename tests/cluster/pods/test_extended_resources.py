@@ -7,9 +7,10 @@ import pytest
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
 from tests.cluster.bed import CLASS, NAMESPACE, PODS, RESOURCE, Bed, Json, failed
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import deleted, legacy_pod, move, offered, running
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs("extended resources")]
 
 CONFIG: Json = {
     **b.CONFIG,

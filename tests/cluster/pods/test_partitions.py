@@ -26,11 +26,12 @@ from tests.cluster.bed import (
 )
 from tests.cluster.disks import disk
 from tests.cluster.real_bed import own_cluster
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import allocated, claim_pod, deleted, event, legacy_pod, phase, pod_with, running
 from tests.support.hardware import Loops, needs_loop_devices
 
 # Not marked loopdev: on a real node these need a cluster first, and are left out where there is none.
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_loop_devices]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_loop_devices, needs("partitionable devices")]
 
 LOOPS = Loops()
 CLAIMED, LIMITED = LOOPS.name(0), LOOPS.name(1)  # claims begin at the front of the order, pods at its end

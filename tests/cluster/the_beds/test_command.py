@@ -19,8 +19,25 @@ from tests.support.waiting import HANG_SECONDS
 
 PASSES = "import pytest\npytestmark = pytest.mark.cluster\ndef test_one():\n    pass\n"
 FAILS = PASSES.replace("pass\n", "assert False\n")
+SAYS = """\
+import os, pathlib, pytest
+from tests.cluster.real_bed import own_cluster
+
+@pytest.mark.cluster
+def test_one():
+    names = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
+    words = [*(os.environ[name] for name in names), str(own_cluster().spec.number)]
+    pathlib.Path({file!r}).write_text(" ".join(words))
+"""
 HANGS = PASSES.replace("    pass", "    import pathlib, time; pathlib.Path({file!r}).touch(); time.sleep(1000)")
 VARIABLES = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_CLUSTER", "DRABRIDGE_TEST_BUSYBOX")
+
+
+@pytest.fixture
+def nodes() -> None:
+    """Skips a test that starts nodes where no nodes are wanted."""
+    if not os.environ.get("DRABRIDGE_TEST_CLUSTER"):
+        pytest.skip("starts real nodes: make cluster")
 
 
 class Place:
@@ -72,29 +89,33 @@ def _read(path: Path) -> bytes:
 
 
 @pytest.mark.cluster
-def test_nodes_are_ended_and_the_further_command_has_their_environment(tmp_path: Path) -> None:
-    place = Place(tmp_path, PASSES)
-    shell = f"sh -c 'echo $KUBECONFIG $DRABRIDGE_TEST_IMAGE $DRABRIDGE_TEST_BUSYBOX; ip -brief link' > {tmp_path}/then"
-    code, text = place.run("--then", f'sh -c "{shell}"', str(place.test))
+@pytest.mark.usefixtures("nodes")
+def test_nodes_are_ended_after_the_tests_which_have_their_environment(tmp_path: Path) -> None:
+    place = Place(tmp_path, SAYS.format(file=str(tmp_path / "said")))
+    code, text = place.run(str(place.test))
     assert code == 0, text
-    said, *links = (tmp_path / "then").read_text().splitlines()
-    assert said == f"{place.folder}/pki/admin.kubeconfig an/image:1 docker.io/local/busybox:1"
+    kubeconfig, image, busybox, number = (tmp_path / "said").read_text().split()
+    assert (kubeconfig, image, busybox) == (
+        f"{place.folder}/pki/admin.kubeconfig",
+        "an/image:1",
+        "docker.io/local/busybox:1",
+    )
     assert "left out here: " in text
     assert "life/test_agent_life.py" in text
-    number = max(int(one.split("-")[0].removeprefix("drb")) for one in links if one.startswith("drb") and "-0" in one)
-    assert place.left(number) == []
+    assert place.left(int(number)) == []
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("nodes")
 def test_a_failed_test_is_the_exit_status_and_the_nodes_are_ended(tmp_path: Path) -> None:
     place = Place(tmp_path, FAILS)
-    code, text = place.run("--then", f"touch {tmp_path}/then", str(place.test))
+    code, text = place.run(str(place.test))
     assert code == pytest.ExitCode.TESTS_FAILED, text
     assert not place.folder.exists()
-    assert not (tmp_path / "then").exists()
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("nodes")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_its_nodes(tmp_path: Path, number: signal.Signals) -> None:
     place = Place(tmp_path, HANGS.format(file=str(tmp_path / "begun")))
@@ -111,6 +132,7 @@ def test_an_interrupted_run_ends_its_nodes(tmp_path: Path, number: signal.Signal
 
 
 @pytest.mark.cluster
+@pytest.mark.usefixtures("nodes")
 def test_a_cluster_that_runs_already_is_left_alone_and_one_that_was_killed_is_replaced(tmp_path: Path) -> None:
     place = Place(tmp_path, PASSES)
     made = Cluster.up(place.folder)
