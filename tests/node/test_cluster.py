@@ -182,6 +182,21 @@ def test_programs_are_stopped_killed_frozen_and_started(two_nodes: Cluster) -> N
 
 
 @pytest.mark.cluster
+def test_a_cluster_that_cannot_begin_says_why_and_leaves_nothing_running(two_nodes: Cluster) -> None:
+    folder = Path(f"{two_nodes.folder}-3")
+    try:
+        with pytest.raises(
+            NodeError, match=r"(?s)apiserver ended for the API server.*unrecognized feature gate: NoSuch"
+        ):
+            Cluster.up(folder, gates={"NoSuch": True})
+        made = Cluster.open(folder)
+        assert not made.runs()
+        assert not Path(f"/sys/class/net/{made.network.bridge}").exists()
+    finally:
+        Cluster.open(folder).clean()
+
+
+@pytest.mark.cluster
 def test_a_second_cluster_does_not_disturb_the_first(two_nodes: Cluster) -> None:
     other = Cluster.up(Path(f"{two_nodes.folder}-2"))
     try:
