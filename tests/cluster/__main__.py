@@ -34,13 +34,9 @@ USAGE = 2  # exit status: nothing was tried
 SAVE_SECONDS = 300.0
 INTERRUPTED_SECONDS = 60.0  # a test run that is told to end takes its pods away first
 NO_IMAGE = """\
-KUBECONFIG is set, but nothing says how the agent's image gets to that cluster. Load it there and name it with
-DRABRIDGE_TEST_IMAGE, and an image with sh and flock with DRABRIDGE_TEST_BUSYBOX. On kind, in two commands, after
-`podman build -f deploy/image/Containerfile -t localhost/drabridge:test .`:
-
-  kind create cluster && kind load docker-image localhost/drabridge:test busybox:stable
-  KUBECONFIG=~/.kube/config DRABRIDGE_TEST_IMAGE=localhost/drabridge:test DRABRIDGE_TEST_BUSYBOX=busybox:stable \\
-    make cluster
+KUBECONFIG is set, but nothing says how the agent's image gets to that cluster. Load it there (`make image` writes
+build/image.tar) and name it with DRABRIDGE_TEST_IMAGE, and an image with sh and flock with DRABRIDGE_TEST_BUSYBOX.
+`make kind` does all of this on a cluster that kind makes: kind create cluster, kind load image-archive.
 
 Without KUBECONFIG real nodes are started on this machine.
 """
