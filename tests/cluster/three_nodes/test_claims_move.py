@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -90,12 +91,12 @@ async def test_a_drained_node_s_pods_get_claims_on_the_others(three: ThreeNodes)
     pods = [f"store-{number}" for number in range(replicas)]
     try:
         for drained in (NAMES[0], NAMES[1]):
-            await wait_for(three, "all pods to run", lambda: elsewhere(three, ""))
+            await wait_for(three, "all pods to run", partial(elsewhere, three, ""))
             await cordon(three, drained)
             for name in pods:
                 if (await three.has(name))[0] == drained:
                     await three.api.delete(PODS, name, namespace=NAMESPACE)
-            await wait_for(three, f"the pods to run elsewhere than on {drained}", lambda d=drained: elsewhere(three, d))
+            await wait_for(three, f"the pods to run elsewhere than on {drained}", partial(elsewhere, three, drained))
             held = [await three.has(name) for name in pods]
             assert len({device for _, devices in held for device in devices}) == replicas
             await uncordon(three, drained)
