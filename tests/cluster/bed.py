@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -69,7 +69,7 @@ class Settings(NamedTuple):
 
 
 class Bed(Protocol):
-    """A cluster that is there, and an agent that can be put on one node of it."""
+    """A cluster that is there, and an agent that can be put on one node of it, or one on each."""
 
     api: KubernetesCluster
     kubeconfig: Path
@@ -77,6 +77,7 @@ class Bed(Protocol):
     config: Json
     """The agent's."""
     node: str
+    """Where scenarios put their pods; "" for any node."""
     node_object: str
     """The Node's name, where ``node`` is its hostname."""
     image: str
@@ -85,6 +86,10 @@ class Bed(Protocol):
     """Seconds after which something that should happen counts as not happening."""
     workload_kinds: tuple[Kind, ...]
     """What scenarios make, owners before what they own."""
+
+    def each_node(self) -> Sequence[Bed]:
+        """Return a bed for each node that has an agent."""
+        return (self,)
 
     async def install(self) -> None:
         """Begin; :meth:`ready` says when it is done."""
@@ -270,7 +275,7 @@ def expected_lanes(config: Json) -> dict[str, tuple[int, int]]:
 async def lanes(bed: Bed, resource: str = RESOURCE) -> tuple[int, int]:
     """Devices that a pod with limits could get on the node, devices that a claim could get."""
     node = await bed.api.get(NODES, bed.node_object)
-    slices = await bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
+    slices = await bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER},spec.nodeName={bed.node_object}")
     published = [
         device
         for one in slices.items
@@ -283,17 +288,20 @@ async def lanes(bed: Bed, resource: str = RESOURCE) -> tuple[int, int]:
 async def at_the_beginning(bed: Bed) -> None:
     """Wait for a ready agent that offers what the configuration says."""
     await wait_for(bed, "the agent to be ready", bed.ready)
-    for resource, wanted in expected_lanes(bed.config).items():
+    for node in bed.each_node():
+        for resource, wanted in expected_lanes(bed.config).items():
 
-        async def offers(resource: str = resource, wanted: tuple[int, int] = wanted) -> bool:
-            return await lanes(bed, resource) == wanted
+            async def offers(node: Bed = node, resource: str = resource, wanted: tuple[int, int] = wanted) -> bool:
+                return await lanes(node, resource) == wanted
 
-        await wait_for(bed, f"{resource} to have {wanted} devices in the legacy lane and the other", offers)
+            what = f"{resource} to have {wanted} devices in the legacy lane and the other on {node.node_object}"
+            await wait_for(bed, what, offers)
 
 
 async def clear(bed: Bed, *, seconds: float = 0.0) -> None:
-    """Take the workloads away while the agent is there, as kubelet needs it for claims, and the Node's annotation."""
-    await apply_node(bed, {})
+    """Take the workloads away while the agent is there, as kubelet needs it for claims, and the Nodes' annotations."""
+    for node in bed.each_node():
+        await apply_node(node, {})
     for kind in bed.workload_kinds:
         await _delete_all(bed, kind, (await bed.api.list(kind, namespace=NAMESPACE)).items)
 

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import urllib3
@@ -83,7 +83,10 @@ def chart(
     values: Json | None = None,
     folder: Path = CHART,
 ) -> list[Json]:
-    """The chart as these tests install it: on one node, with their devices. Hooks are Helm's to run, and left out."""
+    """The chart as these tests install it, with their devices: on one node, or with ``node`` "" on all.
+
+    Hooks are Helm's to run, and left out.
+    """
     settings = {**chart_values(image, node, config, annotations), **(values or {})}
     objects = manifests(settings, name=AGENT, namespace=NAMESPACE, chart=folder)
     return _with_boot_id_of_the_node(objects) if own_cluster() else objects
@@ -128,7 +131,7 @@ def chart_values(image: str, node: str, config: Json = CONFIG, annotations: dict
     return {
         "config": config,
         "image": {"repository": repository, "tag": tag},
-        "nodeSelector": {"kubernetes.io/hostname": node},
+        "nodeSelector": {"kubernetes.io/hostname": node} if node else {},
         "podAnnotations": annotations or {},
         "networkPolicy": {"scrapers": [{"ipBlock": {"cidr": "0.0.0.0/0"}}, {"ipBlock": {"cidr": "::/0"}}]},
     }
@@ -371,7 +374,8 @@ class RealBed(Bed):
         """
         await self._without_workloads()
         await self.uninstall()
-        await apply_node(self, {})
+        for node in self.each_node():
+            await apply_node(node, {})
         await self.api.delete(NAMESPACES, NAMESPACE)
 
         async def gone() -> bool:
@@ -554,10 +558,7 @@ async def real(config: Json = CONFIG, values: Json | None = None, node_name: str
 
     ``values``: more of the chart's. ``node_name``: which node; else that of DRABRIDGE_TEST_NODE, or the first.
     """
-    if missing := [name for name in WANTED if not os.environ.get(name)]:
-        pytest.skip(f"no cluster: {', '.join(missing)} not set")
-    api = KubernetesCluster.from_kubeconfig(Path(os.environ["KUBECONFIG"]).expanduser())
-    try:
+    async with connected() as api:
         nodes = (await api.list(NODES)).items
         chosen = node_name or os.environ.get("DRABRIDGE_TEST_NODE")
         node = next(
@@ -566,11 +567,30 @@ async def real(config: Json = CONFIG, values: Json | None = None, node_name: str
             if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
         )
         hostname = node["metadata"]["labels"]["kubernetes.io/hostname"]
-        bed = RealBed(api, node["metadata"]["name"], hostname, config, values)
-        await bed.restore()  # what a run that was killed has left
-        try:
+        async with restored(RealBed(api, node["metadata"]["name"], hostname, config, values)) as bed:
             yield bed
-        finally:
-            await bed.restore()
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[KubernetesCluster]:
+    """The API server of KUBECONFIG. Skips where that, or an image, is not named."""
+    if missing := [name for name in WANTED if not os.environ.get(name)]:
+        pytest.skip(f"no cluster: {', '.join(missing)} not set")
+    api = KubernetesCluster.from_kubeconfig(Path(os.environ["KUBECONFIG"]).expanduser())
+    try:
+        yield api
     finally:
         api.close()
+
+
+B = TypeVar("B", bound=RealBed)
+
+
+@contextlib.asynccontextmanager
+async def restored(bed: B) -> AsyncIterator[B]:
+    """The bed; before and after the block the cluster is as it was."""
+    await bed.restore()  # what a run that was killed has left
+    try:
+        yield bed
+    finally:
+        await bed.restore()

@@ -105,6 +105,10 @@ class Machine:
         there = re.sub(r"^/var/run(?=/|$)", "/run", path)
         return Path(f"/proc/{self._on()}/root{there}")
 
+    def disk(self, path: str) -> Path:
+        """A path below a place that stays over a reboot, as ``/tmp``: there while the machine is off, too."""
+        return self.folder / "disk" / path.lstrip("/")
+
     # --- the network ------------------------------------------------------------------------------------------------
 
     @property

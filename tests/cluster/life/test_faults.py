@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from typing import Any
 
 import pytest
 
-from tests.cluster import workloads as w
-from tests.cluster.bed import NAMESPACE, PODS, Bed, ScenarioError, at_the_beginning, failed, wait_for
-from tests.cluster.steps import claim_pod, deleted, force_deleted, legacy_pod, move, phase, running
+from tests.cluster.bed import Bed, at_the_beginning
+from tests.cluster.steps import STUBBORN, claim_pod, force_deleted, legacy_pod, move, running, runs_at_last
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-TRY_SECONDS = 10.0
-STUBBORN = "trap '' TERM; sleep 3600 & wait"
-"""Of a pod that ignores TERM: only kubelet's kill after the grace period ends it."""
 
 
 async def pods(bed: Bed, *names: str, **more: Any) -> None:
@@ -44,23 +37,6 @@ async def test_a_force_deleted_pod_keeps_its_device_until_it_has_ended(bed: Bed,
     for name in ("c3", "c4"):
         await runs_at_last(bed, name)
     await running(bed, "l2", "c2", "c3", "c4")
-
-
-async def runs_at_last(bed: Bed, name: str) -> None:
-    """Like a controller, try again with another pod: kubelet lets one that was refused wait for up to 90 s."""
-    spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": name})
-    deadline = time.monotonic() + bed.patience
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ScenarioError):
-            await wait_for(bed, f"pod {name} to run", lambda: has_phase(bed, name, "Running"), TRY_SECONDS)
-            return
-        await deleted(bed, name)
-        await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
-    raise await failed(bed, f"pod {name} never runs")
-
-
-async def has_phase(bed: Bed, name: str, wanted: str) -> bool:
-    return await phase(bed, name) == wanted
 
 
 async def test_a_kubelet_that_is_killed_leaves_pods_running(bed: Bed) -> None:

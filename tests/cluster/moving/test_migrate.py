@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +14,11 @@ from drabridge.kube.api import Kind
 from drabridge.migrate.switch import marks
 from tests.cluster import bed as common
 from tests.cluster.bed import CLASS, JOBS, LANES, NAMESPACE, NODES, RESOURCE, Bed, Json, wait_for
+from tests.cluster.migrating import interrupted, migrate, pods_of, used
 from tests.cluster.real_bed import DEPLOYMENTS, STATEFUL_SETS
 from tests.cluster.releases.features import needs
 from tests.cluster.steps import finished, offered
 from tests.cluster.workloads import container, job, meta, spec_of
-from tests.support.waiting import HANG_SECONDS
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -45,53 +42,6 @@ KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS, "Job": JOBS, "
 JOB_NAME = "batch.kubernetes.io/job-name"
 LIMIT = {"limits": {RESOURCE: "1"}}
 RUNS_SECONDS = 25  # of the Job that runs meanwhile
-
-
-async def interrupted(*words: str | Path) -> None:
-    """Run a command several times and end it in the middle, each time a little later, by both signals in turn."""
-    for moment, number in enumerate((signal.SIGKILL, signal.SIGINT) * 3):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "drabridge", "migrate", *map(str, words)),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            await asyncio.wait_for(process.wait(), 0.7 + 0.4 * moment)
-        except TimeoutError:
-            process.send_signal(number)
-        _, said = await process.communicate()
-        # When its work is done, Python takes back SIGINT's default: one that comes then ends it, without a word.
-        at_the_end = process.returncode == -signal.SIGINT and b"Traceback" not in said
-        assert process.returncode in (0, -signal.SIGKILL, 130) or at_the_end, said.decode()
-
-
-async def migrate(*words: str | Path, status: int = 0) -> str:
-    """Run a command, and return what it says."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "drabridge", "migrate", *map(str, words)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    assert process.stdout is not None
-    said = bytearray()
-    try:
-        async with asyncio.timeout(2 * HANG_SECONDS):
-            async for line in process.stdout:
-                said += line
-            await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            print(said.decode())
-    assert process.returncode == status, said.decode()
-    return said.decode()
-
-
-def pods_of(name: str, spec: Json) -> Json:
-    """Return selector and template of a workload."""
-    labels = {"app": name}
-    body = {**spec, "restartPolicy": "Always"}
-    return {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": body}}
 
 
 def workloads(bed: Bed) -> list[Json]:
@@ -137,24 +87,6 @@ def workloads(bed: Bed) -> list[Json]:
             "spec": {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": short}},
         },
     ]
-
-
-async def used(bed: Bed) -> dict[str, list[str]]:
-    """Return how each workload's pods get their devices: ``limits`` or ``claims`` of every pod that is not ended."""
-    found: dict[str, list[str]] = {}
-    for pod in await bed.workload_pods():
-        claims = bool(pod["spec"].get("resourceClaims"))
-        limits = any(RESOURCE in one["resources"].get("limits", {}) for one in _containers(pod))
-        assert claims is not limits, "a pod is whole on one side"
-        if pod["status"]["phase"] in ("Pending", "Running"):
-            owner = pod["metadata"]["ownerReferences"][0]["name"].split("-")[0]
-            found.setdefault(owner, []).append("claims" if claims else "limits")
-    return found
-
-
-def _containers(pod: Json) -> Iterator[Json]:
-    yield from pod["spec"].get("initContainers", ())
-    yield from pod["spec"]["containers"]
 
 
 def everything(side: str) -> dict[str, list[str]]:

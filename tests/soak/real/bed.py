@@ -1,4 +1,4 @@
-"""What a soak on a real node stands on: the installed chart, the node's own files, and the script that makes faults.
+"""What a soak on real nodes stands on: the installed chart, the node's own files, and the script that makes faults.
 
 Everything here runs beside the node, as root: the judge reads kubelet's checkpoint, the CDI directory and the
 containers' journal there, and asks the agent over its socket.
@@ -15,7 +15,7 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from drabridge.kube.client import KubernetesCluster
 from drabridge.system.paths import KUBELET_ROOT, Paths
 from tests.cluster.bed import DRIVER as TESTS_DRIVER
 from tests.cluster.bed import MANAGER, NAMESPACE, NODES, PODS, apply_node, wait_for
-from tests.cluster.real_bed import DAEMON_SETS, RealBed
+from tests.cluster.real_bed import DAEMON_SETS, RealBed, chart
+from tests.node.cluster import Cluster, NodeSpec
+from tests.node.errors import NodeError
 from tests.soak.real.container import DEVICES, JOURNAL, MUTEX, Json, program
 from tests.soak.real.judge import KubeletRecord
 
@@ -92,7 +94,10 @@ def anonymous_kib(smaps_rollup: str) -> int:
 
 
 class RealNode(RealBed):
-    """The bed of the cluster tests with its own configuration, which also reads and changes the node's files."""
+    """The bed of the cluster tests with its own configuration, which also reads and changes the node's files.
+
+    It is the only node that has an agent, or one of several.
+    """
 
     def __init__(
         self,
@@ -103,10 +108,17 @@ class RealNode(RealBed):
         *,
         shared: bool = False,
         config: Json | None = None,
+        of: Sequence[str] = (),
     ) -> None:
+        """``of``: the names of all nodes that have an agent, where these are several."""
         self.object_name = str(node["metadata"]["name"])
         hostname = node["metadata"]["labels"]["kubernetes.io/hostname"]
         super().__init__(api, self.object_name, hostname, config or (SHARED_CONFIG if shared else CONFIG))
+        self.suffix = f"-{self.object_name}" if of else ""
+        """Ends the names of this node's pods and claims."""
+        if of:
+            self.values = {"affinity": on_nodes(of)}
+            self.objects = chart(self.agent_image, "", self.config, values=self.values)
         self.shared = shared
         self.patience = READY_SECONDS
         self.log = log
@@ -115,8 +127,11 @@ class RealNode(RealBed):
         self._booked: set[tuple[str, str]] = set()
 
     def on_node(self, path: str) -> Path:
-        """A path of the node as this process can open it."""
-        return self.own("open the node's files").node(self.object_name).path(path)
+        """A path of the node as this process can open it. Raises OSError while the node is off."""
+        try:
+            return self.own("open the node's files").node(self.object_name).path(path)
+        except NodeError as error:
+            raise FileNotFoundError(str(error)) from None
 
     @property
     def paths(self) -> Paths:
@@ -125,8 +140,8 @@ class RealNode(RealBed):
 
     @property
     def locks(self) -> Path:
-        """The directory of the containers' locks and journal."""
-        return self.on_node(self.locks_on_node)
+        """The directory of the containers' locks and journal, which is there while the node is off, too."""
+        return self.own("open the node's files").node(self.object_name).disk(self.locks_on_node)
 
     def program(self, seconds: float, *, shared: str = "", stubborn: bool = False) -> str:
         """What a container of the load runs."""
@@ -138,7 +153,7 @@ class RealNode(RealBed):
         """The agent's own account; None while it is away."""
         try:
             found = await asyncio.to_thread(ask, self.paths.control_socket, "/status")
-        except DrabridgeError:
+        except (DrabridgeError, OSError):
             return None
         return found if isinstance(found, dict) else None
 
@@ -162,9 +177,17 @@ class RealNode(RealBed):
             return pid, anonymous_kib(Path(f"/proc/{pid}/smaps_rollup").read_text())
         return None
 
+    async def agent_pods(self) -> list[Json]:
+        pods = await super().agent_pods()
+        return [one for one in pods if not self.suffix or one["spec"].get("nodeName") == self.object_name]
+
     async def restore(self) -> None:
         """The cluster as it was, and no ledger on the node. Raises AssertionError for what does not go."""
         await super().restore()
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove what agents that are gone have left on the node."""
         shutil.rmtree(self.paths.state, ignore_errors=True)
         for driver in (DRIVER, TESTS_DRIVER):  # no pod is left: remove the files that agents left for other drivers
             (self.paths.plugins_registry / f".drabridge-{driver}.hardware").unlink(missing_ok=True)
@@ -198,11 +221,12 @@ class RealNode(RealBed):
 
     async def watch_checkpoint(self) -> None:
         """Collect, until cancelled, which pods kubelet's checkpoint ever had as holders of which device."""
-        path, seen = self.paths.device_plugins / checkpoint.FILE_NAME, 0
+        seen = 0
         while True:
             with contextlib.suppress(OSError):
-                changed = path.stat().st_mtime_ns
-                if changed != seen and (found := checkpoint.read(self.paths.device_plugins)) is not None:
+                folder = self.paths.device_plugins
+                changed = (folder / checkpoint.FILE_NAME).stat().st_mtime_ns
+                if changed != seen and (found := checkpoint.read(folder)) is not None:
                     seen = changed
                     for device, holders in found.held.get(RESOURCE, {}).items():
                         self._booked |= {(device, holder.pod_uid) for holder in holders}
@@ -271,6 +295,13 @@ async def create(api: KubernetesCluster, kind: Kind, body: Json) -> bool:
     return True
 
 
+def on_nodes(names: Sequence[str]) -> Json:
+    """Return a pod's affinity to these nodes."""
+    wanted = {"key": "kubernetes.io/hostname", "operator": "In", "values": [*names]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
 async def chosen_node(api: KubernetesCluster, environ: Mapping[str, str]) -> Json:
     """The Node that the environment names, or the first that takes pods."""
     chosen = environ.get("DRABRIDGE_TEST_NODE")
@@ -285,23 +316,57 @@ async def chosen_node(api: KubernetesCluster, environ: Mapping[str, str]) -> Jso
 async def real_node(
     environ: Mapping[str, str], log: Log, *, shared: bool = False, config: Json | None = None
 ) -> AsyncIterator[RealNode]:
-    """The node with a ready agent, and no workload. Raises AssertionError when that cannot be had.
+    """As :func:`real_nodes`, for one node."""
+    async with real_nodes(environ, log, 1, shared=shared, config=config) as (node,):
+        yield node
 
-    ``config``: of the agent, not the soak's. The caller restores the node; here that is done only when something fails.
+
+@contextlib.asynccontextmanager
+async def real_nodes(
+    environ: Mapping[str, str], log: Log, count: int, *, shared: bool = False, config: Json | None = None
+) -> AsyncIterator[list[RealNode]]:
+    """Nodes with a ready agent each, and no workload. Raises AssertionError when that cannot be had.
+
+    Nodes that the cluster lacks are started, and stay. ``config``: of the agents, not the soak's. The caller restores
+    the nodes; here that is done only when something fails.
     """
     api = KubernetesCluster.from_kubeconfig(Path(environ["KUBECONFIG"]).expanduser())
     locks = f"/tmp/drabridge-soak-{secrets.token_hex(4)}"
     try:
-        made = RealNode(api, await chosen_node(api, environ), locks, log, shared=shared, config=config)
-        made.locks.mkdir()
-        await made.restore()  # leftovers of a killed run
+        if count == 1:
+            made = [RealNode(api, await chosen_node(api, environ), locks, log, shared=shared, config=config)]
+        else:
+            names = await asyncio.to_thread(enough, Cluster.open(Path(environ["DRABRIDGE_TEST_CLUSTER"])), count)
+            objects = [await api.get(NODES, name) for name in names]
+            made = [RealNode(api, one, locks, log, shared=shared, config=config, of=names) for one in objects]
+        for one in made:
+            one.locks.mkdir()
+        await restored(made)  # leftovers of a killed run
         try:
-            await made.install()
-            await wait_for(made, "the agent to be ready", made.ready)
+            await made[0].install()
+            for one in made:
+                await wait_for(one, f"the agent of {one.object_name} to be ready", one.ready)
             yield made
         except BaseException:
             with contextlib.suppress(AssertionError, DrabridgeError):
-                await made.restore()
+                await restored(made)
             raise
     finally:
         api.close()
+
+
+def enough(cluster: Cluster, count: int) -> list[str]:
+    """Start the nodes that the cluster lacks; return the names of the first ones, as many as wanted."""
+    for number in range(len(cluster.spec.nodes), count):
+        cluster.add(NodeSpec(f"node-{chr(ord('a') + number)}", 0, cluster.spec.release))
+    return [one.name for one in cluster.spec.nodes[:count]]
+
+
+async def restored(nodes: Sequence[RealNode]) -> None:
+    """The cluster as it was, and no ledger on any node. Raises AssertionError for what does not go."""
+    first, *others = nodes
+    for one in others:
+        await apply_node(one, {})
+    await first.restore()  # the namespace goes with it, and so all agents
+    for one in others:
+        one.forget()
