@@ -36,8 +36,8 @@ NODE_PROGRAMS = ("containerd", "kubelet")
 VERBS = ("start", "stop", "restart", "kill", "freeze", "thaw")
 SERVICE = "10.0.0.1"  # the API server's, for pods
 SERVICES = "10.0.0.0/24"
-API_SECONDS = 60.0
-NODE_SECONDS = 90.0
+API_SECONDS = 180.0  # 8 s on an idle machine
+NODE_SECONDS = 180.0
 POLL_SECONDS = 0.2
 NETWORKS = 50
 PACKAGES = {  # what must be there -> Debian's package
@@ -183,9 +183,11 @@ class Cluster:
         self.control.run(["ip", "address", "add", f"{SERVICE}/32", "dev", "lo"])
         for one in self.nodes():
             self._connect(one)
-        for program in CONTROL_PROGRAMS:
+        for program in ("etcd", "apiserver"):
             self.start(self.control, program)
         self._wait("the API server", API_SECONDS, lambda: self.get("/readyz") is not None, self.control, "apiserver")
+        for program in ("kcm", "scheduler"):  # the first gives up if nobody answers for a while
+            self.start(self.control, program)
 
     def runs(self) -> bool:
         """Whether any machine of the cluster is on."""
