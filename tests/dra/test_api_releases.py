@@ -88,7 +88,9 @@ async def test_what_is_missing_follows_from_the_gates_not_from_the_release(
         await published(node, "gpu-0", "gpu-1", "shared-0")
         off = release in WITHOUT_GATES and gates is None
         # In 1.34 a device's counters must be in its own slice.
-        assert node.missing() == (tuple(sorted(ALL_GATES)) if off else () if release != "1.34" else ("DRAPartitionableDevices",))
+        assert node.missing() == (
+            tuple(sorted(ALL_GATES)) if off else () if release != "1.34" else ("DRAPartitionableDevices",)
+        )
         assert node.writes() == 1, "what is dropped is not written again and again"
         shared = node.slices()[0]["spec"]["devices"][2]
         assert shared.get("allowMultipleAllocations", False) is not off
