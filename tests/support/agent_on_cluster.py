@@ -83,8 +83,8 @@ async def bridge(
 ) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
     """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
 
-    ``release``: of the control plane, with changes by ``gates``, and of kubelet without a ``kubelet_version``. ``kubelet``: changes to its fast
-    timings.
+    ``release``: of the control plane, with changes by ``gates``, and of kubelet without a ``kubelet_version``.
+    ``kubelet``: changes to its fast timings.
     """
     with short_directory() as root:
         locks = root / "locks"
