@@ -75,7 +75,6 @@ async def in_use(three: ThreeNodes) -> AsyncIterator[list[Json]]:
         await uses(three, web="limits", store="limits", each="limits", once="limits")
         yield objects
     finally:  # of a test that failed, too
-        await three.api.delete(DAEMON_SETS, "each", namespace=NAMESPACE)
         await migrate("switch", NAMESPACE, "--to", "limits")
         for name in NAMES:
             bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
