@@ -21,6 +21,7 @@ DRIVER = "cluster-test.example.com"
 RESOURCE = "example.com/cluster-test"
 CLASS = "drabridge-cluster-test"
 NAMESPACE = "drabridge-test"
+AGENT = "drabridge-test"  # the chart's release
 MANAGER = "drabridge-cluster-test"  # owns the fields that these tests apply
 LANES = f"{DRIVER}/lanes"  # the Node's annotation
 POLL_SECONDS = 0.2
@@ -303,7 +304,8 @@ async def clear(bed: Bed, *, seconds: float = 0.0) -> None:
     for node in bed.each_node():
         await apply_node(node, {})
     for kind in bed.workload_kinds:
-        await _delete_all(bed, kind, (await bed.api.list(kind, namespace=NAMESPACE)).items)
+        selector = f"app.kubernetes.io/instance!={AGENT}"
+        await _delete_all(bed, kind, (await bed.api.list(kind, namespace=NAMESPACE, label_selector=selector)).items)
 
     async def gone() -> bool:
         pods = await bed.workload_pods()

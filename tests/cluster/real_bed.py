@@ -25,6 +25,7 @@ from drabridge.kube.api import Kind, NotFoundError
 from drabridge.kube.client import KubernetesCluster
 from tests.cluster import workloads as w
 from tests.cluster.bed import (
+    AGENT,
     CONFIG,
     DRIVER,
     JOBS,
@@ -49,7 +50,6 @@ WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
 DAEMON_SETS = Kind("apps", "v1", "daemonsets")
 DEPLOYMENTS = Kind("apps", "v1", "deployments")
 STATEFUL_SETS = Kind("apps", "v1", "statefulsets")
-AGENT = "drabridge-test"
 COORDINATOR = "app.kubernetes.io/component=coordinator"
 KUBELET = Path("/var/lib/kubelet")
 BOOT_ID = "/run/boot_id"

@@ -104,6 +104,8 @@ def test_a_reboot_ends_all_processes_and_keeps_the_disk(two_nodes: Cluster) -> N
     old = node.init()
     for place in ("/var/lib/kubelet", "/run"):
         (node.path(place) / "mark").touch()
+    node.off()
+    assert (node.disk("/var/lib/kubelet") / "mark").exists()
     two_nodes.reboot("node-b")
     two_nodes.wait_ready()
     assert node.init() != old

@@ -41,6 +41,12 @@ def test_the_chart_that_a_real_cluster_gets_is_on_one_node_and_complete() -> Non
     }
 
 
+def test_the_chart_without_a_node_is_on_all() -> None:
+    (daemon_set,) = [obj for obj in chart("registry.example.com/drabridge:test", "") if obj["kind"] == "DaemonSet"]
+    assert "nodeSelector" not in daemon_set["spec"]["template"]["spec"]
+    assert w.spec_of("")["nodeSelector"] == {}
+
+
 async def test_a_real_cluster_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real bed's own clean-up, on the simulated API server. Workloads first: kubelet ends them with the agent."""
     for name in WANTED:
@@ -112,6 +118,7 @@ def test_an_image_without_flock_is_not_taken_for_a_double_hold(tmp_path: Path) -
         fcntl.flock(held, fcntl.LOCK_EX)
         variables["PATH"] = os.environ["PATH"]
         assert subprocess.run(["/bin/sh", "-c", program], env=variables, check=False).returncode == w.TAKEN
+    assert (tmp_path / w.CONFLICTS).read_text().endswith(": device o was taken\n")
 
 
 async def test_a_failed_scenario_shows_all_that_is_known() -> None:

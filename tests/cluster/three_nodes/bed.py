@@ -17,7 +17,7 @@ from drabridge.errors import ClusterError
 from drabridge.kube.client import KubernetesCluster
 from tests.cluster import bed as b
 from tests.cluster.bed import DEVICES, NAMESPACE, NODES, Json, wait_for
-from tests.cluster.real_bed import RealBed, connected, own_cluster, restored
+from tests.cluster.real_bed import DAEMON_SETS, RealBed, connected, own_cluster, restored
 from tests.cluster.workloads import CONFLICTS, LOCKS
 from tests.node.cluster import CONTROL_PROGRAMS, NODE_PROGRAMS, Cluster, NodeSpec
 
@@ -58,6 +58,7 @@ class ThreeNodes(RealBed):
     def __init__(self, api: KubernetesCluster, cluster: Cluster, config: Json, values: Json | None = None) -> None:
         super().__init__(api, "", "", config, values)
         self.cluster: Cluster = cluster
+        self.workload_kinds = (*self.workload_kinds, DAEMON_SETS)
         self._nodes = {name: OneOfThem(api, name, name, config, values) for name in NAMES}
 
     def on(self, name: str) -> OneOfThem:

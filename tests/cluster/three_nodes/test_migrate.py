@@ -13,10 +13,10 @@ import yaml
 
 from drabridge.migrate.switch import marks
 from tests.cluster import bed as common
-from tests.cluster.bed import CLASS, DEVICES, JOBS, LANES, NAMESPACE, NODES, RESOURCE, Json, wait_for
+from tests.cluster.bed import CLASS, DEVICES, JOBS, LANES, NAMESPACE, NODES, RESOURCE, TEMPLATES, Json, wait_for
 from tests.cluster.migrating import interrupted, migrate, pods_of, used
 from tests.cluster.real_bed import DAEMON_SETS, DEPLOYMENTS, STATEFUL_SETS
-from tests.cluster.steps import offered
+from tests.cluster.steps import finished, offered
 from tests.cluster.three_nodes.bed import NAMES, ThreeNodes, config
 from tests.cluster.workloads import container, job, meta, spec_of
 
@@ -27,20 +27,20 @@ KINDS = {"Deployment": DEPLOYMENTS, "StatefulSet": STATEFUL_SETS, "DaemonSet": D
 PODS = {"web": 3, "store": 2, "each": len(NAMES), "once": 2}
 """Pods of each workload: 10 of the 12 devices are in use, two are free for rollouts."""
 CLASS_OF = ("--class", f"{RESOURCE}={CLASS}")
-RUNS_SECONDS = 30  # of the Job that runs meanwhile
+LIMIT = {"limits": {RESOURCE: "1"}}
+RUNS_SECONDS = 60  # of the Job that runs meanwhile
 
 
 def workloads(three: ThreeNodes) -> list[Json]:
     """A pod on each node of a Deployment, two of a StatefulSet, one for each node of a DaemonSet, two of a Job."""
-    limit = {"limits": {RESOURCE: "1"}}
 
     def apps(kind: str, name: str, **more: object) -> Json:
         spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
         spread["labelSelector"] = {"matchLabels": {"app": name}}
-        pods = pods_of(name, spec_of("", container(three.image, limit), topologySpreadConstraints=[spread]))
+        pods = pods_of(name, spec_of("", container(three.image, LIMIT), topologySpreadConstraints=[spread]))
         return {"apiVersion": "apps/v1", "kind": kind, "metadata": meta(name), "spec": {**more, **pods}}
 
-    short = spec_of("", container(three.image, limit, seconds=RUNS_SECONDS))
+    short = spec_of("", container(three.image, LIMIT, seconds=RUNS_SECONDS))
     return [
         apps("Deployment", "web", replicas=PODS["web"]),
         apps("StatefulSet", "store", replicas=PODS["store"], serviceName="store"),
@@ -75,7 +75,6 @@ async def in_use(three: ThreeNodes) -> AsyncIterator[list[Json]]:
         await uses(three, web="limits", store="limits", each="limits", once="limits")
         yield objects
     finally:  # of a test that failed, too
-        await three.api.delete(DAEMON_SETS, "each", namespace=NAMESPACE)
         await migrate("switch", NAMESPACE, "--to", "limits")
         for name in NAMES:
             bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
@@ -116,3 +115,28 @@ async def test_manifests_are_converted_and_back(three: ThreeNodes, in_use: list[
         await offered(node, legacy=DEVICES, dra=0)
     assert await annotated(three) == []
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+async def test_a_namespace_is_switched_and_back(three: ThreeNodes, in_use: list[Json], tmp_path: Path) -> None:
+    """The DaemonSet stays on limits, as the plan says; a Job that is made later has claims."""
+    plan = tmp_path / "plan.yaml"
+    shown = await migrate("plan", *CLASS_OF, "-n", NAMESPACE, "--write", plan)
+    print(shown)
+    assert "missing" not in shown
+    assert "DaemonSet/each: a switch leaves the pods of DaemonSets alone" in shown
+    assert "every step of the plan is done" in await migrate("apply", plan, "--all")
+    await uses(three, web="claims", store="claims", each="limits")
+    short = spec_of("", container(three.image, LIMIT, seconds=1))
+    later = job("later", short, parallelism=PODS["once"], completions=PODS["once"])
+    await three.api.create(JOBS, later, namespace=NAMESPACE)
+    await finished(three, "later", PODS["once"])
+    pods = [one for one in await three.workload_pods() if one["metadata"]["labels"].get("job") == "later"]
+    assert [bool(one["spec"].get("resourceClaims")) for one in pods] == [True] * PODS["once"]
+    await three.api.delete(JOBS, "later", namespace=NAMESPACE)
+    await migrate("rollback", plan, "--all")
+    await uses(three, web="limits", store="limits", each="limits")
+    for node in three.each_node():
+        await offered(node, legacy=DEVICES, dra=0)
+    assert await annotated(three) == []
+    for one in (await three.api.list(TEMPLATES, namespace=NAMESPACE)).items:
+        await three.api.delete(TEMPLATES, one["metadata"]["name"], namespace=NAMESPACE)

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from tests.cluster.bed import CLAIMS, NAMESPACE, apply_node
-from tests.cluster.real_bed import AGENT
+from tests.cluster.bed import AGENT, CLAIMS, NAMESPACE, apply_node
 from tests.soak.real import judge
 from tests.soak.real.bed import DRA, LEGACY, NAMES, READY_SECONDS, RealNode, comes_true, real_nodes, restored
 from tests.soak.real.judge import STUCK_SECONDS, Verdict
