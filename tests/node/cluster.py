@@ -185,9 +185,12 @@ class Cluster:
             self._connect(one)
         for program in ("etcd", "apiserver"):
             self.start(self.control, program)
-        self._wait("the API server", API_SECONDS, lambda: self.get("/readyz") is not None, self.control, "apiserver")
+        self._wait_api()
         for program in ("kcm", "scheduler"):  # the first gives up if nobody answers for a while
             self.start(self.control, program)
+
+    def _wait_api(self) -> None:
+        self._wait("the API server", API_SECONDS, lambda: self.get("/readyz") is not None, self.control, "apiserver")
 
     def runs(self) -> bool:
         """Whether any machine of the cluster is on."""
@@ -426,6 +429,13 @@ class Cluster:
             case _:
                 raise NodeError(f"{verb!r}: write {', '.join(VERBS)}.")
 
+    def _restart_control(self) -> None:
+        """Restart the API server, and when it is ready those that ask it."""
+        self.restart("apiserver")
+        self._wait_api()
+        for program in ("kcm", "scheduler"):
+            self.restart(program)
+
     def configure(self, *, gates: Mapping[str, bool], kubelet: Json, node: str = "") -> tuple[dict[str, bool], Json]:
         """Give the cluster these gates and a node more of kubelet's configuration; return those of before.
 
@@ -436,8 +446,7 @@ class Cluster:
         self.spec.gates, spec.gates, spec.kubelet = dict(gates), dict(gates), dict(kubelet)
         self.save()
         if dict(gates) != before[0]:
-            for program in ("apiserver", "kcm", "scheduler"):
-                self.restart(program)
+            self._restart_control()
         self.restart("kubelet", node)
         return before
 
@@ -454,8 +463,7 @@ class Cluster:
         build.built(release(to))
         self.spec.release = to
         self.save()
-        for program in ("apiserver", "kcm", "scheduler"):
-            self.restart(program)
+        self._restart_control()
 
     def _release(self, machine: Machine) -> Release:
         return release(self.spec.release if machine.index == 0 else self.node_spec(machine.name).release)
