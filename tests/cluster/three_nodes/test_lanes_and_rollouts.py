@@ -90,7 +90,7 @@ async def test_lanes_move_on_every_node_under_load(three: ThreeNodes) -> None:
 
 
 async def test_agents_are_rolled_out_node_by_node_under_load(three: ThreeNodes) -> None:
-    """Pods keep their devices as each agent hands over to its standby, and those with claims wait for nothing.
+    """Pods keep their devices as each agent hands over to its standby, and those with claims all run.
 
     Kubelet may refuse a pod with limits between the end of one agent and the registration of the next: milliseconds on
     a machine that is idle, a second on a busy one, longer when an agent is killed, as one is here at last.
