@@ -314,6 +314,7 @@ class DraDriver:
                 desired=self._desired,
                 observer=self._ports.observer,
                 on_synced=self._synced,
+                on_features=self._features_found,
             )
             await self._publisher.run()
             self._version, self._error, self._publisher = "", self._publisher.state.error, None
@@ -337,6 +338,10 @@ class DraDriver:
 
     def _synced(self) -> None:
         self.synced_seq = self._desired_seq
+        self._leases.wake()
+        self._ports.on_synced()
+
+    def _features_found(self) -> None:
         self._leases.wake()
         self._ports.on_synced()
 

@@ -102,6 +102,7 @@ class Publisher:
         desired: Callable[[frozenset[Feature]], DesiredSlices | None],
         observer: Observer,
         on_synced: Callable[[], None] = lambda: None,
+        on_features: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
         """``desired`` gives the slices for the features that the server keeps; None: not known yet."""
@@ -116,6 +117,7 @@ class Publisher:
         self._desired = desired
         self._observer = observer
         self._on_synced = on_synced
+        self._on_features = on_features
         self.features: frozenset[Feature] | None = None  # whose fields the server keeps; None: not asked
         self._ask_for_features = True
         self._rng = rng or random.Random()
@@ -279,6 +281,7 @@ class Publisher:
     def _found(self, features: frozenset[Feature]) -> None:
         if features != self.features:
             self.features = features
+            self._on_features()
             if missing := tuple(sorted(ALL_FEATURES - features)):
                 log.warning("the API server keeps no fields of these gates", extra={"gates": missing})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,9 +89,9 @@ async def test_what_an_api_server_lacks_is_told_where_the_configuration_needs_it
         (CONFIG, {Feature.TAINTS}),
     ):
         async with bridge(config, release=release) as (agent, cluster, _):
-            await until(lambda agent=agent: known(agent, *SLICES), 10, agent.text)
+            await until(partial(known, agent, *SLICES), 10, agent.text)
             await serves_both_sides(agent, cluster)
-            await until(lambda agent=agent: known(agent, features.DEVICE_STATUS), 10, agent.text)
+            await until(partial(known, agent, features.DEVICE_STATUS), 10, agent.text)
             found = await states(agent)
             assert {found[name] for name in SLICES} == {FeatureState.MISSING if lacks else FeatureState.THERE}
             assert found[features.DEVICE_STATUS] == FeatureState.THERE

@@ -55,9 +55,10 @@ class Storm:
                 return
             self.counts[name] += 1
             began = time.monotonic()
-            if len(self.nodes) > 1:
+            of_one = len(self.nodes) > 1 and name not in CONTROL_PLANE
+            if of_one:
                 self.node = self.rng.choice(self.nodes)
-            self.node.log(f"fault: {name}" + (f" ({self.node.object_name})" if len(self.nodes) > 1 else ""))
+            self.node.log(f"fault: {name}" + (f" ({self.node.object_name})" if of_one else ""))
             with contextlib.suppress(DrabridgeError, OSError):  # an agent that is away already cannot be killed
                 what = await FAULTS[name][1](self)
                 self.node.log(f"fault: {name}: {what}, {time.monotonic() - began:.1f} s")
@@ -183,6 +184,7 @@ FAULTS: dict[str, tuple[int, Callable[[Storm], Awaitable[str]]]] = {
     "node rebooted": (1, Storm._reboot),
     "cable cut": (2, Storm._cut_cable),
 }
+CONTROL_PLANE = ("API server away", "scheduler restarted")
 OF_SEVERAL = ("node rebooted", "cable cut")
 HALVES = tuple(name for name in FAULTS if name not in ("scheduler restarted", *OF_SEVERAL))
 SHARED = tuple(name for name in FAULTS if name not in ("lanes moved", *OF_SEVERAL))  # all devices are in one lane
