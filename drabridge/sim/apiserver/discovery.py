@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from drabridge.sim.apiserver.kinds import DRA_GROUP, RESOURCES, Resource, Served
 from drabridge.sim.apiserver.status import JSON
+from drabridge.sim.releases import Release
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _SUBRESOURCE_VERBS = {"status": ["get", "patch", "update"], "binding": ["create"], "eviction": ["create"]}
@@ -14,16 +15,16 @@ REVIEWS = {
 """Groups with one resource that is only ever created: a question."""
 
 
-def _version(minor: int) -> JSON:
+def _version(release: Release) -> JSON:
     """Return what the imitated server says of itself (recorded)."""
     return {
         "major": "1",
-        "minor": str(minor),
+        "minor": str(release.minor),
         "emulationMajor": "1",
-        "emulationMinor": str(minor),
+        "emulationMinor": str(release.minor),
         "minCompatibilityMajor": "1",
-        "minCompatibilityMinor": str(minor - 1),
-        "gitVersion": f"v1.{minor}.2",
+        "minCompatibilityMinor": str(release.minor - 1),
+        "gitVersion": release.version,
         "gitCommit": "$Format:%H$",
         "gitTreeState": "",
         "buildDate": "1970-01-01T00:00:00Z",
@@ -40,7 +41,7 @@ def document(path: str, served: Served) -> JSON | None:
     """
     match path.strip("/").split("/"):
         case ["version"]:
-            return _version(served.minor)
+            return _version(served.release)
         case ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
         case ["api", "v1"]:

@@ -32,7 +32,7 @@ from drabridge.sim.apiserver.writes import (
     sections,
     settled,
 )
-from drabridge.sim.release import RECORDED, minor_of
+from drabridge.sim.releases import DEFAULT, RELEASES, Release
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 """Letters of generated names (apimachinery ``rand``): no vowels, nothing that reads as another."""
@@ -68,10 +68,10 @@ class Objects:
     What comes in and goes out is the caller's to change, except from :meth:`peek`. Every refusal is an ApiError.
     """
 
-    def __init__(self, store: Store, gates: Mapping[str, bool], release: str = RECORDED) -> None:
+    def __init__(self, store: Store, gates: Mapping[str, bool], release: Release = RELEASES[DEFAULT]) -> None:
         self.store = store
         self.gates = gates
-        self._minor = minor_of(release)
+        self._release = release
         for namespace in ("default", "kube-system"):
             self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
 
@@ -314,7 +314,7 @@ class Objects:
         if resource.namespaced:
             namespace = self.store.get(BY_PLURAL["namespaces"], ("", new["metadata"]["namespace"]))
             labels = (namespace or {"metadata": {}})["metadata"].get("labels", {})
-        admission.validate(resource, new, old, subresource, labels, minor=self._minor)
+        admission.validate(resource, new, old, subresource, labels, self._release)
 
     def _replace(
         self,

@@ -1,4 +1,4 @@
-"""Validate ResourceSlices: the limits and words of ``pkg/apis/resource/validation`` in 1.36."""
+"""Validate ResourceSlices: the limits and words of ``pkg/apis/resource/validation``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ from drabridge.sim.apiserver.status import (
     too_many,
     unsupported,
 )
+from drabridge.sim.releases import Release
 
 # staging/src/k8s.io/api/resource/v1/types.go
 MAX_DEVICES = 128
 MAX_DEVICES_WITH_TAINTS_OR_COUNTERS = 64
 MAX_ATTRIBUTES_AND_CAPACITIES = 32
 MAX_ATTRIBUTE_BYTES = 64
-MAX_TAINTS = 16
-MAX_TAINTS_1_34 = 4
 MAX_COUNTER_SETS = 8
 MAX_COUNTERS = 32
 MAX_CONSUMED_SETS = 2
@@ -81,7 +80,7 @@ def qualified_name(path: str, text: str) -> Errors:
         yield from named(path, name, identifier_problems)
 
 
-def resource_slice(new: JSON, old: JSON | None) -> Errors:
+def resource_slice(new: JSON, old: JSON | None, release: Release) -> Errors:
     """All complaints about one slice; ``old`` is the stored one in an update."""
     spec = new.get("spec", {})
     yield from driver_name("spec.driver", spec.get("driver", ""))
@@ -90,7 +89,7 @@ def resource_slice(new: JSON, old: JSON | None) -> Errors:
     if old is not None:
         yield from _immutable(spec, old["spec"])
     devices, counter_sets = spec.get("devices", []), spec.get("sharedCounters", [])
-    if devices and counter_sets:
+    if devices and counter_sets and not release.counters_beside_devices:
         yield invalid("spec", "{devices, sharedCounters}", "exactly one of `sharedCounters` or `devices` is required")
     limit = _device_limit(devices)
     if len(devices) > limit:
@@ -99,27 +98,22 @@ def resource_slice(new: JSON, old: JSON | None) -> Errors:
     for index, device in enumerate(devices):
         path = f"spec.devices[{index}]"
         yield from _device(path, device, per_device=bool(spec.get("perDeviceNodeSelection")))
+        yield from _taints(f"{path}.taints", device.get("taints", []), release.max_taints)
+        if release.counters_beside_devices:
+            yield from _known_counter_sets(path, device, counter_sets)
         if device.get("name") in seen:
             yield duplicate(path, device["name"])
         seen.add(device.get("name", ""))
     yield from _counter_sets(counter_sets)
 
 
-def resource_slice_1_34(new: JSON) -> Errors:
-    """Complaints of 1.34 alone: a slice's devices consume its own counters, and have few taints.
-
-    From 1.35 on counters are in slices of their own (staging/src/k8s.io/api/resource/v1/types.go of both).
-    """
-    spec = new.get("spec", {})
-    sets = {one.get("name") for one in spec.get("sharedCounters", [])}
-    for index, device in enumerate(spec.get("devices", [])):
-        path = f"spec.devices[{index}]"
-        for number, consumed in enumerate(device.get("consumesCounters", [])):
-            if (name := consumed.get("counterSet", "")) not in sets:
-                where = f"{path}.consumesCounters[{number}].counterSet"
-                yield invalid(where, name, "must reference a counterSet defined in the ResourceSlice sharedCounters")
-        if len(device.get("taints", [])) > MAX_TAINTS_1_34:
-            yield too_many(f"{path}.taints", len(device["taints"]), MAX_TAINTS_1_34)
+def _known_counter_sets(path: str, device: JSON, counter_sets: Sequence[JSON]) -> Errors:
+    """Complaints about counter sets that are not in the device's own slice."""
+    known = {one.get("name") for one in counter_sets}
+    for index, consumed in enumerate(device.get("consumesCounters", [])):
+        if (name := consumed.get("counterSet", "")) not in known:
+            where = f"{path}.consumesCounters[{index}].counterSet"
+            yield invalid(where, name, "must reference a counterSet defined in the ResourceSlice sharedCounters")
 
 
 def _device_limit(devices: Sequence[JSON]) -> int:
@@ -188,7 +182,6 @@ def _device(path: str, device: JSON, *, per_device: bool) -> Errors:
     for name, value in capacity.items():
         yield from qualified_name(f"{path}.capacity[{name}]", name)
         yield from _capacity(f"{path}.capacity[{name}]", value, many=many)
-    yield from _taints(f"{path}.taints", device.get("taints", []))
     yield from _consumes(f"{path}.consumesCounters", device.get("consumesCounters", []))
     yield from _binding(path, device)
     chosen = [name for name in ("nodeName", "nodeSelector", "allNodes") if name in device]
@@ -287,9 +280,9 @@ def device_taint_rule(new: JSON, old: JSON | None) -> Errors:
     yield from _taint("spec.taint", new["spec"].get("taint", {}))
 
 
-def _taints(path: str, taints: Sequence[JSON]) -> Errors:
-    if len(taints) > MAX_TAINTS:
-        yield too_many(path, len(taints), MAX_TAINTS)
+def _taints(path: str, taints: Sequence[JSON], limit: int) -> Errors:
+    if len(taints) > limit:
+        yield too_many(path, len(taints), limit)
     for index, taint in enumerate(taints):
         yield from _taint(f"{path}[{index}]", taint)
 

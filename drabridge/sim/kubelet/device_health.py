@@ -53,17 +53,21 @@ class HealthBook:
         return known
 
 
-# --- allocated resources in a pod's status (KEP-4680, gate ResourceHealthStatus, on in 1.36) --------------------------
+# --- allocated resources in a pod's status (KEP-4680, gate ResourceHealthStatus) --------------------------
 
 
 def allocated_resources_status(
-    pod: PodSpec, state: DeviceState, cache: dict[Key, ClaimInfo], book: HealthBook, now: float
+    pod: PodSpec, state: DeviceState, cache: dict[Key, ClaimInfo], book: HealthBook, now: float, *, messages: bool
 ) -> dict[str, list[dict[str, Any]]]:
-    """Container -> its list as in the API. Only regular containers have one (kubernetes#139940)."""
-    return {
-        container.name: _plugin_devices(pod, container, state) + _claim_devices(pod, container, cache, book, now)
-        for container in pod.containers
-    }
+    """Container -> its list as in the API. Only regular containers have one (kubernetes#139940).
+
+    ``messages``: with the driver's text (gate ResourceHealthStatusMessage).
+    """
+    listed = {}
+    for container in pod.containers:
+        claims = _claim_devices(pod, container, cache, book, now, messages=messages)
+        listed[container.name] = _plugin_devices(pod, container, state) + claims
+    return listed
 
 
 def _plugin_devices(pod: PodSpec, container: Container, state: DeviceState) -> list[dict[str, Any]]:
@@ -77,7 +81,7 @@ def _plugin_devices(pod: PodSpec, container: Container, state: DeviceState) -> l
 
 
 def _claim_devices(
-    pod: PodSpec, container: Container, cache: dict[Key, ClaimInfo], book: HealthBook, now: float
+    pod: PodSpec, container: Container, cache: dict[Key, ClaimInfo], book: HealthBook, now: float, *, messages: bool
 ) -> list[dict[str, Any]]:
     """Return the health of a claim's devices.
 
@@ -93,7 +97,7 @@ def _claim_devices(
                     continue
                 known = book.of(driver, device.pool, device.device, now)
                 entry = {"health": known.health}
-                if known.message:
+                if messages and known.message:
                     entry["message"] = known.message
                 entry["resourceID"] = device.cdi[0] if device.cdi else f"{driver}/{device.pool}/{device.device}"
                 resources.append(entry)

@@ -96,12 +96,12 @@ def container_devices(
 
 
 def dynamic_resources(
-    cache: Mapping[Key, ClaimInfo], pod: PodSpec, container: Container, *, accumulate: bool, share_ids: bool
+    cache: Mapping[Key, ClaimInfo], pod: PodSpec, container: Container, *, share_ids: bool
 ) -> list[podresources.DynamicResource]:
     """Return whole claims, whatever requests the container names (GetDynamicResources).
 
     Nothing if one claim is unknown.
-    ``accumulate``: the n-th device of a driver in a claim also lists the CDI names of those before it (observed).
+    The n-th device of a driver in a claim also lists the CDI names of those before it (observed).
     """
     answer = []
     for claim in dict.fromkeys(ref[0] for ref in container_refs(pod, container)):
@@ -112,7 +112,7 @@ def dynamic_resources(
         for driver, devices in info.drivers.items():
             names: list[str] = []
             for device in devices:
-                names = [*names, *device.cdi] if accumulate else list(device.cdi)
+                names += device.cdi
                 entry = resource.claim_resources.add(
                     cdi_devices=[podresources.CDIDevice(name=name) for name in names],
                     driver_name=driver,

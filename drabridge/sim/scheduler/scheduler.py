@@ -248,7 +248,7 @@ class Scheduler:
         now = asyncio.get_running_loop().time() - self.timings.node_cache_lag_seconds
         allocatable = self._nodes.allocatable(node, now)
         pods = [one for one in self.objects.peek("pods") if one["metadata"]["uid"] != pod["metadata"]["uid"]]
-        split = extended.split(pod, node, allocatable, classes, pods, dra=self._gates.get("DRAExtendedResource", False))
+        split = extended.split(pod, node, allocatable, classes, pods, dra=self._gates["DRAExtendedResource"])
         if split.refusal:
             raise Unsatisfiable(split.refusal)
         return split.by_claim
@@ -257,7 +257,7 @@ class Scheduler:
 
     def _commit(self, pod: JSON, plan: Plan) -> None:
         held = []
-        if plan.claims:  # before PreBind does what takes time (gate NominatedNodeNameForExpectation)
+        if plan.claims and self._gates["NominatedNodeNameForExpectation"]:  # before PreBind does what takes time
             self._pod_status(pod, lambda obj: obj["status"].update(nominatedNodeName=plan.node))
         for index, claim in enumerate(plan.claims):
             stored = claim
