@@ -55,7 +55,7 @@ class Release:
     health_is_advertised: bool = False
     """A health service is opened only when the driver advertises it (``pickHealthService``). Before: always."""
     share_ids: bool = True
-    """``share_id`` in PodResources."""
+    """Of a device of which several have a part: in PodResources, and in kubelet's own file."""
     plugins_overlap: bool = False
     """Two instances of a device plugin may be connected at once: kubernetes#135437."""
     prepare_appends: bool = True

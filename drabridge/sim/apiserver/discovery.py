@@ -8,6 +8,7 @@ from drabridge.sim.releases import Release
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _SUBRESOURCE_VERBS = {"status": ["get", "patch", "update"], "binding": ["create"], "eviction": ["create"]}
+_SUBRESOURCE_KINDS = {"binding": "Binding", "eviction": "Eviction"}
 REVIEWS = {
     "authentication.k8s.io": ("selfsubjectreviews", "SelfSubjectReview"),
     "authorization.k8s.io": ("selfsubjectaccessreviews", "SelfSubjectAccessReview"),
@@ -94,6 +95,6 @@ def _entry(one: Resource) -> JSON:
 
 
 def _subentry(one: Resource, name: str) -> JSON:
-    verbs = _SUBRESOURCE_VERBS[name]
-    entry: JSON = {"name": f"{one.plural}/{name}", "singularName": "", "namespaced": one.namespaced, "kind": one.kind}
+    verbs, kind = _SUBRESOURCE_VERBS[name], _SUBRESOURCE_KINDS.get(name, one.kind)
+    entry: JSON = {"name": f"{one.plural}/{name}", "singularName": "", "namespaced": one.namespaced, "kind": kind}
     return entry | {"verbs": verbs}

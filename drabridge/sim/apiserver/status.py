@@ -75,7 +75,7 @@ class ApiError(Exception):
     code: int
     message: str
     reason: str = ""
-    details: JSON = field(default_factory=dict)
+    details: JSON | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class ApiError(Exception):
         status["message"] = self.message
         if self.reason:
             status["reason"] = self.reason
-        if self.details:
+        if self.details is not None:
             status["details"] = self.details
         return status | {"code": self.code}
 
@@ -151,7 +151,7 @@ def path_not_found() -> ApiError:
 
     The error for a missing *object* names the object.
     """
-    return ApiError(404, "the server could not find the requested resource", "NotFound")
+    return ApiError(404, "the server could not find the requested resource", "NotFound", details={})
 
 
 def unauthorized() -> ApiError:

@@ -90,7 +90,7 @@ def resource_slice(new: JSON, old: JSON | None, release: Release) -> Errors:
         yield from _immutable(spec, old["spec"])
     devices, counter_sets = spec.get("devices", []), spec.get("sharedCounters", [])
     if devices and counter_sets and not release.counters_beside_devices:
-        yield invalid("spec", "{devices, sharedCounters}", "exactly one of `sharedCounters` or `devices` is required")
+        yield invalid("spec", "", "only one of `sharedCounters` or `devices` is allowed")
     limit = _device_limit(devices)
     if len(devices) > limit:
         yield too_many("spec.devices", len(devices), limit)
@@ -185,11 +185,10 @@ def _device(path: str, device: JSON, *, per_device: bool) -> Errors:
     yield from _consumes(f"{path}.consumesCounters", device.get("consumesCounters", []))
     yield from _binding(path, device)
     chosen = [name for name in ("nodeName", "nodeSelector", "allNodes") if name in device]
-    if per_device and len(chosen) != 1:
-        yield required(
-            path,
-            _PER_DEVICE_TEXT,
-        )
+    if per_device and not chosen:
+        yield required(path, _PER_DEVICE_TEXT)
+    if per_device and len(chosen) > 1:
+        yield invalid(path, "{" + ", ".join(f"`{name}`" for name in chosen) + "}", _PER_DEVICE_TEXT)
     if not per_device and chosen:
         yield forbidden_field(f"{path}.{chosen[0]}", "can only be set when `perDeviceNodeSelection` is true")
 
@@ -197,7 +196,7 @@ def _device(path: str, device: JSON, *, per_device: bool) -> Errors:
 def _attribute(path: str, value: JSON) -> Errors:
     given = [name for name in _VALUE_FIELDS if name in value]
     if not given:
-        yield required(path, "exactly one value must be specified")
+        yield invalid(path, "", "exactly one value must be specified")
     elif len(given) > 1:
         yield invalid(path, value, "exactly one value must be specified")
     if "string" in value:

@@ -112,7 +112,7 @@ def _request(path: str, request: JSON) -> Errors:
     elif exactly is not None and subs:
         yield invalid(
             path,
-            request.get("name"),
+            None,
             "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set",
         )
     if exactly is not None:

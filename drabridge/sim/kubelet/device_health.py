@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drabridge.sim.kubelet.device_accounting import DeviceState
-from drabridge.sim.kubelet.dra_claims import ClaimInfo, Key, container_refs
+from drabridge.sim.kubelet.dra_claims import ClaimInfo, Key, claim_refs
 from drabridge.sim.kubelet.pods import Container, PodSpec
 
 MESSAGE_LIMIT = 1024  # pkg/kubelet/cm/dra/manager.go: longer texts are cut to 1021 and "..."
@@ -83,12 +83,12 @@ def _plugin_devices(pod: PodSpec, container: Container, state: DeviceState) -> l
 def _claim_devices(
     pod: PodSpec, container: Container, cache: dict[Key, ClaimInfo], book: HealthBook, now: float, *, messages: bool
 ) -> list[dict[str, Any]]:
-    """Return the health of a claim's devices.
+    """Return the health of a claim's devices; an extended resource's claim is left out, as by the real one.
 
     cm/dra/manager.go, UpdateAllocatedResourcesStatus: the first CDI id names a device, else driver/pool/device.
     """
     entries = []
-    for claim, request, label in container_refs(pod, container):
+    for claim, request, label in claim_refs(pod, container):
         info = cache.get((pod.namespace, claim))
         resources = []
         for driver, devices in info.drivers.items() if info else ():

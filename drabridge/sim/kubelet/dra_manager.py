@@ -29,7 +29,7 @@ class DraHandler:
         self._plugins = plugins
 
     def validate(self, info: registration.PluginInfo) -> None:
-        choose_service(info.name, info.supported_versions, self._node.release)
+        choose_service(info.name, info.endpoint, info.supported_versions, self._node.release)
 
     async def register(self, info: registration.PluginInfo, endpoint: Path) -> Deregister:
         client = self._plugins.register(info.name, endpoint, info.supported_versions)
@@ -207,7 +207,8 @@ class DraManager:
         """The state file is there from the first claim on; before that there is nothing to remember."""
         path = self._node.root / dra_claims.FILE_NAME
         if self.cache or path.exists():
-            checkpoint.write(self._node.root, dra_claims.encode(self.cache.values()), dra_claims.FILE_NAME)
+            text = dra_claims.encode(self.cache.values(), share_ids=self._node.release.share_ids)
+            checkpoint.write(self._node.root, text, dra_claims.FILE_NAME)
 
     # -- what containers get, and what people see
 

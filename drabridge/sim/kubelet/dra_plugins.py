@@ -23,15 +23,18 @@ class PluginRefusedError(Exception):
     """A plugin cannot be registered; the text goes to it by NotifyRegistrationStatus."""
 
 
-def choose_service(driver: str, offered: Sequence[str], release: Release) -> str:
+def choose_service(driver: str, endpoint: str, offered: Sequence[str], release: Release) -> str:
     """The first of the plugin's own list that this kubelet knows. Raises PluginRefusedError."""
     if not offered:
         raise PluginRefusedError(f"empty list for supported versions of DRA plugin {driver}")
     for service in offered:
         if service in release.dra_services:
             return service
-    known = list(release.dra_services)
-    raise PluginRefusedError(f"DRA plugin {driver}: none of the supported services {list(offered)} is one of {known}")
+    listed, known = (" ".join(f'"{name}"' for name in names) for names in (offered, release.dra_services))
+    raise PluginRefusedError(
+        f"invalid supported gRPC versions of DRA driver plugin {driver} at endpoint {endpoint}: "
+        f"none of services supported by the plugin ([{listed}]) are supported by the kubelet ([{known}])"
+    )
 
 
 def choose_health(offered: Sequence[str], release: Release) -> str | None:
@@ -55,7 +58,7 @@ class DraPlugins:
 
     def register(self, driver: str, endpoint: Path, offered: Sequence[str]) -> DraClient:
         """Raises PluginRefusedError."""
-        service = choose_service(driver, offered, self._node.release)
+        service = choose_service(driver, str(endpoint), offered, self._node.release)
         if any(client.endpoint == endpoint for client in self._clients.get(driver, ())):
             raise PluginRefusedError(f"endpoint {endpoint} already registered for DRA driver plugin {driver}")
         health = choose_health(offered, self._node.release) if self._node.gates["ResourceHealthStatus"] else None

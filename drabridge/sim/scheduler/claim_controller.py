@@ -77,7 +77,7 @@ def _from_template(objects: Objects, pod: JSON, pod_claim: str, template_name: s
 
 def _reasons(error: ApiError) -> str:
     """Without the generated name, which would make every attempt a new event."""
-    causes = [f"{one['field']}: {one['message']}" for one in error.details.get("causes", [])]
+    causes = [f"{one['field']}: {one['message']}" for one in (error.details or {}).get("causes", [])]
     return ", ".join(causes) or error.message
 
 

@@ -18,7 +18,7 @@ from drabridge.sim.apiserver.objects import Objects, timestamp
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.apiserver.store import Change
 from drabridge.sim.scheduler import claim_controller, extended
-from drabridge.sim.scheduler.allocator import InUse, Pick, Unsatisfiable, allocate, allocation
+from drabridge.sim.scheduler.allocator import InUse, Pick, Unsatisfiable, allocate, allocation, check_classes
 from drabridge.sim.scheduler.cel import SelectorError, Selectors
 from drabridge.sim.scheduler.claim_controller import Readiness, readiness
 from drabridge.sim.scheduler.events import post
@@ -176,7 +176,9 @@ class Scheduler:
             claims = [self._usable(claim) for claim in claim_controller.of_pod(self.objects, pod)]
             plan = self._plan(pod, claims)
             self._commit(pod, plan)
-        except (claim_controller.NotReady, Unsatisfiable, SelectorError) as error:
+        except claim_controller.NotReady:
+            return  # PreEnqueue: it is not queued, and nothing is said
+        except (Unsatisfiable, SelectorError) as error:
             self._unschedulable(pod, str(error))
         except ApiError as error:
             post(self.objects, "Pod", pod, "FailedScheduling", str(error))
@@ -205,16 +207,21 @@ class Scheduler:
     def _plan(self, pod: JSON, claims: Sequence[JSON]) -> Plan:
         """The first node that fits. Raises Unsatisfiable with the reasons of all."""
         nodes = self.objects.peek("nodes")
+        classes = {one["metadata"]["name"]: one for one in self.objects.peek("deviceclasses")}
+        try:
+            check_classes([claim for claim in claims if "allocation" not in claim["status"]], classes)
+        except Unsatisfiable as error:
+            raise Unsatisfiable(f"0/{len(nodes)} nodes are available: {error}.") from error
         reasons: Counter[str] = Counter()
         for node in nodes:
             try:
-                return self._on_node(pod, node, claims)
+                return self._on_node(pod, node, claims, classes)
             except Unsatisfiable as error:
                 reasons[str(error)] += 1
         listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         raise Unsatisfiable(f"0/{len(nodes)} nodes are available: {listed or 'no nodes'}.")
 
-    def _on_node(self, pod: JSON, node: JSON, claims: Sequence[JSON]) -> Plan:
+    def _on_node(self, pod: JSON, node: JSON, claims: Sequence[JSON], classes: Mapping[str, JSON]) -> Plan:
         name = node["metadata"]["name"]
         labels = node["metadata"].get("labels", {})
         if node.get("spec", {}).get("unschedulable"):
@@ -225,7 +232,6 @@ class Scheduler:
             selector = claim["status"].get("allocation", {}).get("nodeSelector")
             if selector is not None and not selects(selector, node):
                 raise Unsatisfiable("resourceclaim not available on the node")
-        classes = {one["metadata"]["name"]: one for one in self.objects.peek("deviceclasses")}
         served = self._extended(pod, name, classes)
         mappings: Sequence[JSON] = ()
         wanted = list(claims)

@@ -200,9 +200,9 @@ def test_container_claims_select_by_request() -> None:
     assert dra_claims.container_devices(cache, spec, spec.containers[0])[0] == ["cdi0", "all", "cdi2"]
     assert dra_claims.container_devices(cache, spec, spec.containers[1])[0] == ["cdi0", "all", "cdi1", "cdi2"]
     assert dra_claims.dynamic_resources({}, spec, spec.containers[0], share_ids=True) == []
-    assert dra_claims.decode(dra_claims.encode([info])) == {("n", "claim"): info}
+    assert dra_claims.decode(dra_claims.encode([info], share_ids=True)) == {("n", "claim"): info}
     with pytest.raises(ValueError, match="corrupted"):
-        dra_claims.decode(dra_claims.encode([info]).replace("cdi0", "cdi9"))
+        dra_claims.decode(dra_claims.encode([info], share_ids=True).replace("cdi0", "cdi9"))
 
 
 def test_health_is_cut_and_forgotten() -> None:
@@ -261,7 +261,7 @@ def test_the_real_timings_are_the_defaults() -> None:
 
 
 def test_pods_become_json_and_back() -> None:
-    fixtures = Path(__file__).parents[1] / "fixtures" / "kubernetes-1.36.2"
+    fixtures = Path(__file__).parents[1] / "fixtures" / "kubernetes-1.36.3"
     with_claim = pod_json.pod_from_manifest(json.loads((fixtures / "pod-with-claim.json").read_text()))
     assert with_claim.claim_names() == ("cl1",)
     assert [c.claims for c in with_claim.containers] == [(ContainerClaim("g"),)] * 2

@@ -64,7 +64,6 @@ BAD_CLAIMS: Mapping[str, Json] = {
     "no expression": claim_of("bad", _exactly(selectors=[{"cel": {"expression": ""}}])),
     "two requests of one name": claim_of("bad", _exactly(), _exactly()),
     "request for nothing": claim_of("bad", {"name": "one"}),
-    "no requests": claim_of("bad", constraints=[]) | {"spec": {"devices": {"requests": []}}},
     "name with capitals": claim_of("Bad"),
     "foreign driver's configuration": claim_of(
         "bad", config=[{"opaque": {"driver": "No_Domain", "parameters": {"a": 1}}}]

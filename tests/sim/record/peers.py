@@ -1,4 +1,4 @@
-"""The device plugin and the DRA driver that are on the node while it is recorded, and the CDI files of their devices."""
+"""The device plugin and the DRA driver on the node that is recorded, and the CDI files of their devices."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RecordedDriver(Driver):
 
     async def report(self, device_name: str, *, healthy: bool, message: str = "") -> None:
         state = health_v1alpha1_pb2.HealthStatus.HEALTHY if healthy else health_v1alpha1_pb2.HealthStatus.UNHEALTHY
-        one = health_v1alpha1_pb2.DeviceHealth(health=state, message=message)
+        one = health_v1alpha1_pb2.DeviceHealth(health=state, message=message, health_check_timeout_seconds=600)
         one.device.pool_name, one.device.device_name = "node-a", device_name
         await self.health.put(health_v1alpha1_pb2.NodeWatchResourcesResponse(devices=[one]))
 

@@ -18,8 +18,12 @@ _RANDOM = (
     (re.compile(r"kube-api-access-\w{5}"), "kube-api-access-xxxxx"),
     (re.compile(r"containerd://[0-9a-f]{64}"), "containerd://x"),
     (re.compile(r"sha256:[0-9a-f]{64}"), "sha256:x"),
-    (re.compile(r"too old resource version: 1 \(\d+\)"), "too old resource version: 1 (0)"),
     (re.compile(r"\b10\.88\.\d+\.\d+\b"), "10.88.0.2"),
+)
+_OF_GO = (
+    (re.compile(r"(?<=Invalid value: )\{.*?\}(?=: )"), "<object>"),  # with the field names of internal types
+    (re.compile(r"(?<=into Go struct field )\S+"), "<field>"),
+    (re.compile(r"(?<=continue key is not valid: ).*"), "<reason>"),
 )
 _GENERATED_LENGTH = 5  # staging/src/k8s.io/apiserver/pkg/storage/names/generate.go, randomLength
 _OF_MACHINE = ("cpu", "memory", "ephemeral-storage", "hugepages-1Gi", "hugepages-2Mi")
@@ -29,8 +33,9 @@ _OF_BUILD = ("buildDate", "goVersion", "gitCommit", "gitTreeState", "platform", 
 def scrub(documents: Mapping[str, Json], kubelet: str) -> dict[str, Json]:
     """Return the documents with stand-ins.
 
-    uids follow from the object's name, generated names end in ``xxxxx`` and a number if there are several, times are all
-    the same, an object's resourceVersions count from 1, and those of lists are 0. ``kubelet`` is its root directory.
+    uids follow from the object's name, generated names end in ``xxxxx`` and a number if there are several, times are
+    all the same, an object's resourceVersions count from 1, and those of lists are 0. Of messages, what only Go knows
+    is left out. ``kubelet`` is its root directory.
     """
     found = json.loads(json.dumps(documents))
     text = json.dumps({name: _machine(name, one) for name, one in found.items()})
@@ -106,6 +111,9 @@ def _versions(found: Json) -> dict[tuple[str, str], str]:
 def _replaced(value: Json, versions: Mapping[tuple[str, str], str]) -> Json:
     if isinstance(value, list):
         return [_replaced(one, versions) for one in value]
+    if isinstance(value, str):
+        for pattern, stand_in in _OF_GO:
+            value = pattern.sub(stand_in, value)
     if not isinstance(value, dict):
         return value
     out = {name: _replaced(one, versions) for name, one in value.items()}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from drabridge.sim.apiserver.objects import Objects
@@ -12,12 +10,7 @@ from drabridge.sim.apiserver.store import Store
 from drabridge.sim.releases import DEFAULT, RELEASES
 from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubernetes-1.36.2"
 DRIVER = "d.example.com"
-
-
-def fixture(name: str) -> Any:
-    return json.loads((FIXTURES / f"{name}.json").read_text())
 
 
 def device(name: str, **fields: Any) -> Any:
