@@ -38,14 +38,27 @@ class Release:
     """False: only the kubelet of this release is imitated."""
     resource_versions: tuple[str, ...] = ("v1",)
     """Served versions of resource.k8s.io, in order of preference. All others are off by default."""
+    storage_version: str = "v1"
+    """Of resource.k8s.io; discovery shows its hash."""
     kinds: frozenset[str] = frozenset()
     """Of the kinds that not every release serves, those that this one does."""
     slice_selectors: tuple[str, ...] = ("spec.nodeName", "spec.driver")
     """Field selectors of ResourceSlices beside metadata.name."""
+    declarative_validation: bool = True
+    """Without it a duplicate's path names the key's field, an empty driver is two errors, and an attribute without a
+    value is *required*, not *invalid*."""
+    shows_empty_devices: bool = False
+    """A slice without devices is shown with ``devices: null``."""
+    drops_tolerations: bool = True
+    """Those of claims are dropped where DRADeviceTaints is off."""
     counters_beside_devices: bool = False
     """A slice's devices consume its own counters. Later counters are in slices of their own."""
     max_taints: int = 16
     """``DeviceTaintsMaxLength`` of ``k8s.io/api/resource/v1``."""
+
+    # -- scheduler and controllers
+    claims_block_owner: bool = False
+    """Generated claims have ``blockOwnerDeletion`` in their owner reference."""
 
     # -- kubelet
     dra_services: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
@@ -114,8 +127,13 @@ V1_34 = replace(
         "ResourceHealthStatus": Gate.OFF,
     },
     control_plane=True,
+    storage_version="v1beta2",
+    declarative_validation=False,
+    shows_empty_devices=True,
+    drops_tolerations=False,
     counters_beside_devices=True,
     max_taints=4,
+    claims_block_owner=True,
     dra_services=("v1.DRAPlugin", "v1beta1.DRAPlugin"),
 )
 V1_35 = replace(
@@ -127,8 +145,13 @@ V1_35 = replace(
         "DRADeviceTaintRules": Gate.OFF,
         "NominatedNodeNameForExpectation": Gate.ON,
     },
+    storage_version="v1",
+    declarative_validation=True,
+    shows_empty_devices=False,
+    drops_tolerations=True,
     counters_beside_devices=False,
     max_taints=16,
+    claims_block_owner=False,
     share_ids=True,
 )
 V1_36 = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from drabridge.sim.apiserver import validation, validation_claims
@@ -14,10 +15,11 @@ from drabridge.sim.apiserver.validation import Errors, named
 from drabridge.sim.releases import Release
 
 _GRANULAR = "DRAResourceClaimGranularStatusAuthorization"
-Validator = Callable[[JSON, JSON | None], Errors]
+Validator = Callable[[JSON, JSON | None, Release], Errors]
 
 _VALIDATORS: Mapping[str, Validator] = MappingProxyType(
     {
+        "resourceslices": validation.resource_slice,
         "devicetaintrules": validation.device_taint_rule,
         "resourceclaims": validation_claims.resource_claim,
         "resourceclaimtemplates": validation_claims.resource_claim_template,
@@ -39,12 +41,12 @@ def validate(
     errors = list(named("metadata.name", name, subdomain_problems)) if old is None else []
     if subresource == "status" and resource.plural == "resourceclaims" and old is not None:
         errors += validation_claims.claim_status(new, old)
-    elif resource.plural == "resourceslices":
-        errors += validation.resource_slice(new, old, release)
     elif resource.plural in _VALIDATORS:
-        errors += _VALIDATORS[resource.plural](new, old)
+        errors += _VALIDATORS[resource.plural](new, old, release)
         if old is None and resource.plural in ("resourceclaims", "resourceclaimtemplates"):
             errors += validation_claims.admin_access(resource.plural, new, namespace_labels)
+    if not release.declarative_validation:
+        errors = [replace(one, path=f"{one.path}.{one.key}") if one.key else one for one in errors]
     if errors:
         raise unprocessable(resource.group, resource.kind, name, errors)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 from drabridge.sim.apiserver.kinds import DRA_GROUP, RESOURCES, Resource, Served
 from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.releases import Release
@@ -77,7 +80,7 @@ def _resources(group: str, version: str, served: Served) -> JSON:
     listed: list[JSON] = []
     for one in RESOURCES:
         if one.group == group and version in served.versions(one):
-            listed.append(_entry(one))
+            listed.append(_entry(one, served.release))
             listed += [_subentry(one, name) for name in one.subresources]
     if group in REVIEWS:
         plural, kind = REVIEWS[group]
@@ -88,10 +91,15 @@ def _resources(group: str, version: str, served: Served) -> JSON:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": listed}
 
 
-def _entry(one: Resource) -> JSON:
+def _entry(one: Resource, release: Release) -> JSON:
     entry: JSON = {"name": one.plural, "singularName": one.singular, "namespaced": one.namespaced, "kind": one.kind}
     entry["verbs"] = _VERBS
-    return entry | ({"storageVersionHash": one.storage_hash} if one.storage_hash else {})
+    if one.group != DRA_GROUP:
+        return entry
+    stored = f"{one.group}/{release.storage_version}/{one.kind}"
+    # StorageVersionHash of k8s.io/apiserver/pkg/endpoints/discovery
+    short = base64.b64encode(hashlib.sha256(stored.encode()).digest()[:8])
+    return entry | {"storageVersionHash": short.decode()}
 
 
 def _subentry(one: Resource, name: str) -> JSON:

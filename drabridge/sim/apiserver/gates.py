@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from drabridge.sim.apiserver.status import JSON
+from drabridge.sim.releases import Release
 
 _DEVICE_FIELDS = {
     "DRADeviceTaints": ("taints",),
@@ -28,9 +29,11 @@ _RESULT_FIELDS = {
 _Table = Mapping[str, tuple[str, ...]]
 
 
-def drop_disabled(plural: str, obj: JSON, old: JSON | None, gates: Mapping[str, bool]) -> None:
+def drop_disabled(plural: str, obj: JSON, old: JSON | None, gates: Mapping[str, bool], release: Release) -> None:
     """Delete from ``obj`` what disabled gates guard, except where ``old`` already uses the feature."""
     off = {gate for gate, on in gates.items() if not on}
+    if plural != "resourceslices" and not release.drops_tolerations:
+        off.discard("DRADeviceTaints")
     dropper = _DROPPERS.get(plural)
     if off and dropper is not None:
         dropper(obj, old or {}, off)

@@ -24,7 +24,7 @@ class Resource:
     schema: Schema
     group: str = ""
     version: str = "v1"
-    """Storage version; only resource.k8s.io is served in others as well."""
+    """Only resource.k8s.io is served in others as well; this is the simulation's own form of its objects."""
     namespaced: bool = True
     subresources: tuple[str, ...] = ()
     selectable: tuple[str, ...] = ()
@@ -38,7 +38,6 @@ class Resource:
     delete_returns_object: bool = False
     blank: Mapping[str, object] = field(default_factory=dict)
     """What Go prints for an empty object of the kind: the body of bookmarks, the zero of field ownership."""
-    storage_hash: str = ""
 
     @property
     def singular(self) -> str:
@@ -95,7 +94,6 @@ RESOURCES: tuple[Resource, ...] = (
         counts_generations=True,
         delete_returns_object=True,
         blank={"spec": {}},
-        storage_hash="Yk2PTc1Ybxk=",
     ),
     Resource(
         "devicetaintrules",
@@ -118,7 +116,6 @@ RESOURCES: tuple[Resource, ...] = (
         subresources=("status",),
         delete_returns_object=True,
         blank=_CLAIM_BLANK,
-        storage_hash="wgAZaHcZxUg=",
     ),
     Resource(
         "resourceclaimtemplates",
@@ -127,7 +124,6 @@ RESOURCES: tuple[Resource, ...] = (
         DRA_GROUP,
         delete_returns_object=True,
         blank={"spec": {"metadata": {}, "spec": {"devices": {}}}},
-        storage_hash="TuzjC49aUfM=",
     ),
     Resource(
         "resourceslices",
@@ -139,7 +135,6 @@ RESOURCES: tuple[Resource, ...] = (
         counts_generations=True,
         delete_returns_object=True,
         blank=_SLICE_BLANK,
-        storage_hash="KsC072WgaEY=",
     ),
     Resource(
         "nodes", "Node", schema.NODE, namespaced=False, subresources=("status",), blank={"spec": {}, "status": {}}

@@ -17,7 +17,6 @@ import yaml
 
 from drabridge.sim.apiserver import discovery, http
 from drabridge.sim.apiserver.auth import ADMIN, Tokens, User
-from drabridge.sim.apiserver.convert import to_version
 from drabridge.sim.apiserver.faults import Faults, reason_of
 from drabridge.sim.apiserver.garbage_collector import collect
 from drabridge.sim.apiserver.http import HttpRequest, Reply
@@ -379,7 +378,7 @@ class SimApiServer:
         key = (meta.get("uid", ""), meta["resourceVersion"], version)
         data = self._encoded.get(key) if key[0] else None
         if data is None:
-            data = http.dump(to_version(call.target.resource, obj, version))
+            data = http.dump(call.target.shown(obj))
             if key[0]:
                 self._encoded[key] = data
                 while len(self._encoded) > 4096:

@@ -60,8 +60,10 @@ def named(path: str, text: str, problems: NameFormat) -> Errors:
         yield invalid(path, text, problem)
 
 
-def driver_name(path: str, text: str) -> Errors:
+def driver_name(path: str, text: str, release: Release) -> Errors:
     yield from named(path, text, lambda name: subdomain_problems(name, MAX_DRIVER_BYTES))
+    if not text and not release.declarative_validation:
+        yield from (invalid(path, text, problem) for problem in subdomain_problems(text))
 
 
 def qualified_name(path: str, text: str) -> Errors:
@@ -83,7 +85,7 @@ def qualified_name(path: str, text: str) -> Errors:
 def resource_slice(new: JSON, old: JSON | None, release: Release) -> Errors:
     """All complaints about one slice; ``old`` is the stored one in an update."""
     spec = new.get("spec", {})
-    yield from driver_name("spec.driver", spec.get("driver", ""))
+    yield from driver_name("spec.driver", spec.get("driver", ""), release)
     yield from _pool(spec.get("pool", {}))
     yield from _node_selection(spec)
     if old is not None:
@@ -97,12 +99,11 @@ def resource_slice(new: JSON, old: JSON | None, release: Release) -> Errors:
     seen: set[str] = set()
     for index, device in enumerate(devices):
         path = f"spec.devices[{index}]"
-        yield from _device(path, device, per_device=bool(spec.get("perDeviceNodeSelection")))
-        yield from _taints(f"{path}.taints", device.get("taints", []), release.max_taints)
+        yield from _device(path, device, release, per_device=bool(spec.get("perDeviceNodeSelection")))
         if release.counters_beside_devices:
             yield from _known_counter_sets(path, device, counter_sets)
         if device.get("name") in seen:
-            yield duplicate(path, device["name"])
+            yield duplicate(path, device["name"], "name")
         seen.add(device.get("name", ""))
     yield from _counter_sets(counter_sets)
 
@@ -169,7 +170,7 @@ def _immutable(new: JSON, old: JSON) -> Errors:
         yield invalid("spec.pool.name", new.get("pool", {}).get("name"), "field is immutable")
 
 
-def _device(path: str, device: JSON, *, per_device: bool) -> Errors:
+def _device(path: str, device: JSON, release: Release, *, per_device: bool) -> Errors:
     yield from named(f"{path}.name", device.get("name", ""), label_problems)
     attributes, capacity = device.get("attributes", {}), device.get("capacity", {})
     if (total := len(attributes) + len(capacity)) > MAX_ATTRIBUTES_AND_CAPACITIES:
@@ -177,11 +178,12 @@ def _device(path: str, device: JSON, *, per_device: bool) -> Errors:
         yield invalid(path, total, f"the total number of attributes and capacities must not exceed {limit}")
     for name, value in attributes.items():
         yield from qualified_name(f"{path}.attributes[{name}]", name)
-        yield from _attribute(f"{path}.attributes[{name}]", value)
+        yield from _attribute(f"{path}.attributes[{name}]", value, release)
     many = bool(device.get("allowMultipleAllocations"))
     for name, value in capacity.items():
         yield from qualified_name(f"{path}.capacity[{name}]", name)
         yield from _capacity(f"{path}.capacity[{name}]", value, many=many)
+    yield from _taints(f"{path}.taints", device.get("taints", []), release.max_taints)
     yield from _consumes(f"{path}.consumesCounters", device.get("consumesCounters", []))
     yield from _binding(path, device)
     chosen = [name for name in ("nodeName", "nodeSelector", "allNodes") if name in device]
@@ -193,10 +195,11 @@ def _device(path: str, device: JSON, *, per_device: bool) -> Errors:
         yield forbidden_field(f"{path}.{chosen[0]}", "can only be set when `perDeviceNodeSelection` is true")
 
 
-def _attribute(path: str, value: JSON) -> Errors:
+def _attribute(path: str, value: JSON, release: Release) -> Errors:
     given = [name for name in _VALUE_FIELDS if name in value]
     if not given:
-        yield invalid(path, "", "exactly one value must be specified")
+        words = "exactly one value must be specified"
+        yield invalid(path, "", words) if release.declarative_validation else required(path, words)
     elif len(given) > 1:
         yield invalid(path, value, "exactly one value must be specified")
     if "string" in value:
@@ -275,7 +278,7 @@ def _range(path: str, span: JSON, default: Quantity | None, maximum: Quantity) -
             yield invalid(f"{path}.step", span["step"], "value is not a multiple of a given step")
 
 
-def device_taint_rule(new: JSON, old: JSON | None) -> Errors:
+def device_taint_rule(new: JSON, old: JSON | None, release: Release) -> Errors:
     yield from _taint("spec.taint", new["spec"].get("taint", {}))
 
 
@@ -304,7 +307,7 @@ def _consumes(path: str, consumed: Sequence[JSON]) -> Errors:
         where = f"{path}[{index}]"
         yield from named(f"{where}.counterSet", one.get("counterSet", ""), label_problems)
         if one.get("counterSet") in names:
-            yield duplicate(where, one["counterSet"])
+            yield duplicate(where, one["counterSet"], "counterSet")
         names.add(one.get("counterSet", ""))
         yield from _counters(where, one.get("counters", {}))
 
@@ -317,7 +320,7 @@ def _counter_sets(sets: Sequence[JSON]) -> Errors:
         where = f"spec.sharedCounters[{index}]"
         yield from named(f"{where}.name", one.get("name", ""), label_problems)
         if one.get("name") in names:
-            yield duplicate(where, one["name"])
+            yield duplicate(where, one["name"], "name")
         names.add(one.get("name", ""))
         yield from _counters(where, one.get("counters", {}))
 

@@ -324,13 +324,13 @@ def _counter(device: Device, group: str, name: str) -> Quantity:
 # --- from picked devices to claim.status.allocation -------------------------------------------------------------------
 
 
-def allocation(claim: JSON, picks: Sequence[Pick], node: str) -> JSON:
-    """The allocation as 1.36.2 writes it."""
+def allocation(claim: JSON, picks: Sequence[Pick], node: str, *, dated: bool) -> JSON:
+    """The allocation as it is written into the claim's status; ``dated`` with the time, which binding counts from."""
     devices: JSON = {"results": [pick.result() for pick in picks]}
     config = [*_from_classes(picks), *_from_claim(claim, picks)]
     if config:
         devices["config"] = config
-    out: JSON = {"devices": devices, "allocationTimestamp": timestamp()}
+    out: JSON = {"devices": devices} | ({"allocationTimestamp": timestamp()} if dated else {})
     selector = _node_selector(picks, node)
     return out | ({"nodeSelector": selector} if selector is not None else {})
 

@@ -236,7 +236,7 @@ class Scheduler:
         mappings: Sequence[JSON] = ()
         wanted = list(claims)
         if served:
-            special, mappings = extended.special_claim(pod, served)
+            special, mappings = extended.special_claim(pod, served, self.objects.release)
             wanted.append({**special, "status": {}})
         todo = {index: claim for index, claim in enumerate(wanted) if "allocation" not in claim["status"]}
         picks: dict[int, Sequence[Pick]] = {}
@@ -271,7 +271,8 @@ class Scheduler:
                 stored = self.objects.create({key: value for key, value in claim.items() if key != "status"})
                 self._note_extended(pod, stored["metadata"]["name"], plan.mappings)
             found = plan.picks.get(index)
-            made = allocation(stored, found, plan.node) if found is not None else None
+            dated = self._gates["DRADeviceBindingConditions"]
+            made = allocation(stored, found, plan.node, dated=dated) if found is not None else None
             claim_controller.reserve(self.objects, stored, pod, made)
             held.append(stored["metadata"]["name"])
         uid = pod["metadata"]["uid"]

@@ -269,7 +269,7 @@ async def _claims(place: Place, driver: RecordedDriver) -> None:
 
     async def released() -> Json:
         found = await place.get(f"{CLAIMS}/cl1")
-        return None if found.get("status") else found
+        return None if found.get("status") or found["metadata"].get("finalizers") else found
 
     documents["resourceclaim-released"] = await place.until("claim cl1 to be released", released)
     await api.delete(f"{CLAIMS}/cl1")
