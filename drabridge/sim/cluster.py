@@ -17,7 +17,7 @@ import yaml
 from drabridge.errors import ClusterError
 from drabridge.sim.apiserver.auth import ADMIN
 from drabridge.sim.apiserver.faults import Faults
-from drabridge.sim.apiserver.kinds import BY_KIND, DRA_VERSIONS
+from drabridge.sim.apiserver.kinds import BY_KIND
 from drabridge.sim.apiserver.objects import Objects, Writer, timestamp
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.apiserver.status import ApiError
@@ -26,7 +26,7 @@ from drabridge.sim.kubelet.pod_json import pod_from_manifest
 from drabridge.sim.kubelet.pods import PodStatus
 from drabridge.sim.kubelet.runtime import Runtime
 from drabridge.sim.kubelet.timings import Timings
-from drabridge.sim.release import RECORDED
+from drabridge.sim.releases import DEFAULT
 from drabridge.sim.scheduler.claim_controller import ended
 from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
@@ -117,7 +117,7 @@ class ClusterNode:
         status: JSON = {
             "capacity": fixed | {name: str(count) for name, count in published["capacity"].items()},
             "allocatable": fixed | {name: str(count) for name, count in published["allocatable"].items()},
-            "nodeInfo": {"kubeletVersion": f"v1.{self._kubelet.node.version.minor}.2-sim"},
+            "nodeInfo": {"kubeletVersion": self._kubelet.node.release.version},
         }
         if any(node["status"].get(key) != value for key, value in status.items()):
             ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "simulated"}
@@ -265,16 +265,16 @@ class SimCluster:
         root: Path,
         *,
         nodes: Sequence[str] = ("node-a",),
-        release: str = RECORDED,
+        release: str = DEFAULT,
         gates: Mapping[str, bool] | None = None,
         timings: ClusterTimings | None = None,
-        versions: tuple[str, ...] = DRA_VERSIONS,
+        versions: tuple[str, ...] | None = None,
         tls: bool = False,
         kubelet_version: str = "",
         runtime: Callable[[str], Runtime] | None = None,
         seed: int = 0,
     ) -> None:
-        """``release`` is that of the control plane, and of the kubelets without a ``kubelet_version``."""
+        """``release`` and ``gates`` are the control plane's, and those of kubelets without a ``kubelet_version``."""
         self.root = Path(root)
         self.timings = timings or ClusterTimings()
         self.api = SimApiServer(release=release, gates=gates, versions=versions, tls=tls)
@@ -284,6 +284,7 @@ class SimCluster:
                 self.root / name,
                 node_name=name,
                 version=kubelet_version or release,
+                gates=None if kubelet_version else gates,
                 timings=self.timings.kubelet,
                 api=StoreApi(self.api.objects, self.api.faults),
                 runtime=runtime(name) if runtime is not None else None,

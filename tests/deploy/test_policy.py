@@ -231,7 +231,7 @@ def test_events_of_other_programs_are_left_to_them() -> None:
 
 # --- objects that a real API server stored -------------------------------------------------------------------------
 
-RECORDED = Path(__file__).parents[1] / "sim/fixtures/kubernetes-1.36.2"
+RECORDED = Path(__file__).parents[1] / "sim/fixtures/kubernetes-1.36.3"
 RECORDED_DRIVER = "obs.example.com"
 FOR_RECORDED = [
     obj for obj in manifests({"config": {"driver": RECORDED_DRIVER}}) if obj["kind"] == "ValidatingAdmissionPolicy"

@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from drabridge.errors import HostError
-from drabridge.sim.kubelet import dra_plugins
 from drabridge.sim.kubelet.pods import Phase
 from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered
 from tests.support.dra_node import DraNode, a_node
@@ -92,10 +91,10 @@ async def test_dr17_all_calls_and_the_health_stream_come_over_one_connection() -
         assert len(seen) == 1
 
 
-@pytest.mark.parametrize("version", ["1.33", "1.36", "1.37"])
-async def test_dr25_every_kubelet_gets_the_health_that_it_asks_for(version: str) -> None:
-    """1.33 speaks v1beta1 alone, 1.36 opens v1alpha1, 1.37 the v1 that we advertise."""
-    async with a_node() as node, kubelet_beside(node, version=version) as kubelet:
+@pytest.mark.parametrize(("version", "gates"), [("1.34", {"ResourceHealthStatus": True}), ("1.36", {}), ("1.37", {})])
+async def test_dr25_every_kubelet_gets_the_health_that_it_asks_for(version: str, gates: dict[str, bool]) -> None:
+    """Up to 1.36 kubelet opens v1alpha1, later the v1 that we advertise."""
+    async with a_node() as node, kubelet_beside(node, version=version, gates=gates) as kubelet:
         await registered(node)
         spec = pod(node, "p", "cl", "gpu-0")
         await ran(kubelet, spec)
@@ -104,9 +103,9 @@ async def test_dr25_every_kubelet_gets_the_health_that_it_asks_for(version: str)
         await ends(node, 1)
 
 
-async def test_dr25_a_kubelet_without_the_gate_asks_for_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dra_plugins, "choose_health", lambda offered, version: None)
-    async with a_node() as node, kubelet_beside(node) as kubelet:
+@pytest.mark.parametrize("version", ["1.33", "1.34", "1.35"])
+async def test_dr25_a_kubelet_without_the_gate_asks_for_no_health(version: str) -> None:
+    async with a_node() as node, kubelet_beside(node, version=version) as kubelet:
         await registered(node)
         spec = pod(node, "p", "cl", "gpu-0")
         await ran(kubelet, spec)

@@ -176,11 +176,11 @@ async def test_an_old_kubelet_is_reported_by_facts_not_by_emptiness(connect: Mak
         assert (await client.get("default", "ended")).pods
 
 
-@pytest.mark.parametrize(("version", "cpus"), [("1.36", ()), ("1.37", (0, 1, 2))])
-async def test_cpus_of_whole_pods_are_told_by_newer_kubelets(
-    connect: MakeClient, version: str, cpus: tuple[int, ...]
+@pytest.mark.parametrize(("on", "cpus"), [(False, ()), (True, (0, 1, 2))])
+async def test_cpus_of_whole_pods_are_told_by_kubelets_with_the_gate(
+    connect: MakeClient, on: bool, cpus: tuple[int, ...]
 ) -> None:
-    async with node(version=version) as here:
+    async with node(version="1.37", gates={"PodLevelResourceManagers": on}) as here:
         spec = PodSpec("default", "p", containers=(Container("main"),), cpu_ids=(2, 0, 1))
         await here.kubelet.run_pod(spec)
         client = connect(here.socket)

@@ -12,7 +12,7 @@ from typing import Any
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from drabridge.sim.kubelet.timings import Timings
-from drabridge.sim.release import RECORDED
+from drabridge.sim.releases import DEFAULT
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read
 from tests.support.waiting import short_directory, until
 
@@ -76,7 +76,7 @@ spec:
 async def bridge(
     config: str = BOTH_LANES,
     kubelet_version: str = "",
-    release: str = RECORDED,
+    release: str = DEFAULT,
     driver: str = DRIVER,
     gates: Mapping[str, bool] | None = None,
     **kubelet: Any,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from drabridge.sim.apiserver import validation, validation_claims
@@ -11,9 +12,10 @@ from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.apiserver.names import subdomain_problems
 from drabridge.sim.apiserver.status import JSON, unprocessable
 from drabridge.sim.apiserver.validation import Errors, named
+from drabridge.sim.releases import Release
 
 _GRANULAR = "DRAResourceClaimGranularStatusAuthorization"
-Validator = Callable[[JSON, JSON | None], Errors]
+Validator = Callable[[JSON, JSON | None, Release], Errors]
 
 _VALIDATORS: Mapping[str, Validator] = MappingProxyType(
     {
@@ -27,19 +29,24 @@ _VALIDATORS: Mapping[str, Validator] = MappingProxyType(
 
 
 def validate(
-    resource: Resource, new: JSON, old: JSON | None, subresource: str, namespace_labels: dict[str, str], *, minor: int
+    resource: Resource,
+    new: JSON,
+    old: JSON | None,
+    subresource: str,
+    namespace_labels: dict[str, str],
+    release: Release,
 ) -> None:
-    """Raises ApiError 422 with every complaint of Kubernetes 1.<minor>."""
+    """Raises ApiError 422 with every complaint of the release."""
     name = new["metadata"]["name"]
     errors = list(named("metadata.name", name, subdomain_problems)) if old is None else []
     if subresource == "status" and resource.plural == "resourceclaims" and old is not None:
         errors += validation_claims.claim_status(new, old)
     elif resource.plural in _VALIDATORS:
-        errors += _VALIDATORS[resource.plural](new, old)
-        if resource.plural == "resourceslices" and minor <= 34:
-            errors += validation.resource_slice_1_34(new)
+        errors += _VALIDATORS[resource.plural](new, old, release)
         if old is None and resource.plural in ("resourceclaims", "resourceclaimtemplates"):
             errors += validation_claims.admin_access(resource.plural, new, namespace_labels)
+    if not release.declarative_validation:
+        errors = [replace(one, path=f"{one.path}.{one.key}") if one.key else one for one in errors]
     if errors:
         raise unprocessable(resource.group, resource.kind, name, errors)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+
 from drabridge.sim.apiserver.kinds import DRA_GROUP, RESOURCES, Resource, Served
 from drabridge.sim.apiserver.status import JSON
+from drabridge.sim.releases import Release
 
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _SUBRESOURCE_VERBS = {"status": ["get", "patch", "update"], "binding": ["create"], "eviction": ["create"]}
+_SUBRESOURCE_KINDS = {"binding": "Binding", "eviction": "Eviction"}
 REVIEWS = {
     "authentication.k8s.io": ("selfsubjectreviews", "SelfSubjectReview"),
     "authorization.k8s.io": ("selfsubjectaccessreviews", "SelfSubjectAccessReview"),
@@ -14,16 +19,16 @@ REVIEWS = {
 """Groups with one resource that is only ever created: a question."""
 
 
-def _version(minor: int) -> JSON:
+def _version(release: Release) -> JSON:
     """Return what the imitated server says of itself (recorded)."""
     return {
         "major": "1",
-        "minor": str(minor),
+        "minor": str(release.minor),
         "emulationMajor": "1",
-        "emulationMinor": str(minor),
+        "emulationMinor": str(release.minor),
         "minCompatibilityMajor": "1",
-        "minCompatibilityMinor": str(minor - 1),
-        "gitVersion": f"v1.{minor}.2",
+        "minCompatibilityMinor": str(release.minor - 1),
+        "gitVersion": release.version,
         "gitCommit": "$Format:%H$",
         "gitTreeState": "",
         "buildDate": "1970-01-01T00:00:00Z",
@@ -40,7 +45,7 @@ def document(path: str, served: Served) -> JSON | None:
     """
     match path.strip("/").split("/"):
         case ["version"]:
-            return _version(served.minor)
+            return _version(served.release)
         case ["api"]:
             return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
         case ["api", "v1"]:
@@ -75,7 +80,7 @@ def _resources(group: str, version: str, served: Served) -> JSON:
     listed: list[JSON] = []
     for one in RESOURCES:
         if one.group == group and version in served.versions(one):
-            listed.append(_entry(one))
+            listed.append(_entry(one, served.release))
             listed += [_subentry(one, name) for name in one.subresources]
     if group in REVIEWS:
         plural, kind = REVIEWS[group]
@@ -86,13 +91,18 @@ def _resources(group: str, version: str, served: Served) -> JSON:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": listed}
 
 
-def _entry(one: Resource) -> JSON:
+def _entry(one: Resource, release: Release) -> JSON:
     entry: JSON = {"name": one.plural, "singularName": one.singular, "namespaced": one.namespaced, "kind": one.kind}
     entry["verbs"] = _VERBS
-    return entry | ({"storageVersionHash": one.storage_hash} if one.storage_hash else {})
+    if one.group != DRA_GROUP:
+        return entry
+    stored = f"{one.group}/{release.storage_version}/{one.kind}"
+    # StorageVersionHash of k8s.io/apiserver/pkg/endpoints/discovery
+    short = base64.b64encode(hashlib.sha256(stored.encode()).digest()[:8])
+    return entry | {"storageVersionHash": short.decode()}
 
 
 def _subentry(one: Resource, name: str) -> JSON:
-    verbs = _SUBRESOURCE_VERBS[name]
-    entry: JSON = {"name": f"{one.plural}/{name}", "singularName": "", "namespaced": one.namespaced, "kind": one.kind}
+    verbs, kind = _SUBRESOURCE_VERBS[name], _SUBRESOURCE_KINDS.get(name, one.kind)
+    entry: JSON = {"name": f"{one.plural}/{name}", "singularName": "", "namespaced": one.namespaced, "kind": kind}
     return entry | {"verbs": verbs}

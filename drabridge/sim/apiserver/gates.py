@@ -1,38 +1,12 @@
-"""Feature gates of each release, and the fields that the server drops, in silence, where one is off."""
+"""The fields that the server drops, in silence, where a feature gate is off."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from drabridge.sim.apiserver.status import JSON
-from drabridge.sim.release import RECORDED, minor_of
-
-
-class Gate(NamedTuple):
-    """Since which 1.<minor> a gate is known, on by default, and locked to on (0: not yet)."""
-
-    known: int
-    on: int
-    locked: int = 0
-
-
-# pkg/features/kube_features.go. Taints and their rules are GA in 1.37, and locked in 1.38.
-_GATES: Mapping[str, Gate] = MappingProxyType(
-    {
-        "DRAAdminAccess": Gate(32, 34, 36),
-        "DRAConsumableCapacity": Gate(34, 36),
-        "DRADeviceBindingConditions": Gate(34, 36),
-        "DRADeviceTaintRules": Gate(35, 37, 38),
-        "DRADeviceTaints": Gate(33, 36, 38),
-        "DRAExtendedResource": Gate(34, 36, 37),
-        "DRAPartitionableDevices": Gate(33, 36),
-        "DRAPrioritizedList": Gate(33, 34, 37),
-        "DRAResourceClaimDeviceStatus": Gate(32, 33, 37),
-        "DRAResourceClaimGranularStatusAuthorization": Gate(36, 36),
-    }
-)
+from drabridge.sim.releases import Release
 
 _DEVICE_FIELDS = {
     "DRADeviceTaints": ("taints",),
@@ -55,25 +29,11 @@ _RESULT_FIELDS = {
 _Table = Mapping[str, tuple[str, ...]]
 
 
-def merged_gates(changes: Mapping[str, bool] | None, release: str = RECORDED) -> dict[str, bool]:
-    """Return the release's defaults with ``changes``; a gate that it does not know is off.
-
-    Raises ValueError for a change of a gate that the release does not know, that nothing here looks at, or that is
-    locked: the real server does not start with it.
-    """
-    minor = minor_of(release)
-    known = sorted(name for name, gate in _GATES.items() if gate.known <= minor)
-    if unknown := set(changes or {}).difference(known):
-        raise ValueError(f"unknown feature gates {sorted(unknown)}; known are {known}")
-    for name, on in (changes or {}).items():
-        if not on and 0 < _GATES[name].locked <= minor:
-            raise ValueError(f"cannot set feature gate {name} to false, feature is locked to true")
-    return {**{name: gate.on <= minor for name, gate in _GATES.items()}, **(changes or {})}
-
-
-def drop_disabled(plural: str, obj: JSON, old: JSON | None, gates: Mapping[str, bool]) -> None:
+def drop_disabled(plural: str, obj: JSON, old: JSON | None, gates: Mapping[str, bool], release: Release) -> None:
     """Delete from ``obj`` what disabled gates guard, except where ``old`` already uses the feature."""
     off = {gate for gate, on in gates.items() if not on}
+    if plural != "resourceslices" and not release.drops_tolerations:
+        off.discard("DRADeviceTaints")
     dropper = _DROPPERS.get(plural)
     if off and dropper is not None:
         dropper(obj, old or {}, off)

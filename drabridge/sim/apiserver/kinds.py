@@ -9,6 +9,7 @@ from types import MappingProxyType
 from drabridge.sim.apiserver import schema, schema_dra
 from drabridge.sim.apiserver.schema import Schema
 from drabridge.sim.apiserver.status import JSON
+from drabridge.sim.releases import Release
 
 DRA_GROUP = "resource.k8s.io"
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
@@ -23,23 +24,20 @@ class Resource:
     schema: Schema
     group: str = ""
     version: str = "v1"
-    """Storage version; only resource.k8s.io is served in others as well."""
+    """Only resource.k8s.io is served in others as well; this is the simulation's own form of its objects."""
     namespaced: bool = True
     subresources: tuple[str, ...] = ()
     selectable: tuple[str, ...] = ()
     """Field selectors beside metadata.name and metadata.namespace."""
     counts_generations: bool = False
     """metadata.generation starts at 1 and grows with each change of the spec."""
-    newer_selectable: Mapping[str, int] = field(default_factory=dict)
-    """Those of ``selectable`` that came with 1.<minor>."""
-    since: int = 0
-    """The 1.<minor> that serves the kind first, as ``version`` alone."""
+    optional: bool = False
+    """Not every release serves the kind (``Release.kinds``), and none but as ``version``."""
     gate: str = ""
     """The feature gate that the kind is behind."""
     delete_returns_object: bool = False
     blank: Mapping[str, object] = field(default_factory=dict)
     """What Go prints for an empty object of the kind: the body of bookmarks, the zero of field ownership."""
-    storage_hash: str = ""
 
     @property
     def singular(self) -> str:
@@ -61,24 +59,25 @@ class Resource:
 class Served:
     """What one server serves of the table."""
 
-    minor: int
+    release: Release
     dra_versions: tuple[str, ...]
     """Served versions of resource.k8s.io, in order of preference."""
     gates: Mapping[str, bool]
 
     def versions(self, resource: Resource) -> tuple[str, ...]:
         """Return in which versions; nothing for a kind that comes later, or is switched off."""
-        if resource.since > self.minor or (resource.gate and not self.gates[resource.gate]):
+        if (resource.optional and resource.plural not in self.release.kinds) or (
+            resource.gate and not self.gates[resource.gate]
+        ):
             return ()
         if resource.group != DRA_GROUP:
             return (resource.version,)
-        known = (resource.version,) if resource.since else DRA_VERSIONS
+        known = (resource.version,) if resource.optional else DRA_VERSIONS
         return tuple(one for one in self.dra_versions if one in known)
 
     def selectable(self, resource: Resource) -> tuple[str, ...]:
         """Return the field selectors beside metadata.name and metadata.namespace."""
-        newer = resource.newer_selectable
-        return tuple(path for path in resource.selectable if newer.get(path, 0) <= self.minor)
+        return self.release.slice_selectors if resource.plural == "resourceslices" else resource.selectable
 
 
 _SLICE_BLANK = {"spec": {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}}
@@ -95,7 +94,6 @@ RESOURCES: tuple[Resource, ...] = (
         counts_generations=True,
         delete_returns_object=True,
         blank={"spec": {}},
-        storage_hash="Yk2PTc1Ybxk=",
     ),
     Resource(
         "devicetaintrules",
@@ -104,7 +102,7 @@ RESOURCES: tuple[Resource, ...] = (
         DRA_GROUP,
         namespaced=False,
         subresources=("status",),
-        since=37,  # before: beta, in versions that are off by default
+        optional=True,
         gate="DRADeviceTaintRules",
         counts_generations=True,
         delete_returns_object=True,
@@ -118,7 +116,6 @@ RESOURCES: tuple[Resource, ...] = (
         subresources=("status",),
         delete_returns_object=True,
         blank=_CLAIM_BLANK,
-        storage_hash="wgAZaHcZxUg=",
     ),
     Resource(
         "resourceclaimtemplates",
@@ -127,7 +124,6 @@ RESOURCES: tuple[Resource, ...] = (
         DRA_GROUP,
         delete_returns_object=True,
         blank={"spec": {"metadata": {}, "spec": {"devices": {}}}},
-        storage_hash="TuzjC49aUfM=",
     ),
     Resource(
         "resourceslices",
@@ -136,11 +132,9 @@ RESOURCES: tuple[Resource, ...] = (
         DRA_GROUP,
         namespaced=False,
         selectable=("spec.nodeName", "spec.driver", "spec.pool.name"),
-        newer_selectable={"spec.pool.name": 37},  # kubernetes#138456
         counts_generations=True,
         delete_returns_object=True,
         blank=_SLICE_BLANK,
-        storage_hash="KsC072WgaEY=",
     ),
     Resource(
         "nodes", "Node", schema.NODE, namespaced=False, subresources=("status",), blank={"spec": {}, "status": {}}
@@ -204,7 +198,7 @@ RESOURCES: tuple[Resource, ...] = (
         schema.OPEN_KIND,
         "admissionregistration.k8s.io",
         namespaced=False,
-        since=36,
+        optional=True,
         blank={"spec": {}},
     ),
     Resource("jobs", "Job", schema.JOB, "batch", subresources=("status",), counts_generations=True),

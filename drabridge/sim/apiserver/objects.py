@@ -32,7 +32,7 @@ from drabridge.sim.apiserver.writes import (
     sections,
     settled,
 )
-from drabridge.sim.release import RECORDED, minor_of
+from drabridge.sim.releases import DEFAULT, RELEASES, Release
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 """Letters of generated names (apimachinery ``rand``): no vowels, nothing that reads as another."""
@@ -68,10 +68,10 @@ class Objects:
     What comes in and goes out is the caller's to change, except from :meth:`peek`. Every refusal is an ApiError.
     """
 
-    def __init__(self, store: Store, gates: Mapping[str, bool], release: str = RECORDED) -> None:
+    def __init__(self, store: Store, gates: Mapping[str, bool], release: Release = RELEASES[DEFAULT]) -> None:
         self.store = store
         self.gates = gates
-        self._minor = minor_of(release)
+        self.release = release
         for namespace in ("default", "kube-system"):
             self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
 
@@ -141,10 +141,11 @@ class Objects:
         if resource.has_status and resource.plural != "nodes":
             new.pop("status", None)
         new = self._born(resource, new)
-        self._check(resource, new, None, "", by)
-        if managers is None:
+        if managers is None:  # fields that are dropped then have an owner all the same (recorded)
             writer = self._manager(resource, by, "Update", "")
             managers = after_update([], writer, resource.schema, resource.blank_object(), new)
+        drop_disabled(resource.plural, new, None, self.gates, self.release)
+        self._check(resource, new, None, "", by)
         meta["managedFields"] = write_managers(managers)
         return self._shown(resource, self._put(resource, new, by))
 
@@ -305,7 +306,6 @@ class Objects:
         if resource.counts_generations:
             meta["generation"] = 1
         set_defaults(resource.plural, new, now)
-        drop_disabled(resource.plural, new, None, self.gates)
         return new
 
     def _check(self, resource: Resource, new: JSON, old: JSON | None, subresource: str, by: Writer) -> None:
@@ -314,7 +314,7 @@ class Objects:
         if resource.namespaced:
             namespace = self.store.get(BY_PLURAL["namespaces"], ("", new["metadata"]["namespace"]))
             labels = (namespace or {"metadata": {}})["metadata"].get("labels", {})
-        admission.validate(resource, new, old, subresource, labels, minor=self._minor)
+        admission.validate(resource, new, old, subresource, labels, self.release)
 
     def _replace(
         self,
@@ -335,7 +335,7 @@ class Objects:
             old["metadata"], body["metadata"], frozen=bool(subresource) and resource.group == DRA_GROUP
         )
         set_defaults(resource.plural, new, timestamp())
-        drop_disabled(resource.plural, new, old, self.gates)
+        drop_disabled(resource.plural, new, old, self.gates, self.release)
         admission.forget_deallocated(resource, new, old)
         if resource.counts_generations and counted_spec(resource, new) != counted_spec(resource, old):
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1

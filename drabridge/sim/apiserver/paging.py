@@ -98,4 +98,4 @@ def _position(token: str) -> tuple[int, str]:
             raise ValueError(data["v"])
         return int(data["rv"]), str(data["start"])
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
-        raise bad_request(f"continue key is not valid: {error}") from error
+        raise bad_request(f"invalid continue token: continue key is not valid: {error}") from error

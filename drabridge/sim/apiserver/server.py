@@ -17,18 +17,16 @@ import yaml
 
 from drabridge.sim.apiserver import discovery, http
 from drabridge.sim.apiserver.auth import ADMIN, Tokens, User
-from drabridge.sim.apiserver.convert import to_version
 from drabridge.sim.apiserver.faults import Faults, reason_of
 from drabridge.sim.apiserver.garbage_collector import collect
-from drabridge.sim.apiserver.gates import merged_gates
 from drabridge.sim.apiserver.http import HttpRequest, Reply
-from drabridge.sim.apiserver.kinds import DRA_VERSIONS, Served
+from drabridge.sim.apiserver.kinds import Served
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.status import JSON, ApiError, bad_request, path_not_found, unauthorized
 from drabridge.sim.apiserver.store import Store
 from drabridge.sim.apiserver.verbs import VERBS, Call, Target, number, parse_path
 from drabridge.sim.apiserver.watch import DEFAULT_TIMEOUT_SECONDS, WatchOptions, watch
-from drabridge.sim.release import RECORDED, minor_of
+from drabridge.sim.releases import DEFAULT, release_of
 
 
 @dataclass(slots=True)
@@ -83,22 +81,22 @@ class SimApiServer:
     """``async with SimApiServer() as api:`` serves HTTP(S) on 127.0.0.1 at ``api.url``.
 
     ``release`` is the Kubernetes release to imitate, ``gates`` overrides its feature gates, ``versions`` are the served
-    versions of resource.k8s.io in order of preference. ``objects`` is the same storage without HTTP, ``requests`` the
-    log, ``faults`` the trouble to make.
+    versions of resource.k8s.io in order of preference (None: the release's default). ``objects`` is the same storage
+    without HTTP, ``requests`` the log, ``faults`` the trouble to make.
     """
 
     def __init__(
         self,
         *,
-        release: str = RECORDED,
+        release: str = DEFAULT,
         gates: Mapping[str, bool] | None = None,
-        versions: tuple[str, ...] = DRA_VERSIONS,
+        versions: tuple[str, ...] | None = None,
         tls: bool = False,
     ) -> None:
-        self.gates = merged_gates(gates, release)
-        self.versions = versions
-        self._minor = minor_of(release)
-        self.objects = Objects(Store(), self.gates, release)
+        self.release = release_of(release)
+        self.gates = self.release.gates_with(gates)
+        self.versions = self.release.resource_versions if versions is None else versions
+        self.objects = Objects(Store(), self.gates, self.release)
         self.faults = Faults(cut=self._cut)
         self.requests: list[Request] = []
         self._tls = tls
@@ -116,7 +114,7 @@ class SimApiServer:
     @property
     def served(self) -> Served:
         """What is served now: ``versions`` may be changed while it runs."""
-        return Served(self._minor, self.versions, self.gates)
+        return Served(self.release, self.versions, self.gates)
 
     # -- life
 
@@ -380,7 +378,7 @@ class SimApiServer:
         key = (meta.get("uid", ""), meta["resourceVersion"], version)
         data = self._encoded.get(key) if key[0] else None
         if data is None:
-            data = http.dump(to_version(call.target.resource, obj, version))
+            data = http.dump(call.target.shown(obj))
             if key[0]:
                 self._encoded[key] = data
                 while len(self._encoded) > 4096:

@@ -24,6 +24,8 @@ class FieldError:
     path: str
     reason: str
     message: str
+    key: str = ""
+    """Of a duplicate in a list: the field that tells its items apart. Older releases have it in the path."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
@@ -45,8 +47,8 @@ def required(path: str, detail: str = "") -> FieldError:
     return FieldError(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
 
 
-def duplicate(path: str, value: object) -> FieldError:
-    return FieldError(path, "FieldValueDuplicate", f"Duplicate value: {_shown(value)}")
+def duplicate(path: str, value: object, key: str = "") -> FieldError:
+    return FieldError(path, "FieldValueDuplicate", f"Duplicate value: {_shown(value)}", key)
 
 
 def too_many(path: str, actual: int, limit: int) -> FieldError:
@@ -75,7 +77,7 @@ class ApiError(Exception):
     code: int
     message: str
     reason: str = ""
-    details: JSON = field(default_factory=dict)
+    details: JSON | None = None
     headers: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,7 +92,7 @@ class ApiError(Exception):
         status["message"] = self.message
         if self.reason:
             status["reason"] = self.reason
-        if self.details:
+        if self.details is not None:
             status["details"] = self.details
         return status | {"code": self.code}
 
@@ -151,7 +153,7 @@ def path_not_found() -> ApiError:
 
     The error for a missing *object* names the object.
     """
-    return ApiError(404, "the server could not find the requested resource", "NotFound")
+    return ApiError(404, "the server could not find the requested resource", "NotFound", details={})
 
 
 def unauthorized() -> ApiError:

@@ -1,4 +1,4 @@
-"""Validate ResourceSlices: the limits and words of ``pkg/apis/resource/validation`` in 1.36."""
+"""Validate ResourceSlices: the limits and words of ``pkg/apis/resource/validation``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ from drabridge.sim.apiserver.status import (
     too_many,
     unsupported,
 )
+from drabridge.sim.releases import Release
 
 # staging/src/k8s.io/api/resource/v1/types.go
 MAX_DEVICES = 128
 MAX_DEVICES_WITH_TAINTS_OR_COUNTERS = 64
 MAX_ATTRIBUTES_AND_CAPACITIES = 32
 MAX_ATTRIBUTE_BYTES = 64
-MAX_TAINTS = 16
-MAX_TAINTS_1_34 = 4
 MAX_COUNTER_SETS = 8
 MAX_COUNTERS = 32
 MAX_CONSUMED_SETS = 2
@@ -61,8 +60,10 @@ def named(path: str, text: str, problems: NameFormat) -> Errors:
         yield invalid(path, text, problem)
 
 
-def driver_name(path: str, text: str) -> Errors:
+def driver_name(path: str, text: str, release: Release) -> Errors:
     yield from named(path, text, lambda name: subdomain_problems(name, MAX_DRIVER_BYTES))
+    if not text and not release.declarative_validation:
+        yield from (invalid(path, text, problem) for problem in subdomain_problems(text))
 
 
 def qualified_name(path: str, text: str) -> Errors:
@@ -81,45 +82,39 @@ def qualified_name(path: str, text: str) -> Errors:
         yield from named(path, name, identifier_problems)
 
 
-def resource_slice(new: JSON, old: JSON | None) -> Errors:
+def resource_slice(new: JSON, old: JSON | None, release: Release) -> Errors:
     """All complaints about one slice; ``old`` is the stored one in an update."""
     spec = new.get("spec", {})
-    yield from driver_name("spec.driver", spec.get("driver", ""))
+    yield from driver_name("spec.driver", spec.get("driver", ""), release)
     yield from _pool(spec.get("pool", {}))
     yield from _node_selection(spec)
     if old is not None:
         yield from _immutable(spec, old["spec"])
     devices, counter_sets = spec.get("devices", []), spec.get("sharedCounters", [])
-    if devices and counter_sets:
-        yield invalid("spec", "{devices, sharedCounters}", "exactly one of `sharedCounters` or `devices` is required")
+    if devices and counter_sets and not release.counters_beside_devices:
+        yield invalid("spec", "", "only one of `sharedCounters` or `devices` is allowed")
     limit = _device_limit(devices)
     if len(devices) > limit:
         yield too_many("spec.devices", len(devices), limit)
     seen: set[str] = set()
     for index, device in enumerate(devices):
         path = f"spec.devices[{index}]"
-        yield from _device(path, device, per_device=bool(spec.get("perDeviceNodeSelection")))
+        yield from _device(path, device, release, per_device=bool(spec.get("perDeviceNodeSelection")))
+        if release.counters_beside_devices:
+            yield from _known_counter_sets(path, device, counter_sets)
         if device.get("name") in seen:
-            yield duplicate(path, device["name"])
+            yield duplicate(path, device["name"], "name")
         seen.add(device.get("name", ""))
     yield from _counter_sets(counter_sets)
 
 
-def resource_slice_1_34(new: JSON) -> Errors:
-    """Complaints of 1.34 alone: a slice's devices consume its own counters, and have few taints.
-
-    From 1.35 on counters are in slices of their own (staging/src/k8s.io/api/resource/v1/types.go of both).
-    """
-    spec = new.get("spec", {})
-    sets = {one.get("name") for one in spec.get("sharedCounters", [])}
-    for index, device in enumerate(spec.get("devices", [])):
-        path = f"spec.devices[{index}]"
-        for number, consumed in enumerate(device.get("consumesCounters", [])):
-            if (name := consumed.get("counterSet", "")) not in sets:
-                where = f"{path}.consumesCounters[{number}].counterSet"
-                yield invalid(where, name, "must reference a counterSet defined in the ResourceSlice sharedCounters")
-        if len(device.get("taints", [])) > MAX_TAINTS_1_34:
-            yield too_many(f"{path}.taints", len(device["taints"]), MAX_TAINTS_1_34)
+def _known_counter_sets(path: str, device: JSON, counter_sets: Sequence[JSON]) -> Errors:
+    """Complaints about counter sets that are not in the device's own slice."""
+    known = {one.get("name") for one in counter_sets}
+    for index, consumed in enumerate(device.get("consumesCounters", [])):
+        if (name := consumed.get("counterSet", "")) not in known:
+            where = f"{path}.consumesCounters[{index}].counterSet"
+            yield invalid(where, name, "must reference a counterSet defined in the ResourceSlice sharedCounters")
 
 
 def _device_limit(devices: Sequence[JSON]) -> int:
@@ -175,7 +170,7 @@ def _immutable(new: JSON, old: JSON) -> Errors:
         yield invalid("spec.pool.name", new.get("pool", {}).get("name"), "field is immutable")
 
 
-def _device(path: str, device: JSON, *, per_device: bool) -> Errors:
+def _device(path: str, device: JSON, release: Release, *, per_device: bool) -> Errors:
     yield from named(f"{path}.name", device.get("name", ""), label_problems)
     attributes, capacity = device.get("attributes", {}), device.get("capacity", {})
     if (total := len(attributes) + len(capacity)) > MAX_ATTRIBUTES_AND_CAPACITIES:
@@ -183,28 +178,28 @@ def _device(path: str, device: JSON, *, per_device: bool) -> Errors:
         yield invalid(path, total, f"the total number of attributes and capacities must not exceed {limit}")
     for name, value in attributes.items():
         yield from qualified_name(f"{path}.attributes[{name}]", name)
-        yield from _attribute(f"{path}.attributes[{name}]", value)
+        yield from _attribute(f"{path}.attributes[{name}]", value, release)
     many = bool(device.get("allowMultipleAllocations"))
     for name, value in capacity.items():
         yield from qualified_name(f"{path}.capacity[{name}]", name)
         yield from _capacity(f"{path}.capacity[{name}]", value, many=many)
-    yield from _taints(f"{path}.taints", device.get("taints", []))
+    yield from _taints(f"{path}.taints", device.get("taints", []), release.max_taints)
     yield from _consumes(f"{path}.consumesCounters", device.get("consumesCounters", []))
     yield from _binding(path, device)
     chosen = [name for name in ("nodeName", "nodeSelector", "allNodes") if name in device]
-    if per_device and len(chosen) != 1:
-        yield required(
-            path,
-            _PER_DEVICE_TEXT,
-        )
+    if per_device and not chosen:
+        yield required(path, _PER_DEVICE_TEXT)
+    if per_device and len(chosen) > 1:
+        yield invalid(path, "{" + ", ".join(f"`{name}`" for name in chosen) + "}", _PER_DEVICE_TEXT)
     if not per_device and chosen:
         yield forbidden_field(f"{path}.{chosen[0]}", "can only be set when `perDeviceNodeSelection` is true")
 
 
-def _attribute(path: str, value: JSON) -> Errors:
+def _attribute(path: str, value: JSON, release: Release) -> Errors:
     given = [name for name in _VALUE_FIELDS if name in value]
     if not given:
-        yield required(path, "exactly one value must be specified")
+        words = "exactly one value must be specified"
+        yield invalid(path, "", words) if release.declarative_validation else required(path, words)
     elif len(given) > 1:
         yield invalid(path, value, "exactly one value must be specified")
     if "string" in value:
@@ -283,13 +278,13 @@ def _range(path: str, span: JSON, default: Quantity | None, maximum: Quantity) -
             yield invalid(f"{path}.step", span["step"], "value is not a multiple of a given step")
 
 
-def device_taint_rule(new: JSON, old: JSON | None) -> Errors:
+def device_taint_rule(new: JSON, old: JSON | None, release: Release) -> Errors:
     yield from _taint("spec.taint", new["spec"].get("taint", {}))
 
 
-def _taints(path: str, taints: Sequence[JSON]) -> Errors:
-    if len(taints) > MAX_TAINTS:
-        yield too_many(path, len(taints), MAX_TAINTS)
+def _taints(path: str, taints: Sequence[JSON], limit: int) -> Errors:
+    if len(taints) > limit:
+        yield too_many(path, len(taints), limit)
     for index, taint in enumerate(taints):
         yield from _taint(f"{path}[{index}]", taint)
 
@@ -312,7 +307,7 @@ def _consumes(path: str, consumed: Sequence[JSON]) -> Errors:
         where = f"{path}[{index}]"
         yield from named(f"{where}.counterSet", one.get("counterSet", ""), label_problems)
         if one.get("counterSet") in names:
-            yield duplicate(where, one["counterSet"])
+            yield duplicate(where, one["counterSet"], "counterSet")
         names.add(one.get("counterSet", ""))
         yield from _counters(where, one.get("counters", {}))
 
@@ -325,7 +320,7 @@ def _counter_sets(sets: Sequence[JSON]) -> Errors:
         where = f"spec.sharedCounters[{index}]"
         yield from named(f"{where}.name", one.get("name", ""), label_problems)
         if one.get("name") in names:
-            yield duplicate(where, one["name"])
+            yield duplicate(where, one["name"], "name")
         names.add(one.get("name", ""))
         yield from _counters(where, one.get("counters", {}))
 

@@ -19,6 +19,7 @@ from drabridge.sim.apiserver.status import (
     unsupported,
 )
 from drabridge.sim.apiserver.validation import Errors, driver_name, named, qualified_name
+from drabridge.sim.releases import Release
 
 # staging/src/k8s.io/api/resource/v1/types.go
 MAX_REQUESTS = 32
@@ -49,22 +50,22 @@ _CONDITION_STATUS = ("False", "True", "Unknown")
 ADMIN_ACCESS_LABEL = "resource.kubernetes.io/admin-access"
 
 
-def resource_claim(new: JSON, old: JSON | None) -> Errors:
-    yield from claim_spec("spec", new.get("spec", {}))
+def resource_claim(new: JSON, old: JSON | None, release: Release) -> Errors:
+    yield from claim_spec("spec", new.get("spec", {}), release)
     if old is not None and new.get("spec") != old.get("spec"):
         yield invalid("spec", new.get("spec"), "field is immutable")
 
 
-def resource_claim_template(new: JSON, old: JSON | None) -> Errors:
-    yield from claim_spec("spec.spec", new.get("spec", {}).get("spec", {}))
+def resource_claim_template(new: JSON, old: JSON | None, release: Release) -> Errors:
+    yield from claim_spec("spec.spec", new.get("spec", {}).get("spec", {}), release)
     if old is not None and new.get("spec") != old.get("spec"):
         yield invalid("spec", new.get("spec"), "field is immutable")
 
 
-def device_class(new: JSON, old: JSON | None) -> Errors:
+def device_class(new: JSON, old: JSON | None, release: Release) -> Errors:
     spec = new.get("spec", {})
     yield from _selectors("spec.selectors", spec.get("selectors", []))
-    yield from _configs("spec.config", spec.get("config", []), known=None)
+    yield from _configs("spec.config", spec.get("config", []), None, release)
     name = spec.get("extendedResourceName")
     if name is not None:
         domain, slash, _ = name.partition("/")
@@ -74,7 +75,7 @@ def device_class(new: JSON, old: JSON | None) -> Errors:
             yield invalid("spec.extendedResourceName", name, problem)
 
 
-def claim_spec(path: str, spec: JSON) -> Errors:
+def claim_spec(path: str, spec: JSON, release: Release) -> Errors:
     devices = spec.get("devices", {})
     where = f"{path}.devices"
     requests = devices.get("requests", [])
@@ -86,7 +87,7 @@ def claim_spec(path: str, spec: JSON) -> Errors:
         yield from _request(one, request)
         name = request.get("name", "")
         if name in known:
-            yield duplicate(one, name)
+            yield duplicate(one, name, "name")
         known |= {name} | {f"{name}/{sub.get('name', '')}" for sub in request.get("firstAvailable", [])}
     constraints = devices.get("constraints", [])
     if len(constraints) > MAX_CONSTRAINTS:
@@ -101,7 +102,7 @@ def claim_spec(path: str, spec: JSON) -> Errors:
             yield invalid(f"{one}.matchAttribute", attribute, "must include a domain")
         else:
             yield from qualified_name(f"{one}.matchAttribute", attribute)
-    yield from _configs(f"{where}.config", devices.get("config", []), known)
+    yield from _configs(f"{where}.config", devices.get("config", []), known, release)
 
 
 def _request(path: str, request: JSON) -> Errors:
@@ -112,7 +113,7 @@ def _request(path: str, request: JSON) -> Errors:
     elif exactly is not None and subs:
         yield invalid(
             path,
-            request.get("name"),
+            None,
             "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set",
         )
     if exactly is not None:
@@ -124,7 +125,7 @@ def _request(path: str, request: JSON) -> Errors:
         one = f"{path}.firstAvailable[{index}]"
         yield from named(f"{one}.name", sub.get("name", ""), label_problems)
         if sub.get("name") in names:
-            yield duplicate(one, sub["name"])
+            yield duplicate(one, sub["name"], "name")
         names.add(sub.get("name", ""))
         yield from _wanted(one, sub)
 
@@ -185,7 +186,7 @@ def _references(path: str, names: Sequence[str], known: set[str]) -> Errors:
             )
 
 
-def _configs(path: str, configs: Sequence[JSON], known: set[str] | None) -> Errors:
+def _configs(path: str, configs: Sequence[JSON], known: set[str] | None, release: Release) -> Errors:
     if len(configs) > MAX_CONFIGS:
         yield too_many(path, len(configs), MAX_CONFIGS)
     for index, config in enumerate(configs):
@@ -196,7 +197,7 @@ def _configs(path: str, configs: Sequence[JSON], known: set[str] | None) -> Erro
         if opaque is None:
             yield required(f"{where}.opaque", "")
             continue
-        yield from driver_name(f"{where}.opaque.driver", opaque.get("driver", ""))
+        yield from driver_name(f"{where}.opaque.driver", opaque.get("driver", ""), release)
         yield from _raw(f"{where}.opaque.parameters", opaque.get("parameters"))
 
 
@@ -248,7 +249,7 @@ def _device_statuses(status: JSON) -> Errors:
         if key not in held:
             yield invalid(path, shown, "must be an allocated device in the claim")
         if key in seen:
-            yield duplicate(path, shown)
+            yield duplicate(path, shown, "deviceID")
         seen.add(key)
         conditions = one.get("conditions", [])
         if len(conditions) > MAX_STATUS_CONDITIONS:

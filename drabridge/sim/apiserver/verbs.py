@@ -39,6 +39,14 @@ class Target:
     subresource: str = ""
     selectable: tuple[str, ...] = ()
     """Field selectors beside metadata.name and metadata.namespace."""
+    shows_empty_devices: bool = False
+
+    def shown(self, obj: JSON) -> JSON:
+        """A stored object as the request's version has it."""
+        shown = to_version(self.resource, obj, self.version)
+        if self.shows_empty_devices and self.resource.plural == "resourceslices":
+            shown["spec"] = {"devices": None, **shown["spec"]}
+        return shown
 
     def verb(self, method: str, *, watch: bool) -> str:
         """The verb that RBAC would be asked about; empty when the method does not exist here."""
@@ -75,7 +83,9 @@ def parse_path(path: str, served: Served) -> Target | None:
         return None
     if name and resource.namespaced and not namespace:
         return None
-    return Target(resource, version, namespace, name, subresource, served.selectable(resource))
+    return Target(
+        resource, version, namespace, name, subresource, served.selectable(resource), served.release.shows_empty_devices
+    )
 
 
 APPLY_TYPES = ("application/apply-patch+yaml", "application/apply-patch+json")
@@ -148,7 +158,7 @@ class Call:
         return selectors.both(fields, selectors.label_predicate(self.query.get("labelSelector", "")))
 
     def shown(self, obj: JSON) -> JSON:
-        return to_version(self.target.resource, obj, self.target.version)
+        return self.target.shown(obj)
 
 
 Answer = tuple[int, JSON]

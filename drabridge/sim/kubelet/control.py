@@ -27,6 +27,7 @@ from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.kubelet.topology import NONE, POLICIES
+from drabridge.sim.releases import DEFAULT
 
 PODS_FILE = "sim-pods.json"
 
@@ -208,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--node-name", default="node-a")
     parser.add_argument("--topology-policy", choices=POLICIES, default=NONE)
     parser.add_argument("--numa-nodes", type=int, default=1, help="how many NUMA nodes the machine has")
-    parser.add_argument("--version", default="1.36", help="whose behaviour to copy")
+    parser.add_argument("--version", default=DEFAULT, help="of Kubernetes")
     parser.add_argument("--fast", action="store_true", help="short waits, for tests")
     parser.add_argument(
         "--timing", action="append", default=[], metavar="NAME=SECONDS", help="change one field of Timings"

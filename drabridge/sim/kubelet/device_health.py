@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drabridge.sim.kubelet.device_accounting import DeviceState
-from drabridge.sim.kubelet.dra_claims import ClaimInfo, Key, container_refs
+from drabridge.sim.kubelet.dra_claims import ClaimInfo, Key, claim_refs
 from drabridge.sim.kubelet.pods import Container, PodSpec
 
 MESSAGE_LIMIT = 1024  # pkg/kubelet/cm/dra/manager.go: longer texts are cut to 1021 and "..."
@@ -53,17 +53,21 @@ class HealthBook:
         return known
 
 
-# --- allocated resources in a pod's status (KEP-4680, gate ResourceHealthStatus, on in 1.36) --------------------------
+# --- allocated resources in a pod's status (KEP-4680, gate ResourceHealthStatus) --------------------------
 
 
 def allocated_resources_status(
-    pod: PodSpec, state: DeviceState, cache: dict[Key, ClaimInfo], book: HealthBook, now: float
+    pod: PodSpec, state: DeviceState, cache: dict[Key, ClaimInfo], book: HealthBook, now: float, *, messages: bool
 ) -> dict[str, list[dict[str, Any]]]:
-    """Container -> its list as in the API. Only regular containers have one (kubernetes#139940)."""
-    return {
-        container.name: _plugin_devices(pod, container, state) + _claim_devices(pod, container, cache, book, now)
-        for container in pod.containers
-    }
+    """Container -> its list as in the API. Only regular containers have one (kubernetes#139940).
+
+    ``messages``: with the driver's text (gate ResourceHealthStatusMessage).
+    """
+    listed = {}
+    for container in pod.containers:
+        claims = _claim_devices(pod, container, cache, book, now, messages=messages)
+        listed[container.name] = _plugin_devices(pod, container, state) + claims
+    return listed
 
 
 def _plugin_devices(pod: PodSpec, container: Container, state: DeviceState) -> list[dict[str, Any]]:
@@ -77,14 +81,14 @@ def _plugin_devices(pod: PodSpec, container: Container, state: DeviceState) -> l
 
 
 def _claim_devices(
-    pod: PodSpec, container: Container, cache: dict[Key, ClaimInfo], book: HealthBook, now: float
+    pod: PodSpec, container: Container, cache: dict[Key, ClaimInfo], book: HealthBook, now: float, *, messages: bool
 ) -> list[dict[str, Any]]:
-    """Return the health of a claim's devices.
+    """Return the health of a claim's devices; an extended resource's claim is left out, as by the real one.
 
     cm/dra/manager.go, UpdateAllocatedResourcesStatus: the first CDI id names a device, else driver/pool/device.
     """
     entries = []
-    for claim, request, label in container_refs(pod, container):
+    for claim, request, label in claim_refs(pod, container):
         info = cache.get((pod.namespace, claim))
         resources = []
         for driver, devices in info.drivers.items() if info else ():
@@ -93,7 +97,7 @@ def _claim_devices(
                     continue
                 known = book.of(driver, device.pool, device.device, now)
                 entry = {"health": known.health}
-                if known.message:
+                if messages and known.message:
                     entry["message"] = known.message
                 entry["resourceID"] = device.cdi[0] if device.cdi else f"{driver}/{device.pool}/{device.device}"
                 resources.append(entry)

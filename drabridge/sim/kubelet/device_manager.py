@@ -268,7 +268,7 @@ class DeviceManager:
     # -- start of a container
 
     async def run_options(
-        self, pod: PodSpec, container: Container, *, skip_claims: bool = False
+        self, pod: PodSpec, container: Container
     ) -> list[tuple[str, frozenset[str], pb.ContainerAllocateResponse]]:
         """Return what a container is started with (GetDeviceRunContainerOptions).
 
@@ -280,8 +280,6 @@ class DeviceManager:
         reallocate = False
         for resource, needed in container.limits.items():
             if not self.state.manages(resource) or needed == 0:
-                continue
-            if skip_claims and pod.served_by_claim(container.name, resource):
                 continue
             await self._pre_start(pod.uid, container.name, resource)
             reallocate |= self.state.container_devices(pod.uid, container.name, resource) is None

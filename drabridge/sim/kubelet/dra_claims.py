@@ -60,16 +60,21 @@ def is_reserved_for(claim: Mapping[str, Any], pod_uid: str) -> bool:
     return any(entry.get("uid") == pod_uid for entry in claim.get("status", {}).get("reservedFor", []))
 
 
-def container_refs(pod: PodSpec, container: Container) -> list[tuple[str, str, str]]:
-    """(claim name, request or empty, label in the pod's status) of each claim that a container uses."""
+def claim_refs(pod: PodSpec, container: Container) -> list[tuple[str, str, str]]:
+    """(claim name, request or empty, label in the pod's status) of each claim that a container names."""
     names = {claim.name: claim.claim_name for claim in pod.resource_claims}
-    refs = []
-    for ref in container.claims:
-        label = f"claim:{ref.name}/{ref.request}" if ref.request else f"claim:{ref.name}"
-        refs.append((names[ref.name], ref.request, label))
+    return [
+        (names[ref.name], ref.request, f"claim:{ref.name}/{ref.request}" if ref.request else f"claim:{ref.name}")
+        for ref in container.claims
+    ]
+
+
+def container_refs(pod: PodSpec, container: Container) -> list[tuple[str, str]]:
+    """(claim name, request or empty) of each claim that a container uses, that of its extended resources as well."""
+    refs = [(claim, request) for claim, request, _ in claim_refs(pod, container)]
     if pod.extended_claim is not None:
         refs += [
-            (pod.extended_claim.claim_name, mapping.request, mapping.resource)
+            (pod.extended_claim.claim_name, mapping.request)
             for mapping in pod.extended_claim.mappings
             if mapping.container == container.name
         ]
@@ -85,7 +90,7 @@ def container_devices(
     """
     cdi: dict[str, None] = {}
     devices: dict[tuple[str, str, str], None] = {}
-    for claim, request, _ in container_refs(pod, container):
+    for claim, request in container_refs(pod, container):
         info = cache.get((pod.namespace, claim))
         for driver, prepared in info.drivers.items() if info else ():
             for device in prepared:
@@ -96,12 +101,12 @@ def container_devices(
 
 
 def dynamic_resources(
-    cache: Mapping[Key, ClaimInfo], pod: PodSpec, container: Container, *, accumulate: bool, share_ids: bool
+    cache: Mapping[Key, ClaimInfo], pod: PodSpec, container: Container, *, share_ids: bool
 ) -> list[podresources.DynamicResource]:
     """Return whole claims, whatever requests the container names (GetDynamicResources).
 
     Nothing if one claim is unknown.
-    ``accumulate``: the n-th device of a driver in a claim also lists the CDI names of those before it (observed).
+    The n-th device of a driver in a claim also lists the CDI names of those before it (observed).
     """
     answer = []
     for claim in dict.fromkeys(ref[0] for ref in container_refs(pod, container)):
@@ -112,7 +117,7 @@ def dynamic_resources(
         for driver, devices in info.drivers.items():
             names: list[str] = []
             for device in devices:
-                names = [*names, *device.cdi] if accumulate else list(device.cdi)
+                names += device.cdi
                 entry = resource.claim_resources.add(
                     cdi_devices=[podresources.CDIDevice(name=name) for name in names],
                     driver_name=driver,
@@ -125,7 +130,7 @@ def dynamic_resources(
     return answer
 
 
-def encode(infos: Iterable[ClaimInfo]) -> str:
+def encode(infos: Iterable[ClaimInfo], *, share_ids: bool) -> str:
     """Return the text of the state file: JSON inside JSON with a CRC-32.
 
     Field names are the real ones, the number is a stand-in.
@@ -136,7 +141,10 @@ def encode(infos: Iterable[ClaimInfo]) -> str:
             "ClaimName": info.name,
             "Namespace": info.namespace,
             "PodUIDs": {uid: {} for uid in sorted(info.pods)},
-            "DriverState": {driver: {"Devices": [_device(d) for d in ds]} for driver, ds in info.drivers.items()},
+            "DriverState": {
+                driver: {"Devices": [_device(d, share_ids=share_ids) for d in ds]}
+                for driver, ds in info.drivers.items()
+            },
         }
         for info in infos
     ]
@@ -147,14 +155,14 @@ def encode(infos: Iterable[ClaimInfo]) -> str:
     return json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())}, separators=(",", ":"))
 
 
-def _device(device: PreparedDevice) -> dict[str, Any]:
+def _device(device: PreparedDevice, *, share_ids: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "PoolName": device.pool,
         "DeviceName": device.device,
         "RequestNames": list(device.requests),
         "CDIDeviceIDs": list(device.cdi),
     }
-    return entry if device.share_id is None else entry | {"ShareID": device.share_id}
+    return entry | ({"ShareID": device.share_id} if share_ids else {})
 
 
 def decode(text: str) -> dict[Key, ClaimInfo]:

@@ -58,13 +58,12 @@ class DraClient:
     It connects when somebody listens.
     """
 
-    def __init__(self, node: Node, driver: str, endpoint: Path, service: str, health: str) -> None:
+    def __init__(self, node: Node, driver: str, endpoint: Path, service: str) -> None:
         self.driver = driver
         self.endpoint = endpoint
         self.connected = False
         self._node = node
         self._service = service
-        self._health = health
         self._channel = unix_channel(endpoint)
 
     async def prepare(self, claims: Sequence[ClaimInfo]) -> dict[str, Prepared]:
@@ -96,13 +95,13 @@ class DraClient:
                 changed.set()
             await self._channel.wait_for_state_change(state)
 
-    async def watch_health(self, book: HealthBook) -> None:
-        """Read NodeWatchResources for ever.
+    async def watch_health(self, service: str, book: HealthBook) -> None:
+        """Read NodeWatchResources of a health service for ever.
 
         It is opened again after each end, also where the driver does not implement it.
         """
         timings = self._node.timings
-        messages, stubs = _HEALTH[self._health]
+        messages, stubs = _HEALTH[service]
         while True:
             request = messages.NodeWatchResourcesRequest()
             with self._node.calls.record("out", "NodeWatchResources", self.driver, request) as call:

@@ -29,7 +29,7 @@ class DraHandler:
         self._plugins = plugins
 
     def validate(self, info: registration.PluginInfo) -> None:
-        choose_service(info.name, info.supported_versions, self._node.version)
+        choose_service(info.name, info.endpoint, info.supported_versions, self._node.release)
 
     async def register(self, info: registration.PluginInfo, endpoint: Path) -> Deregister:
         client = self._plugins.register(info.name, endpoint, info.supported_versions)
@@ -142,7 +142,7 @@ class DraManager:
                 raise PluginCallError(f"NodePrepareResources returned result for unknown claim UID {uid}")
             if prepared.error:
                 raise PluginCallError(f"NodePrepareResources failed for ResourceClaim {info.name}: {prepared.error}")
-            if self._node.version.prepare_appends:
+            if self._node.release.prepare_appends:
                 info.drivers[driver].extend(prepared.devices)
             else:
                 info.drivers[driver] = list(prepared.devices)
@@ -163,7 +163,7 @@ class DraManager:
         False if something must be tried again.
         """
         named = [info for name in pod.claim_names() if (info := self.cache.get((pod.namespace, name)))]
-        if not self._node.version.unprepares_for_strangers:
+        if not self._node.release.unprepares_for_strangers:
             named = [info for info in named if pod.uid in info.pods]
         return await self._unprepare(named, pod.uid)
 
@@ -207,7 +207,8 @@ class DraManager:
         """The state file is there from the first claim on; before that there is nothing to remember."""
         path = self._node.root / dra_claims.FILE_NAME
         if self.cache or path.exists():
-            checkpoint.write(self._node.root, dra_claims.encode(self.cache.values()), dra_claims.FILE_NAME)
+            text = dra_claims.encode(self.cache.values(), share_ids=self._node.release.share_ids)
+            checkpoint.write(self._node.root, text, dra_claims.FILE_NAME)
 
     # -- what containers get, and what people see
 
@@ -215,7 +216,4 @@ class DraManager:
         return dra_claims.container_devices(self.cache, pod, container)
 
     def dynamic_resources(self, pod: PodSpec, container: Container) -> list[podresources.DynamicResource]:
-        version = self._node.version
-        return dra_claims.dynamic_resources(
-            self.cache, pod, container, accumulate=version.cdi_ids_accumulate, share_ids=version.share_ids
-        )
+        return dra_claims.dynamic_resources(self.cache, pod, container, share_ids=self._node.release.share_ids)

@@ -12,9 +12,9 @@ from typing import Any
 
 from drabridge.errors import ClusterError
 from drabridge.sim.kubelet.device_health import HealthBook
-from drabridge.sim.kubelet.dra_client import HEALTH_V1, HEALTH_V1ALPHA1, V1, V1BETA1, DraClient
+from drabridge.sim.kubelet.dra_client import DraClient
 from drabridge.sim.kubelet.node import ClusterApi, Node
-from drabridge.sim.kubelet.versions import Behaviour
+from drabridge.sim.releases import Release
 
 _FIRST_WIPE_RETRY_SECONDS, _LAST_WIPE_RETRY_SECONDS = 1.0, 300.0  # same file: back-off 1 s, doubled, 5 min at most
 
@@ -23,28 +23,25 @@ class PluginRefusedError(Exception):
     """A plugin cannot be registered; the text goes to it by NotifyRegistrationStatus."""
 
 
-def choose_service(driver: str, offered: Sequence[str], version: Behaviour) -> str:
+def choose_service(driver: str, endpoint: str, offered: Sequence[str], release: Release) -> str:
     """The first of the plugin's own list that this kubelet knows. Raises PluginRefusedError."""
     if not offered:
         raise PluginRefusedError(f"empty list for supported versions of DRA plugin {driver}")
-    known = (V1, V1BETA1) if version.dra_v1 else (V1BETA1,)
     for service in offered:
-        if service in known:
+        if service in release.dra_services:
             return service
+    listed, known = (" ".join(f'"{name}"' for name in names) for names in (offered, release.dra_services))
     raise PluginRefusedError(
-        f"DRA plugin {driver}: none of the supported services {list(offered)} is one of {list(known)}"
+        f"invalid supported gRPC versions of DRA driver plugin {driver} at endpoint {endpoint}: "
+        f"none of services supported by the plugin ([{listed}]) are supported by the kubelet ([{known}])"
     )
 
 
-def choose_health(offered: Sequence[str], version: Behaviour) -> str | None:
-    """1.36 and before open v1alpha1 for every driver; later ones only what is advertised, v1 first.
-
-    ``pickHealthService`` of ``cm/dra/plugin`` in 1.37.
-    """
-    if not version.health_v1:
-        return HEALTH_V1ALPHA1
-    known = (HEALTH_V1, HEALTH_V1ALPHA1) if version.health_v1alpha1 else (HEALTH_V1,)
-    return next((service for service in known if service in offered), None)
+def choose_health(offered: Sequence[str], release: Release) -> str | None:
+    """Return the health service to open (``pickHealthService`` of ``cm/dra/plugin``); None opens none."""
+    if not release.health_is_advertised:
+        return release.health_services[0]
+    return next((service for service in release.health_services if service in offered), None)
 
 
 class DraPlugins:
@@ -61,16 +58,16 @@ class DraPlugins:
 
     def register(self, driver: str, endpoint: Path, offered: Sequence[str]) -> DraClient:
         """Raises PluginRefusedError."""
-        service = choose_service(driver, offered, self._node.version)
+        service = choose_service(driver, str(endpoint), offered, self._node.release)
         if any(client.endpoint == endpoint for client in self._clients.get(driver, ())):
             raise PluginRefusedError(f"endpoint {endpoint} already registered for DRA driver plugin {driver}")
-        health = choose_health(offered, self._node.version)
-        client = DraClient(self._node, driver, endpoint, service, health or HEALTH_V1ALPHA1)
+        health = choose_health(offered, self._node.release) if self._node.gates["ResourceHealthStatus"] else None
+        client = DraClient(self._node, driver, endpoint, service)
         self._clients.setdefault(driver, []).append(client)
         changed = self._changed.setdefault(driver, asyncio.Event())
         tasks = [self._watched(client.monitor(changed), f"connection of {driver}")]
         if health is not None:
-            tasks.append(self._watched(client.watch_health(self.health), f"health of {driver}"))
+            tasks.append(self._watched(client.watch_health(health, self.health), f"health of {driver}"))
         self._tasks[client] = tasks
         if driver not in self._wipers:
             self._wipers[driver] = self._watched(self._wipe_when_gone(driver), f"wiping of {driver}")

@@ -32,7 +32,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -47,7 +47,7 @@ from drabridge.sim.kubelet.process import KubeletProcess
 from drabridge.sim.kubelet.runtime import MemoryRuntime, Runtime
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.kubelet.topology import NONE, POLICIES
-from drabridge.sim.kubelet.versions import Behaviour
+from drabridge.sim.releases import DEFAULT, kubelet_of
 
 
 class KubeletDownError(RuntimeError):
@@ -73,8 +73,8 @@ class SimKubelet:
     """A node with one kubelet.
 
     The kubelet may be stopped, restarted, crashed and rebooted; the node stays.
-    ``topology_policy``: ``none`` or ``single-numa-node``. ``version``: as ``1.36``; see
-    :mod:`drabridge.sim.kubelet.versions`.
+    ``topology_policy``: ``none`` or ``single-numa-node``. ``version`` (as ``1.36``) and
+    ``gates``, changes of its feature gates: see :mod:`drabridge.sim.releases`.
     ``seed`` decides everything that is random in a kubelet: the order of ids, which ids are taken, retry jitter.
     """
 
@@ -86,7 +86,8 @@ class SimKubelet:
         device_plugin_dir: Path | None = None,
         topology_policy: str = NONE,
         numa_nodes: tuple[int, ...] = (0,),
-        version: str = "1.36",
+        version: str = DEFAULT,
+        gates: Mapping[str, bool] | None = None,
         timings: Timings | None = None,
         observer: Observer | None = None,
         api: ClusterApi | None = None,
@@ -95,12 +96,14 @@ class SimKubelet:
     ) -> None:
         if topology_policy not in POLICIES:
             raise ValueError(f"topology policy {topology_policy!r}: expected one of {', '.join(POLICIES)}")
+        release = kubelet_of(version)
         self.node = Node(
             name=node_name,
             root=Path(root),
             device_plugin_dir=Path(device_plugin_dir or Path(root) / "device-plugins"),
             timings=timings or Timings(),
-            version=Behaviour.of(version),
+            release=release,
+            gates=release.gates_with(gates),
             rng=random.Random(seed),
             runtime=runtime or MemoryRuntime(),
             calls=CallLog(observer),
@@ -291,9 +294,15 @@ class SimKubelet:
     def allocated_resources_status(self, uid: str) -> dict[str, list[dict[str, Any]]]:
         """Container -> ``allocatedResourcesStatus`` as the pod's status would have it now."""
         process = self.process
-        pod = self.node.pods[uid].spec
+        if not self.node.gates["ResourceHealthStatus"]:
+            return {}
         return allocated_resources_status(
-            pod, process.manager.state, process.dra.cache, process.dra.plugins.health, time.monotonic()
+            self.node.pods[uid].spec,
+            process.manager.state,
+            process.dra.cache,
+            process.dra.plugins.health,
+            time.monotonic(),
+            messages=self.node.gates["ResourceHealthStatusMessage"],
         )
 
     def node_status(self) -> NodeStatus:

@@ -14,7 +14,7 @@ from drabridge.sim.kubelet.faults import Faults
 from drabridge.sim.kubelet.pods import Event, PodRecord
 from drabridge.sim.kubelet.runtime import Runtime
 from drabridge.sim.kubelet.timings import Timings
-from drabridge.sim.kubelet.versions import Behaviour
+from drabridge.sim.releases import Release
 
 
 class ClusterApi(Protocol):
@@ -77,7 +77,8 @@ class Node:
     root: Path
     device_plugin_dir: Path
     timings: Timings
-    version: Behaviour
+    release: Release
+    gates: Mapping[str, bool]
     rng: random.Random
     runtime: Runtime
     calls: CallLog

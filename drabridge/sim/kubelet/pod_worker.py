@@ -155,9 +155,7 @@ class PodWorker:
     async def _run_options(self, container: Container) -> RunOptions:
         pod = self.record.spec
         cdi, dra = self._claims.container_devices(pod, container)
-        answers = await self._manager.run_options(
-            pod, container, skip_claims=self._node.version.skips_dra_backed_at_start
-        )
+        answers = await self._manager.run_options(pod, container)
         return merge_options(answers, cdi, dra)
 
     async def _container_stopped(self, name: str, *, completed: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,6 @@ from drabridge.sim.kubelet.device_manager import DeviceManager
 from drabridge.sim.kubelet.faults import Faults, ListFault
 from drabridge.sim.kubelet.pods import Container, PodRecord, PodSpec
 from drabridge.sim.kubelet.timings import Timings
-from drabridge.sim.kubelet.versions import Behaviour
 from podresources.wire import v1_pb2 as pb
 
 
@@ -59,21 +58,21 @@ class PodResources:
         self,
         manager: DeviceManager,
         pods: Callable[[], Iterable[PodRecord]],
-        version: Behaviour,
+        gates: Mapping[str, bool],
         dynamic: DynamicSource | None = None,
     ) -> None:
         self._manager = manager
         self._pods = pods
-        self._version = version
+        self._gates = gates
         self._dynamic = dynamic
 
     def list(self) -> pb.ListPodResourcesResponse:
-        """List active pods; before 1.34, every known pod.
+        """List active pods; without its gate, every known pod.
 
         As a side effect it frees what finished pods held.
         """
         self._manager.collect()
-        pods = [pod for pod in self._pods() if pod.active or not self._version.lists_active_pods_only]
+        pods = [pod for pod in self._pods() if pod.active or not self._gates["KubeletPodResourcesListUseActivePods"]]
         return pb.ListPodResourcesResponse(pod_resources=[self._pod(pod.spec) for pod in pods])
 
     def get(self, namespace: str, name: str) -> pb.GetPodResourcesResponse:
@@ -81,7 +80,7 @@ class PodResources:
 
         Raises LookupError with the real text for a pod that is missing, finished, or when Get is switched off.
         """
-        if not self._version.podresources_get:
+        if not self._gates["KubeletPodResourcesGet"]:
             raise LookupError("PodResources API Get method disabled")
         for pod in self._pods():
             if (pod.spec.namespace, pod.spec.name) == (namespace, name) and pod.active:
@@ -106,7 +105,7 @@ class PodResources:
             name=pod.name,
             namespace=pod.namespace,
             containers=[self._container(pod, container) for container in shown],
-            cpu_ids=pod.cpu_ids if self._version.pod_level_resources else (),
+            cpu_ids=pod.cpu_ids if self._gates["PodLevelResourceManagers"] else (),
         )
 
     def _container(self, pod: PodSpec, container: Container) -> pb.ContainerResources:
@@ -116,7 +115,7 @@ class PodResources:
         for resource, allocation in held.items():
             for node, ids in allocation.by_numa.items():
                 answer.devices.extend(_entry(resource, id_, None if node == NO_TOPOLOGY else node) for id_ in ids)
-        if self._dynamic is not None and self._version.podresources_dynamic:
+        if self._dynamic is not None and self._gates["KubeletPodResourcesDynamicResources"]:
             answer.dynamic_resources.extend(self._dynamic.dynamic_resources(pod, container))
         return answer
 
@@ -183,9 +182,9 @@ class PodResourcesServer:
                 call.response = response
                 return response.SerializeToString()
 
-        behaviour: Callable[[Message, Context], Awaitable[bytes]] = handle
+        method: Callable[[Message, Context], Awaitable[bytes]] = handle
         return grpc.unary_unary_rpc_method_handler(
-            behaviour,
+            method,
             request_deserializer=request_type.FromString,
             response_serializer=bytes,
         )

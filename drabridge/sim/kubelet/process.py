@@ -97,7 +97,7 @@ class KubeletProcess:
         self.known: dict[str, PodRecord] = {}  # pods that arrived from the API server
         self.workers: dict[str, PodWorker] = {}
         self.registration = Registration(
-            node.device_plugin_dir, self.manager, node.calls, node.faults, node.timings, node.version
+            node.device_plugin_dir, self.manager, node.calls, node.faults, node.timings, node.release
         )
         self.sources_ready = asyncio.Event()
         self.dra = dra
@@ -146,7 +146,7 @@ class KubeletProcess:
     async def _serve_podresources(self) -> None:
         node = self._node
         node.podresources_socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        answers = PodResources(self.manager, lambda: list(self.known.values()), node.version, self.dra)
+        answers = PodResources(self.manager, lambda: list(self.known.values()), node.gates, self.dra)
         server = grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
         server.add_generic_rpc_handlers(PodResourcesServer(answers, node.calls, node.faults, node.timings).handlers())
         temporary = self._sockets.bind_by_rename(server, node.podresources_socket)

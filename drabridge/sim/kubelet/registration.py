@@ -22,7 +22,7 @@ from drabridge.sim.kubelet.go_grpc import PluginCallError
 from drabridge.sim.kubelet.plugin_client import PluginClient
 from drabridge.sim.kubelet.plugin_watcher import Deregister
 from drabridge.sim.kubelet.timings import Timings
-from drabridge.sim.kubelet.versions import Behaviour
+from drabridge.sim.releases import Release
 from drabridge.wire import pluginregistration_pb2
 
 _NATIVE_DOMAIN = "kubernetes.io/"
@@ -91,14 +91,14 @@ class Registration(rpc.RegistrationServicer):
         calls: CallLog,
         faults: Faults,
         timings: Timings,
-        version: Behaviour,
+        release: Release,
     ) -> None:
         self._directory = directory
         self._manager = manager
         self._calls = calls
         self._faults = faults
         self._timings = timings
-        self._version = version
+        self._release = release
         self._clients: dict[str, PluginClient] = {}
         self._streams: dict[asyncio.Task[None], PluginClient] = {}
 
@@ -124,10 +124,10 @@ class Registration(rpc.RegistrationServicer):
         """Dial back and ask for options before returning, ListAndWatch after (connectClient).
 
         Raises PluginCallError.
-        Up to 1.36 clients are kept by resource name: a second registration replaces the first while its stream goes on,
-        and a failed second one forgets the first, whose end then goes unnoticed.
+        Unless plugins may overlap, clients are kept by resource name: a second registration replaces the first while
+        its stream goes on, and a failed second one forgets the first, whose end then goes unnoticed.
         """
-        key = str(path) if self._version.clients_keyed_by_socket else resource
+        key = str(path) if self._release.plugins_overlap else resource
         client = PluginClient(resource, path, self._manager, self._calls, self._faults, self._timings)
         self._clients[key] = client
         try:
@@ -148,7 +148,7 @@ class Registration(rpc.RegistrationServicer):
             return
         await current.close()
         endpoint = self._manager.state.endpoints.get(client.resource)
-        if self._version.clients_keyed_by_socket and endpoint is not None and endpoint.client is not client:
+        if self._release.plugins_overlap and endpoint is not None and endpoint.client is not client:
             return
         self._manager.plugin_disconnected(client.resource, current)
 
@@ -167,7 +167,7 @@ class Registration(rpc.RegistrationServicer):
             await client.close()
 
     async def deregister(self, resource: str) -> None:
-        """DeRegisterPlugin of the plugin watcher's handler: by name alone up to 1.36."""
+        """DeRegisterPlugin of the plugin watcher's handler: by name alone."""
         client = self._clients.pop(resource, None)
         if client is not None:
             await client.disconnect()

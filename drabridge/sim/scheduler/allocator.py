@@ -101,10 +101,22 @@ class Pick:
         return out
 
 
+def check_classes(claims: Sequence[JSON], classes: Mapping[str, JSON]) -> None:
+    """Raises Unsatisfiable for a request, or an alternative, whose class does not exist."""
+    for claim in claims:
+        for request in _requests(claim):
+            for name, spec in _named(request):
+                if (wanted := spec["deviceClassName"]) not in classes:
+                    raise Unsatisfiable(f"request {name}: device class {wanted} does not exist")
+
+
 def allocate(
     claims: Sequence[JSON], pools: Sequence[Pool], classes: Mapping[str, JSON], in_use: InUse, selectors: Selectors
 ) -> list[list[Pick]]:
-    """Picks for each claim, in order. Raises Unsatisfiable, or SelectorError for a broken expression."""
+    """Picks for each claim, in order. Every class exists.
+
+    Raises Unsatisfiable, or SelectorError for a broken expression.
+    """
     steps = [
         list(_alternatives(number, request, classes))
         for number, claim in enumerate(claims)
@@ -120,15 +132,15 @@ def _requests(claim: JSON) -> list[JSON]:
     return list(claim["spec"].get("devices", {}).get("requests", []))
 
 
+def _named(request: JSON) -> list[tuple[str, JSON]]:
+    """What may serve a request, each with the name that the results will say."""
+    subs = [(f"{request['name']}/{sub['name']}", sub) for sub in request.get("firstAvailable", [])]
+    return subs or [(request["name"], request["exactly"])]
+
+
 def _alternatives(number: int, request: JSON, classes: Mapping[str, JSON]) -> Iterator[Wanted]:
-    subs = request.get("firstAvailable", [])
-    for name, spec in [(f"{request['name']}/{sub['name']}", sub) for sub in subs] or [
-        (request["name"], request["exactly"])
-    ]:
-        device_class = classes.get(spec["deviceClassName"])
-        if device_class is None:
-            raise Unsatisfiable(f"request {name}: device class {spec['deviceClassName']} does not exist")
-        yield Wanted(number, name, spec, device_class)
+    for name, spec in _named(request):
+        yield Wanted(number, name, spec, classes[spec["deviceClassName"]])
 
 
 class _Search:
@@ -312,13 +324,13 @@ def _counter(device: Device, group: str, name: str) -> Quantity:
 # --- from picked devices to claim.status.allocation -------------------------------------------------------------------
 
 
-def allocation(claim: JSON, picks: Sequence[Pick], node: str) -> JSON:
-    """The allocation as 1.36.2 writes it."""
+def allocation(claim: JSON, picks: Sequence[Pick], node: str, *, dated: bool) -> JSON:
+    """The allocation as it is written into the claim's status; ``dated`` with the time, which binding counts from."""
     devices: JSON = {"results": [pick.result() for pick in picks]}
     config = [*_from_classes(picks), *_from_claim(claim, picks)]
     if config:
         devices["config"] = config
-    out: JSON = {"devices": devices, "allocationTimestamp": timestamp()}
+    out: JSON = {"devices": devices} | ({"allocationTimestamp": timestamp()} if dated else {})
     selector = _node_selector(picks, node)
     return out | ({"nodeSelector": selector} if selector is not None else {})
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.releases import Release
 from drabridge.sim.scheduler.events import post
 
 JSON = dict[str, Any]
@@ -18,17 +19,18 @@ ENDED = ("Succeeded", "Failed")
 
 
 class NotReady(Exception):
-    """Something the pod needs is not there yet; the text goes into its PodScheduled condition."""
+    """Something the pod needs is not there yet: it is not queued, and nobody says so (recorded)."""
 
 
 def ended(pod: JSON) -> bool:
     return pod.get("status", {}).get("phase") in ENDED
 
 
-def pod_owner(pod: JSON) -> JSON:
-    """The owner reference of generated claims (recorded: no blockOwnerDeletion)."""
+def pod_owner(pod: JSON, release: Release) -> JSON:
+    """The owner reference of generated claims."""
     meta = pod["metadata"]
-    return {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
+    return owner | ({"blockOwnerDeletion": True} if release.claims_block_owner else {})
 
 
 def sync_templates(objects: Objects) -> None:
@@ -56,7 +58,7 @@ def _from_template(objects: Objects, pod: JSON, pod_claim: str, template_name: s
             "generateName": f"{meta['name']}-{pod_claim}-",
             "namespace": meta["namespace"],
             "annotations": {**inner.get("annotations", {}), POD_CLAIM_ANNOTATION: pod_claim},
-            "ownerReferences": [pod_owner(pod)],
+            "ownerReferences": [pod_owner(pod, objects.release)],
             **({"labels": inner["labels"]} if inner.get("labels") else {}),
         },
         "spec": template["spec"]["spec"],
@@ -77,7 +79,7 @@ def _from_template(objects: Objects, pod: JSON, pod_claim: str, template_name: s
 
 def _reasons(error: ApiError) -> str:
     """Without the generated name, which would make every attempt a new event."""
-    causes = [f"{one['field']}: {one['message']}" for one in error.details.get("causes", [])]
+    causes = [f"{one['field']}: {one['message']}" for one in (error.details or {}).get("causes", [])]
     return ", ".join(causes) or error.message
 
 

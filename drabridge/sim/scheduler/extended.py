@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.releases import Release
 from drabridge.sim.scheduler.claim_controller import EXTENDED_ANNOTATION, ended, pod_owner
 
 JSON = dict[str, Any]
@@ -119,7 +120,7 @@ def split(
     return Split("", by_claim)
 
 
-def special_claim(pod: JSON, by_claim: Mapping[str, str]) -> tuple[JSON, list[JSON]]:
+def special_claim(pod: JSON, by_claim: Mapping[str, str], release: Release) -> tuple[JSON, list[JSON]]:
     """(the claim, ``requestMappings``) for the resources that go through DRA.
 
     A plain init container shares the request of a later container of the same resource that is large enough, else
@@ -148,7 +149,7 @@ def special_claim(pod: JSON, by_claim: Mapping[str, str]) -> tuple[JSON, list[JS
             "generateName": f"{pod['metadata']['name']}-extended-resources-",
             "namespace": pod["metadata"]["namespace"],
             "annotations": {EXTENDED_ANNOTATION: "true"},
-            "ownerReferences": [pod_owner(pod)],
+            "ownerReferences": [pod_owner(pod, release)],
         },
         "spec": {"devices": {"requests": requests}},
     }

@@ -18,7 +18,7 @@ from drabridge.sim.apiserver.objects import Objects, timestamp
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.apiserver.store import Change
 from drabridge.sim.scheduler import claim_controller, extended
-from drabridge.sim.scheduler.allocator import InUse, Pick, Unsatisfiable, allocate, allocation
+from drabridge.sim.scheduler.allocator import InUse, Pick, Unsatisfiable, allocate, allocation, check_classes
 from drabridge.sim.scheduler.cel import SelectorError, Selectors
 from drabridge.sim.scheduler.claim_controller import Readiness, readiness
 from drabridge.sim.scheduler.events import post
@@ -176,7 +176,9 @@ class Scheduler:
             claims = [self._usable(claim) for claim in claim_controller.of_pod(self.objects, pod)]
             plan = self._plan(pod, claims)
             self._commit(pod, plan)
-        except (claim_controller.NotReady, Unsatisfiable, SelectorError) as error:
+        except claim_controller.NotReady:
+            return  # PreEnqueue: it is not queued, and nothing is said
+        except (Unsatisfiable, SelectorError) as error:
             self._unschedulable(pod, str(error))
         except ApiError as error:
             post(self.objects, "Pod", pod, "FailedScheduling", str(error))
@@ -205,16 +207,21 @@ class Scheduler:
     def _plan(self, pod: JSON, claims: Sequence[JSON]) -> Plan:
         """The first node that fits. Raises Unsatisfiable with the reasons of all."""
         nodes = self.objects.peek("nodes")
+        classes = {one["metadata"]["name"]: one for one in self.objects.peek("deviceclasses")}
+        try:
+            check_classes([claim for claim in claims if "allocation" not in claim["status"]], classes)
+        except Unsatisfiable as error:
+            raise Unsatisfiable(f"0/{len(nodes)} nodes are available: {error}.") from error
         reasons: Counter[str] = Counter()
         for node in nodes:
             try:
-                return self._on_node(pod, node, claims)
+                return self._on_node(pod, node, claims, classes)
             except Unsatisfiable as error:
                 reasons[str(error)] += 1
         listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         raise Unsatisfiable(f"0/{len(nodes)} nodes are available: {listed or 'no nodes'}.")
 
-    def _on_node(self, pod: JSON, node: JSON, claims: Sequence[JSON]) -> Plan:
+    def _on_node(self, pod: JSON, node: JSON, claims: Sequence[JSON], classes: Mapping[str, JSON]) -> Plan:
         name = node["metadata"]["name"]
         labels = node["metadata"].get("labels", {})
         if node.get("spec", {}).get("unschedulable"):
@@ -225,12 +232,11 @@ class Scheduler:
             selector = claim["status"].get("allocation", {}).get("nodeSelector")
             if selector is not None and not selects(selector, node):
                 raise Unsatisfiable("resourceclaim not available on the node")
-        classes = {one["metadata"]["name"]: one for one in self.objects.peek("deviceclasses")}
         served = self._extended(pod, name, classes)
         mappings: Sequence[JSON] = ()
         wanted = list(claims)
         if served:
-            special, mappings = extended.special_claim(pod, served)
+            special, mappings = extended.special_claim(pod, served, self.objects.release)
             wanted.append({**special, "status": {}})
         todo = {index: claim for index, claim in enumerate(wanted) if "allocation" not in claim["status"]}
         picks: dict[int, Sequence[Pick]] = {}
@@ -248,7 +254,7 @@ class Scheduler:
         now = asyncio.get_running_loop().time() - self.timings.node_cache_lag_seconds
         allocatable = self._nodes.allocatable(node, now)
         pods = [one for one in self.objects.peek("pods") if one["metadata"]["uid"] != pod["metadata"]["uid"]]
-        split = extended.split(pod, node, allocatable, classes, pods, dra=self._gates.get("DRAExtendedResource", False))
+        split = extended.split(pod, node, allocatable, classes, pods, dra=self._gates["DRAExtendedResource"])
         if split.refusal:
             raise Unsatisfiable(split.refusal)
         return split.by_claim
@@ -257,7 +263,7 @@ class Scheduler:
 
     def _commit(self, pod: JSON, plan: Plan) -> None:
         held = []
-        if plan.claims:  # before PreBind does what takes time (gate NominatedNodeNameForExpectation)
+        if plan.claims and self._gates["NominatedNodeNameForExpectation"]:  # before PreBind does what takes time
             self._pod_status(pod, lambda obj: obj["status"].update(nominatedNodeName=plan.node))
         for index, claim in enumerate(plan.claims):
             stored = claim
@@ -265,7 +271,8 @@ class Scheduler:
                 stored = self.objects.create({key: value for key, value in claim.items() if key != "status"})
                 self._note_extended(pod, stored["metadata"]["name"], plan.mappings)
             found = plan.picks.get(index)
-            made = allocation(stored, found, plan.node) if found is not None else None
+            dated = self._gates["DRADeviceBindingConditions"]
+            made = allocation(stored, found, plan.node, dated=dated) if found is not None else None
             claim_controller.reserve(self.objects, stored, pod, made)
             held.append(stored["metadata"]["name"])
         uid = pod["metadata"]["uid"]

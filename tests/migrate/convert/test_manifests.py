@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from drabridge.migrate.convert.settings import Level
-from drabridge.sim.apiserver.gates import merged_gates
 from drabridge.sim.apiserver.objects import Objects, Writer
 from drabridge.sim.apiserver.store import Store
+from drabridge.sim.releases import DEFAULT, RELEASES
 from tests.migrate.convert.checks import check, pods_of, templates_of
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
 
-RELEASES = ("1.34", "1.36", "1.37")
 FILES = sorted((Path(__file__).parents[1] / "manifests").glob("*.yaml"))
 EXPECT = re.compile(r"# expect: pods=(\d+) templates=(\S*) left=(\d+)")
 
@@ -48,7 +47,7 @@ def test_the_api_takes_what_it_became(path: Path) -> None:
         for release in RELEASES:
             kubernetes_validate.validate(template, release, strict=True)
         namespace = template["metadata"].get("namespace", "default")
-        server = Objects(Store(), merged_gates({}))
+        server = Objects(Store(), RELEASES[DEFAULT].gates_with())
         if namespace != "default":
             server.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
         server.create(template, by=Writer(strict=True, dry_run=True))

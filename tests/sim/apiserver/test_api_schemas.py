@@ -13,18 +13,16 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver.gates import merged_gates
 from drabridge.sim.apiserver.kinds import RESOURCES, Resource
 from drabridge.sim.apiserver.objects import Objects, Writer
 from drabridge.sim.apiserver.schema import Schema
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.apiserver.store import Store
+from drabridge.sim.releases import DEFAULT, RELEASES
 from tests.support.api_client import claim_body, slice_body
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
 
-RELEASE = "1.36"  # what the simulation copies
-NEWER = "1.37"  # of kinds that came later
 SCHEMAS = files("kubernetes_validate") / "kubernetes-json-schema"
 JSON_TYPES = {"string": "string", "int64": "integer", "bool": "boolean"}
 Json = dict[str, Any]
@@ -39,7 +37,9 @@ class OpenApi:
     def __init__(self, resource: Resource) -> None:
         group = resource.group.partition(".")[0]
         name = "-".join(filter(None, (resource.kind.lower(), group, resource.version)))
-        folder = SCHEMAS / f"v{NEWER if resource.since else RELEASE}.0-local"
+        names = [DEFAULT, *reversed(RELEASES)]
+        release = next(one for one in names if not resource.optional or resource.plural in RELEASES[one].kinds)
+        folder = SCHEMAS / f"v{release}.0-local"
         self.root: Json = json.loads((folder / f"{name}.json").read_text())
         self._definitions: Json = json.loads((folder / "_definitions.json").read_text())["$defs"]
 
@@ -226,7 +226,7 @@ DIFFERENT: dict[str, tuple[Json, bool, str]] = {
 
 def schema_takes(obj: Json) -> bool:
     try:
-        kubernetes_validate.validate(obj, RELEASE, strict=True)
+        kubernetes_validate.validate(obj, DEFAULT, strict=True)
     except kubernetes_validate.ValidationError:
         return False
     return True
@@ -234,7 +234,7 @@ def schema_takes(obj: Json) -> bool:
 
 def simulation_takes(obj: Json) -> bool:
     try:
-        Objects(Store(), merged_gates({})).create(obj, by=Writer(strict=True))
+        Objects(Store(), RELEASES[DEFAULT].gates_with()).create(obj, by=Writer(strict=True))
     except ApiError as error:
         if error.code not in (400, 422):
             raise

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver.gates import merged_gates
 from drabridge.sim.apiserver.server import SimApiServer
+from drabridge.sim.releases import RELEASES, kubelet_of
 from tests.support.api_client import Client, slice_body
 
-RELEASES = ("1.34", "1.35", "1.36", "1.37")
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 RULES = "/apis/resource.k8s.io/v1/devicetaintrules"
 RULE = {
@@ -25,41 +24,38 @@ RULE = {
 
 
 @pytest.mark.parametrize(
-    ("gate", "on"),
-    [
-        ("DRAAdminAccess", (True, True, True, True)),
-        ("DRAConsumableCapacity", (False, False, True, True)),
-        ("DRADeviceBindingConditions", (False, False, True, True)),
-        ("DRADeviceTaintRules", (False, False, False, True)),
-        ("DRADeviceTaints", (False, False, True, True)),
-        ("DRAExtendedResource", (False, False, True, True)),
-        ("DRAPartitionableDevices", (False, False, True, True)),
-        ("DRAPrioritizedList", (True, True, True, True)),
-        ("DRAResourceClaimDeviceStatus", (True, True, True, True)),
-        ("DRAResourceClaimGranularStatusAuthorization", (False, False, True, True)),
-    ],
-)
-def test_gates_are_on_by_default_since_their_beta(gate: str, on: tuple[bool, ...]) -> None:
-    assert tuple(merged_gates(None, release)[gate] for release in RELEASES) == on
-
-
-@pytest.mark.parametrize(
-    ("gate", "release", "error"),
+    ("gate", "name", "error"),
     [
         ("DRAExtendedResource", "1.36", ""),
         ("DRAExtendedResource", "1.37", "locked to true"),
-        ("DRAResourceClaimDeviceStatus", "1.37", "locked to true"),
-        ("DRADeviceTaints", "1.37", ""),  # GA, and locked in 1.38
-        ("DRADeviceTaints", "1.38", "locked to true"),
         ("DRADeviceTaintRules", "1.34", "unknown feature gates"),
+        ("DRATypo", "1.37", "unknown feature gates"),
     ],
 )
-def test_a_gate_can_be_switched_off_until_it_is_locked(gate: str, release: str, error: str) -> None:
+def test_a_gate_can_be_switched_off_until_it_is_locked(gate: str, name: str, error: str) -> None:
     if error:
         with pytest.raises(ValueError, match=error):
-            merged_gates({gate: False}, release)
+            SimApiServer(release=name, gates={gate: False})
     else:
-        assert merged_gates({gate: False}, release)[gate] is False
+        assert SimApiServer(release=name, gates={gate: False}).gates[gate] is False
+
+
+@pytest.mark.parametrize("text", ["2.0", "1", "1.x", "", "one"])
+def test_malformed_releases_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a text like"):
+        kubelet_of(text)
+
+
+@pytest.mark.parametrize(("text", "error"), [("1.25", "1.26 to 1"), ("1.99.0", "1.26 to 1"), ("v1.33", "of 1.34")])
+def test_what_is_not_in_the_table_is_refused(text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        SimApiServer(release=text)
+
+
+def test_kubelets_before_1_34_are_one_row() -> None:
+    rows = [kubelet_of(text) for text in ("1.26", "v1.33.7")]
+    assert [row.version for row in rows] == ["v1.26.0", "v1.33.0"]
+    assert rows[0].dra_services == rows[1].dra_services == ("v1beta1.DRAPlugin",)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -70,7 +66,7 @@ async def test_slices_are_selected_by_pool_since_1_37(release: str) -> None:
             body = slice_body(name, "d0", pool={"name": pool, "generation": 1, "resourceSliceCount": 1})
             assert (await client("POST", SLICES, body)).status == 201
         by_pool = await client("GET", f"{SLICES}?fieldSelector=spec.pool.name%3Dq")
-        if release == "1.37":
+        if "spec.pool.name" in api.release.slice_selectors:
             assert [item["metadata"]["name"] for item in by_pool.body["items"]] == ["b"]
         else:
             assert by_pool.status == 400
@@ -87,8 +83,6 @@ async def test_rules_that_taint_devices_are_a_kind_since_1_37(release: str, gate
         listed = await client("GET", "/apis/resource.k8s.io/v1")
         served = release == "1.37" and not gates
         assert ("devicetaintrules" in [one["name"] for one in listed.body["resources"]]) is served
-        older = await client("GET", "/apis/resource.k8s.io/v1beta2")
-        assert "devicetaintrules" not in [one["name"] for one in older.body["resources"]]
         created = await client("POST", RULES, RULE)
         assert created.status == (201 if served else 404)
         if served:

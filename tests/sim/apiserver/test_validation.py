@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver.gates import merged_gates
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.apiserver.store import Store
+from drabridge.sim.releases import DEFAULT, RELEASES
 from tests.support.api_client import claim_body, slice_body
 
 
 def objects(**gates: bool) -> Objects:
-    return Objects(Store(), merged_gates(gates))
+    return Objects(Store(), RELEASES[DEFAULT].gates_with(gates))
 
 
 def refusal(body: Any, **gates: bool) -> tuple[int, list[tuple[str, str]]]:
@@ -23,7 +23,7 @@ def refusal(body: Any, **gates: bool) -> tuple[int, list[tuple[str, str]]]:
     with pytest.raises(ApiError) as refused:
         objects(**gates).create(body)
     error = refused.value
-    return error.code, [(one["field"], one["message"]) for one in error.details.get("causes", [])]
+    return error.code, [(one["field"], one["message"]) for one in (error.details or {}).get("causes", [])]
 
 
 def with_device(**fields: Any) -> Any:
@@ -40,7 +40,7 @@ D0 = "spec.devices[0]"
         (
             with_device(attributes={"a": {}}),
             f"{D0}.attributes[a]",
-            "Required value: exactly one value must be specified",
+            'Invalid value: "": exactly one value must be specified',
         ),
         (
             with_device(attributes={"a": {"int": 1, "bool": True}}),
@@ -206,7 +206,7 @@ def test_wrong_types_are_a_bad_request(body: Any, words: str) -> None:
 )
 def test_a_gate_that_is_off_drops_its_fields_in_silence(gate: str, body: Any, path: tuple[Any, ...]) -> None:
     def stored(on: bool) -> bool:
-        world = Objects(Store(), merged_gates({gate: on}, "1.35"))  # later releases lock some of them
+        world = Objects(Store(), RELEASES["1.35"].gates_with({gate: on}))  # later releases lock some of them
         label = {"resource.kubernetes.io/admin-access": "true"}
         world.modify("namespaces", "default", lambda one: one["metadata"]["labels"].update(label))
         found: Any = world.create(body)
@@ -236,7 +236,7 @@ def test_a_field_in_use_survives_its_gate() -> None:
 
 def test_unknown_gate_is_an_error() -> None:
     with pytest.raises(ValueError, match="DRATypo"):
-        merged_gates({"DRATypo": True})
+        RELEASES[DEFAULT].gates_with({"DRATypo": True})
 
 
 def test_taint_gets_the_time_of_the_write_and_keeps_it() -> None:

@@ -166,6 +166,7 @@ async def test_only_the_chosen_versions_are_served() -> None:
 
 
 async def test_claims_in_v1beta1_have_their_request_inline(api: SimApiServer, client: Client) -> None:
+    api.versions = ("v1", "v1beta1")
     old = "/apis/resource.k8s.io/v1beta1/namespaces/default/resourceclaims"
     body = claim_body("c") | {"apiVersion": "resource.k8s.io/v1beta1"}
     body["spec"]["devices"]["requests"] = [{"name": "gpu", "deviceClassName": "gpu", "count": 2}]
@@ -201,7 +202,7 @@ async def test_tokens_and_own_node(api: SimApiServer, tmp_path: Path) -> None:
 async def test_tls() -> None:
     async with SimApiServer(tls=True) as api:
         assert api.url.startswith("https://")
-        assert (await Client(api)("GET", "/version")).body["gitVersion"] == "v1.36.2"
+        assert (await Client(api)("GET", "/version")).body["gitVersion"] == api.release.version
 
 
 # -- faults and the log

@@ -127,7 +127,8 @@ async def test_a_late_answer_comes_after_the_event(api: SimApiServer, client: Cl
     assert (await client("POST", SLICES, slice_body("s1", "d0"))).status == 201
 
 
-async def test_watch_speaks_the_version_it_was_opened_in(client: Client) -> None:
+async def test_watch_speaks_the_version_it_was_opened_in(api: SimApiServer, client: Client) -> None:
+    api.versions = ("v1", "v1beta1")
     await client("POST", SLICES, slice_body("s0", {"name": "d0", "attributes": {"a": {"int": 1}}}))
     async with client.watch(SLICES.replace("/v1/", "/v1beta1/") + "?watch=1") as events:
         (event,) = await take(events, 1)

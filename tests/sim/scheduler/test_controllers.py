@@ -109,7 +109,8 @@ async def test_refused_claim_of_a_template_says_so_in_the_pods_events(world: Wor
 async def test_pod_waits_for_a_template_that_comes_later(world: World) -> None:
     async with looping(world) as scheduled:
         world.pod("p", template="late")
-        await scheduled(lambda: "late" in world.why("p"))
+        await asyncio.sleep(0.1)
+        assert world.node_of("p") == ""
         world.template("late", {"name": "r", "exactly": {"deviceClassName": "gpu"}})
         await scheduled(lambda: world.node_of("p"))
 
@@ -149,7 +150,7 @@ async def test_claim_deleted_in_use_lives_until_its_pod_is_gone(world: World) ->
     assert "deletionTimestamp" in world.get("resourceclaims", "c")["metadata"]
     world.pod("q", "c")
     world.step()
-    assert world.why("q") == 'resourceclaim "c" is being deleted'
+    assert (world.node_of("q"), world.why("q")) == ("", "")
     world.end("p")
     world.step()
     with pytest.raises(ApiError, match="not found"):
@@ -186,3 +187,28 @@ async def test_a_repeated_event_is_counted(world: World) -> None:
         events.post(world.objects, "Pod", pod, "Test", "the same")
     (event,) = world.objects.list("events")
     assert event["count"] == 3
+
+
+async def test_generated_claim_goes_with_its_pod(world: World) -> None:
+    world.template("t", {"name": "r", "exactly": {"deviceClassName": "gpu"}})
+    world.pod("p", template="t")
+    world.step()
+    assert len(world.objects.list("resourceclaims")) == 1
+    world.objects.delete("pods", "p", "default", grace_seconds=0)
+    world.step()
+    assert world.objects.list("resourceclaims") == []
+
+
+async def test_claim_is_empty_again_after_its_last_pod(world: World) -> None:
+    world.claim("c")
+    for pod in ("p", "q"):
+        world.pod(pod, "c")
+    world.step()
+    world.end("p")
+    world.step()
+    assert [one["name"] for one in world.get("resourceclaims", "c")["status"]["reservedFor"]] == ["q"]
+    world.end("q")
+    world.step()
+    claim = world.get("resourceclaims", "c")
+    assert claim["status"] == {}
+    assert "finalizers" not in claim["metadata"]

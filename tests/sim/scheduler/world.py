@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from drabridge.sim.apiserver.gates import merged_gates
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.store import Store
-from drabridge.sim.release import RECORDED
+from drabridge.sim.releases import DEFAULT, RELEASES
 from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "kubernetes-1.36.2"
 DRIVER = "d.example.com"
-
-
-def fixture(name: str) -> Any:
-    return json.loads((FIXTURES / f"{name}.json").read_text())
 
 
 def device(name: str, **fields: Any) -> Any:
@@ -47,12 +39,12 @@ class World:
     def __init__(
         self,
         *,
-        release: str = RECORDED,
+        release: str = DEFAULT,
         gates: Mapping[str, bool] | None = None,
         nodes: Iterable[str] = ("node-a",),
     ) -> None:
-        merged = merged_gates(gates, release)
-        self.objects = Objects(Store(), merged, release)
+        merged = RELEASES[release].gates_with(gates)
+        self.objects = Objects(Store(), merged, RELEASES[release])
         self.scheduler = Scheduler(self.objects, merged, SchedulerTimings.fast())
         for name in nodes:
             self.objects.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})

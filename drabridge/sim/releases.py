@@ -1,0 +1,226 @@
+"""The table of Kubernetes releases: everything that the simulated parts do differently from one to the next.
+
+A new release is one new row. Where a column says nothing else, its source is the release's own source text, and the
+recordings in ``tests/sim/fixtures`` show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import MappingProxyType
+
+
+class Gate(Enum):
+    """What a release has made of a feature gate. A gate that is not in a row is not known to that release."""
+
+    OFF = "off by default"
+    ON = "on by default"
+    LOCKED = "locked to on"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One row. Only gates that a simulated part looks at are listed."""
+
+    minor: int
+    """36 for Kubernetes 1.36."""
+    patch: int
+    """Of the release that was recorded; what ``/version`` and the Node say."""
+
+    # -- all programs
+    gates: Mapping[str, Gate]
+    """``pkg/features/kube_features.go``; ``--help`` of the programs prints the same."""
+
+    # -- API server
+    control_plane: bool = True
+    """False: only the kubelet of this release is imitated."""
+    resource_versions: tuple[str, ...] = ("v1",)
+    """Served versions of resource.k8s.io, in order of preference. All others are off by default."""
+    storage_version: str = "v1"
+    """Of resource.k8s.io; discovery shows its hash."""
+    kinds: frozenset[str] = frozenset()
+    """Of the kinds that not every release serves, those that this one does."""
+    slice_selectors: tuple[str, ...] = ("spec.nodeName", "spec.driver")
+    """Field selectors of ResourceSlices beside metadata.name."""
+    declarative_validation: bool = True
+    """Without it a duplicate's path names the key's field, an empty driver is two errors, and an attribute without a
+    value is *required*, not *invalid*."""
+    shows_empty_devices: bool = False
+    """A slice without devices is shown with ``devices: null``."""
+    drops_tolerations: bool = True
+    """Those of claims are dropped where DRADeviceTaints is off."""
+    counters_beside_devices: bool = False
+    """A slice's devices consume its own counters. Later counters are in slices of their own."""
+    max_taints: int = 16
+    """``DeviceTaintsMaxLength`` of ``k8s.io/api/resource/v1``."""
+
+    # -- scheduler and controllers
+    claims_block_owner: bool = False
+    """Generated claims have ``blockOwnerDeletion`` in their owner reference."""
+
+    # -- kubelet
+    dra_services: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+    """Of DRA drivers, those that kubelet speaks."""
+    health_services: tuple[str, ...] = ("v1alpha1.DRAResourceHealth",)
+    """Of DRA drivers, by preference."""
+    health_is_advertised: bool = False
+    """A health service is opened only when the driver advertises it (``pickHealthService``). Before: always."""
+    share_ids: bool = True
+    """Of a device of which several have a part: in PodResources, and in kubelet's own file."""
+    plugins_overlap: bool = False
+    """Two instances of a device plugin may be connected at once: kubernetes#135437."""
+    prepare_appends: bool = True
+    """Devices of a repeated prepare are added to those known: kubernetes#140274."""
+    unprepares_for_strangers: bool = True
+    """The end of a pod that never got a claim unprepares it under the pod that has it: kubernetes#140212."""
+
+    @property
+    def version(self) -> str:
+        """Return the full version, as ``v1.36.3``."""
+        return f"v1.{self.minor}.{self.patch}"
+
+    def gates_with(self, changes: Mapping[str, bool] | None = None) -> dict[str, bool]:
+        """Return every gate of the table: the release's default, or what ``changes`` says. Unknown ones are off.
+
+        Raises ValueError for a change of a gate that the release does not know, that nothing here looks at, or that is
+        locked: the real programs do not start with it.
+        """
+        if unknown := (changes or {}).keys() - self.gates.keys():
+            raise ValueError(f"unknown feature gates {sorted(unknown)}; known are {sorted(self.gates)}")
+        for name, on in (changes or {}).items():
+            if not on and self.gates[name] is Gate.LOCKED:
+                raise ValueError(f"cannot set feature gate {name} to false, feature is locked to true")
+        defaults = {name: self.gates.get(name, Gate.OFF) is not Gate.OFF for name in GATES}
+        return {**defaults, **(changes or {})}
+
+
+OLDEST = Release(  # 1.26 to 1.33: kubelets that serve limits alone
+    minor=26,
+    patch=0,
+    gates={
+        "KubeletPodResourcesDynamicResources": Gate.OFF,
+        "KubeletPodResourcesGet": Gate.OFF,
+    },
+    control_plane=False,
+    dra_services=("v1beta1.DRAPlugin",),
+    share_ids=False,
+)
+V1_34 = replace(
+    OLDEST,
+    minor=34,
+    patch=4,
+    gates={
+        "DRAAdminAccess": Gate.ON,
+        "DRAConsumableCapacity": Gate.OFF,
+        "DRADeviceBindingConditions": Gate.OFF,
+        "DRADeviceTaints": Gate.OFF,
+        "DRAExtendedResource": Gate.OFF,
+        "DRAPartitionableDevices": Gate.OFF,
+        "DRAPrioritizedList": Gate.ON,
+        "DRAResourceClaimDeviceStatus": Gate.ON,
+        "KubeletPodResourcesDynamicResources": Gate.ON,
+        "KubeletPodResourcesGet": Gate.ON,
+        "KubeletPodResourcesListUseActivePods": Gate.ON,
+        "NominatedNodeNameForExpectation": Gate.OFF,
+        "ResourceHealthStatus": Gate.OFF,
+    },
+    control_plane=True,
+    storage_version="v1beta2",
+    declarative_validation=False,
+    shows_empty_devices=True,
+    drops_tolerations=False,
+    counters_beside_devices=True,
+    max_taints=4,
+    claims_block_owner=True,
+    dra_services=("v1.DRAPlugin", "v1beta1.DRAPlugin"),
+)
+V1_35 = replace(
+    V1_34,
+    minor=35,
+    patch=4,
+    gates={
+        **V1_34.gates,
+        "DRADeviceTaintRules": Gate.OFF,
+        "NominatedNodeNameForExpectation": Gate.ON,
+    },
+    storage_version="v1",
+    declarative_validation=True,
+    shows_empty_devices=False,
+    drops_tolerations=True,
+    counters_beside_devices=False,
+    max_taints=16,
+    claims_block_owner=False,
+    share_ids=True,
+)
+V1_36 = replace(
+    V1_35,
+    minor=36,
+    patch=3,
+    gates={
+        **V1_35.gates,
+        "DRAAdminAccess": Gate.LOCKED,
+        "DRAConsumableCapacity": Gate.ON,
+        "DRADeviceBindingConditions": Gate.ON,
+        "DRADeviceTaints": Gate.ON,
+        "DRAExtendedResource": Gate.ON,
+        "DRAPartitionableDevices": Gate.ON,
+        "DRAResourceClaimGranularStatusAuthorization": Gate.ON,
+        "KubeletPodResourcesDynamicResources": Gate.LOCKED,
+        "KubeletPodResourcesGet": Gate.LOCKED,
+        "ResourceHealthStatus": Gate.ON,
+        "ResourceHealthStatusMessage": Gate.ON,
+    },
+    kinds=frozenset({"mutatingadmissionpolicies"}),
+)
+V1_37 = replace(
+    V1_36,
+    minor=37,
+    patch=2,
+    gates={
+        **V1_36.gates,
+        "DRADeviceTaintRules": Gate.ON,
+        "DRAExtendedResource": Gate.LOCKED,
+        "DRAPrioritizedList": Gate.LOCKED,
+        "DRAResourceClaimDeviceStatus": Gate.LOCKED,
+        "PodLevelResourceManagers": Gate.OFF,  # in 1.36, alpha, it shows nothing in PodResources
+    },
+    kinds=V1_36.kinds | {"devicetaintrules"},
+    slice_selectors=(*V1_36.slice_selectors, "spec.pool.name"),  # kubernetes#138456
+    health_services=("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"),
+    health_is_advertised=True,
+    plugins_overlap=True,
+    prepare_appends=False,
+    unprepares_for_strangers=False,
+)
+
+ROWS = (OLDEST, V1_34, V1_35, V1_36, V1_37)
+RELEASES: Mapping[str, Release] = MappingProxyType({f"1.{row.minor}": row for row in ROWS if row.control_plane})
+"""The supported releases: control plane and kubelet."""
+DEFAULT = "1.36"
+"""What is imitated unless something else is asked for."""
+GATES = frozenset(name for row in ROWS for name in row.gates)
+
+
+def kubelet_of(text: str) -> Release:
+    """Return the row for ``1.36``, ``v1.36`` or ``1.36.2``; for 1.26 to 1.33 the first, with that number in it.
+
+    Raises ValueError for anything else.
+    """
+    major, _, rest = text.removeprefix("v").partition(".")
+    number = rest.partition(".")[0]
+    if major != "1" or not number.isdigit():
+        raise ValueError(f"Kubernetes version {text!r}: expected a text like '1.36' or '1.36.2'")
+    minor = int(number)
+    if not ROWS[0].minor <= minor <= ROWS[-1].minor:
+        raise ValueError(f"Kubernetes {text}: only 1.{ROWS[0].minor} to 1.{ROWS[-1].minor} are simulated")
+    return replace(next(row for row in reversed(ROWS) if row.minor <= minor), minor=minor)
+
+
+def release_of(text: str) -> Release:
+    """Return the row of a whole release. Raises ValueError for one of which only kubelet is simulated, or none."""
+    row = kubelet_of(text)
+    if not row.control_plane:
+        raise ValueError(f"Kubernetes {text}: an API server is simulated of {', '.join(RELEASES)} only")
+    return row
