@@ -42,17 +42,16 @@ def test_the_text_is_what_a_person_would_write() -> None:
     assert suggest(usb_tty("0403", "6001", serial="A5")) == (
         "- name: example.com/ttyusb\n"
         "  match:\n"
-        '  - subsystem: "tty"\n'
+        "  - subsystem: tty\n"
         '    sysname: "ttyUSB*"\n'
-        '    property: {ID_USB_INTERFACE_NUM: "00"}  # of several interfaces of one device\n'
         "    parent:\n"
         "      subsystem: usb\n"
-        '      devtype: "usb_device"\n'
+        "      devtype: usb_device\n"
         "      attr:\n"
         '        idVendor: "0403"\n'
         '        idProduct: "6001"\n'
         '        serial: "A5"  # remove this line to match every device of this kind\n'
-        '  id: ["{property:ID_SERIAL_SHORT}", "{property:ID_PATH}", "{sysname}"]\n'
+        '  id: ["{parent.attr:serial}", "usb-{parent.attr:devpath}-{parent.attr:bInterfaceNumber}"]\n'
         "  nodes: [{from: devnode}]\n"
     )
 

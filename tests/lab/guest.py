@@ -76,6 +76,8 @@ class Guest:
             raise LabError(f"the lab needs {' and '.join(missing)}: apt-get install {' '.join(missing)}")
         self.image = image or build()
         self.devices = {device.name: device for device in (*devices, *spare)}
+        self._json = {device.name: device.json for device in self.devices.values()} | {bus["id"]: bus for bus in shelf.BUSES}
+        self.notes: list[str] = []  # what programs in the guest told this process
         self._at_boot = devices
         self._keep = keep
         self._folder = Path()
@@ -175,17 +177,17 @@ class Guest:
         words += ["-append", "console=ttyS0 loglevel=4 panic=-1 intel_iommu=on iommu=pt 8250.nr_uarts=12"]
         words += ["-chardev", "file,id=console,path=console.log", "-serial", "chardev:console"]
         words += ["-chardev", "socket,id=qmp,path=qmp.sock,server=on,wait=off", "-mon", "qmp,mode=control"]
-        words += ["-device", "virtio-serial-pci,id=channel"]
+        words += ["-device", f"virtio-serial-pci,id=channel,addr={shelf.HARNESS_SLOT:#x}"]
         for name in ("command", "plug"):
             words += ["-chardev", f"socket,id=port-{name},path={name}.sock,server=on,wait=off"]
             words += ["-device", f"virtserialport,bus=channel.0,chardev=port-{name},name=lab.{name}"]
-        words += _virtio_disk("lab-root", self.image.root, snapshot=True)
-        words += _virtio_disk("lab-project", self.image.project, read_only=True)
+        words += _virtio_disk("lab-root", 1, self.image.root, snapshot=True)
+        words += _virtio_disk("lab-project", 2, self.image.project, read_only=True)
         if self._keep is not None:
             state = self._keep / "state.img"
             if not state.exists():
                 make_disk(state, "48M")
-            words += _virtio_disk("lab-state", state)
+            words += _virtio_disk("lab-state", 3, state)
         for bus in shelf.BUSES:
             words += ["-device", json.dumps(bus)]
         if with_tpm:
@@ -223,6 +225,12 @@ class Guest:
     def console(self) -> str:
         """All that the guest's kernel and init said."""
         return (self._folder / "console.log").read_text(errors="replace")
+
+    def cpu_seconds(self) -> float:
+        """Processor time that QEMU has used so far: it tells of the guest, however busy this machine is."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     # -- commands
 
@@ -276,8 +284,8 @@ class Guest:
     # -- devices
 
     def plug(self, name: str, **options: Any) -> None:
-        """Plug a device of the shelf in; options replace its own (``port="15"``)."""
-        self.qmp("device_add", **{**self.devices[name].json, **options})
+        """Plug a device or a bus of the shelf in; options replace its own (``port="15"``)."""
+        self.qmp("device_add", **{**self._json[name], **options})
 
     def unplug(self, name: str, seconds: float = QMP_SECONDS) -> None:
         """Pull a device out; returns when QEMU has it no more. PCI devices go when the guest's kernel lets go of them."""
@@ -312,10 +320,13 @@ class Guest:
             for line in link:
                 request = json.loads(line)
                 try:
-                    if request["do"] == "plug":
-                        self.plug(request["name"], **request["options"])
-                    else:
-                        self.unplug(request["name"])
+                    match request["do"]:
+                        case "plug":
+                            self.plug(request["name"], **request["options"])
+                        case "unplug":
+                            self.unplug(request["name"])
+                        case "note":
+                            self.notes.append(request["text"])
                     answer: JSON = {}
                 except (LabError, KeyError) as error:
                     answer = {"error": str(error)}
@@ -323,11 +334,11 @@ class Guest:
                 link.flush()
 
 
-def _virtio_disk(name: str, file: Path, *, snapshot: bool = False, read_only: bool = False) -> list[str]:
+def _virtio_disk(name: str, slot: int, file: Path, *, snapshot: bool = False, read_only: bool = False) -> list[str]:
     """A virtio disk whose serial is its name. ``snapshot``: what is written goes when the guest ends."""
     more = (",snapshot=on" if snapshot else "") + (",readonly=on" if read_only else "")
     drive = f"if=none,id={name},file={file},format=raw,cache={'unsafe' if snapshot else 'writeback'}{more}"
-    return ["-drive", drive, "-device", f"virtio-blk-pci,drive={name},serial={name}"]
+    return ["-drive", drive, "-device", f"virtio-blk-pci,drive={name},serial={name},addr={shelf.HARNESS_SLOT + slot:#x}"]
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ KERNEL = "linux-image-amd64"
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
 NO_USE = (  # of the kernel's 390 MiB: hardware that QEMU has not, or that the guest must not wait for
     *("drivers/gpu/drm/amd", "drivers/gpu/drm/i915", "drivers/gpu/drm/nouveau", "drivers/gpu/drm/radeon"),
-    *("drivers/infiniband", "drivers/media", "drivers/net/wireless", "drivers/staging", "sound/soc"),
+    *("drivers/infiniband", "drivers/media/dvb-frontends", "drivers/net/wireless", "drivers/staging", "sound/soc"),
 )
 IN_CHECKOUT = ("deploy", "deviceplugin", "drabridge", "podresources", "tests", "pyproject.toml", "README.md")
 WHERE = "/opt/drabridge"
@@ -134,7 +134,7 @@ def _build_system(folder: Path) -> None:
     (root / WHERE[1:]).mkdir()
     (root / "etc/hostname").write_text("lab\n")
     (root / "etc/resolv.conf").unlink(missing_ok=True)
-    _make_disk(folder / "root.img", "1536M", root)
+    make_disk(folder / "root.img", "1536M", root)
     shutil.rmtree(root)
 
 
@@ -208,7 +208,7 @@ def _build_project(target: Path) -> None:
                     *("--invalidation-mode", "unchecked-hash", name),
                 ]
             )
-        _make_disk(target, "96M", folder)
+        make_disk(target, "96M", folder)
 
 
 def _project_digest() -> str:
@@ -221,13 +221,10 @@ def _project_digest() -> str:
 # --- helpers --------------------------------------------------------------------------------------------------------
 
 
-def _make_disk(file: Path, size: str, folder: Path | None = None) -> None:
+def make_disk(file: Path, size: str, folder: Path | None = None) -> None:
     """An ext4 file system in a file; with the files of a folder."""
     source = ["-d", str(folder)] if folder else []
     _command(["mke2fs", "-q", "-F", "-t", "ext4", "-E", "root_owner=0:0", *source, str(file), size])
-
-
-make_disk = _make_disk
 
 
 def _in(root: Path, *words: str) -> str:

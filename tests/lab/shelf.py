@@ -5,6 +5,7 @@ What is on the shelf at the start is in :data:`AT_BOOT`; :data:`SPARE` is plugge
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +24,23 @@ MACHINE = (
 """Two NUMA nodes and an IOMMU. ``-cpu max``: grpc's and re2's wheels want SSE4."""
 
 
-def _port(name: str, chassis: int, bus: str = "pcie.0", driver: str = "pcie-root-port") -> JSON:
-    return {"driver": driver, "id": name, "bus": bus, "chassis": chassis, "slot": chassis}
+_slots = itertools.count(2)
+HARNESS_SLOT = 0x1A
+"""The first slot of what the harness itself needs; the last free one is 0x1e."""
+
+
+def _near() -> JSON:
+    """The next slot of the first PCIe root: fixed, so that a device keeps its address when others are not there."""
+    return {"bus": "pcie.0", "addr": f"{next(_slots):#x}"}
+
+
+def _port(name: str, chassis: int, bus: str = "", driver: str = "pcie-root-port") -> JSON:
+    place = {"bus": bus} if bus else _near()
+    return {"driver": driver, "id": name, **place, "chassis": chassis, "slot": chassis}
 
 
 BUSES: tuple[JSON, ...] = (
-    {"driver": "pxb-pcie", "id": "far", "bus": "pcie.0", "bus_nr": 64, "numa_node": 1},
+    {"driver": "pxb-pcie", "id": "far", **_near(), "bus_nr": 64, "numa_node": 1},
     _port("far1", 1, "far"),
     _port("far2", 2, "far"),
     {"driver": "x3130-upstream", "id": "switch", "bus": "far2"},
@@ -41,11 +53,11 @@ BUSES: tuple[JSON, ...] = (
     _port("hot2", 9),
     # A conventional bus behind a bridge: what is on it is one IOMMU group.
     {"driver": "pcie-pci-bridge", "id": "old", "bus": "near3"},
-    {"driver": "qemu-xhci", "id": "usb", "bus": "pcie.0", "p2": 15, "p3": 15},
+    {"driver": "qemu-xhci", "id": "usb", **_near(), "p2": 15, "p3": 15},
     {"driver": "usb-hub", "id": "hub", "bus": "usb.0", "port": "6"},
-    {"driver": "virtio-scsi-pci", "id": "scsi", "bus": "pcie.0"},
-    {"driver": "sdhci-pci", "id": "sdhci", "bus": "pcie.0"},
-    {"driver": "intel-hda", "id": "hda", "bus": "pcie.0"},
+    {"driver": "virtio-scsi-pci", "id": "scsi", **_near()},
+    {"driver": "sdhci-pci", "id": "sdhci", **_near()},
+    {"driver": "intel-hda", "id": "hda", **_near()},
     {"driver": "nvme-subsys", "id": "subsystem", "nqn": "lab"},
 )
 
@@ -66,7 +78,7 @@ class Device:
 
 def _serial(name: str, port: str, serial: str) -> Device:
     chardev = (("-chardev", f"null,id=chars-{name}"),)
-    options = {"bus": "usb.0", "port": port, "serial": serial, "chardev": f"chars-{name}"}
+    options = {"bus": "usb.0", "port": port, "serial": serial, "chardev": f"chars-{name}", "always-plugged": True}
     return Device(name, "usb-serial", options, chardev)
 
 
@@ -94,7 +106,7 @@ AT_BOOT: tuple[Device, ...] = (
     Device(
         "quad",
         "pci-serial-4x",
-        {"bus": "pcie.0", **{f"chardev{number}": f"chars-quad{number}" for number in range(1, 5)}},
+        {**_near(), **{f"chardev{number}": f"chars-quad{number}" for number in range(1, 5)}},
         tuple(("-chardev", f"null,id=chars-quad{number}") for number in range(1, 5)),
     ),
     # Disks.
@@ -107,16 +119,16 @@ AT_BOOT: tuple[Device, ...] = (
     _disk("scsi1", "scsi-hd", bus="scsi.0", serial="SCSI-0001", wwn=0x5000C50015EA71AC),
     _disk("scsi2", "scsi-hd", bus="scsi.0", serial="SCSI-0002", wwn=0x5000C50015EA71AD),
     _disk("tape", "scsi-cd", bus="scsi.0", serial="CD-0001"),
-    _disk("vdisk1", "virtio-blk-pci", bus="pcie.0", serial="VB-0001"),
-    _disk("vdisk2", "virtio-blk-pci", bus="pcie.0"),
+    _disk("vdisk1", "virtio-blk-pci", **_near(), serial="VB-0001"),
+    _disk("vdisk2", "virtio-blk-pci", **_near()),
     _disk("card", "sd-card", bus="sd-bus"),
     # Networks.
     _net("ethernet", "e1000e", bus="near2"),
-    _net("vnet", "virtio-net-pci", bus="pcie.0"),
+    _net("vnet", "virtio-net-pci", **_near()),
     _net("usbnet", "usb-net", bus="usb.0", port="9"),
-    Device("can", "kvaser_pci", {"bus": "pcie.0", "canbus": "can-a"}),
+    Device("can", "kvaser_pci", {**_near(), "canbus": "can-a"}),
     # Cards without a driver: one near, one behind a switch of the second node, one that shares its IOMMU group.
-    Device("edu1", "edu", {"bus": "pcie.0"}),
+    Device("edu1", "edu", _near()),
     Device("edu2", "edu", {"bus": "switch2"}),
     Device("edu3", "edu", {"bus": "old"}),
     _net("oldnet", "e1000", bus="old"),
@@ -126,10 +138,10 @@ AT_BOOT: tuple[Device, ...] = (
     Device("keyboard", "usb-kbd", {"bus": "usb.0", "port": "11"}),
     Device("tablet", "usb-tablet", {"bus": "usb.0", "port": "12"}),
     Device("reader", "usb-ccid", {"bus": "usb.0", "port": "13"}),
-    Device("graphics", "virtio-gpu-pci", {"bus": "pcie.0"}),
-    Device("entropy", "virtio-rng-pci", {"bus": "pcie.0"}),
-    Device("watchdog", "i6300esb", {"bus": "pcie.0"}),
-    Device("bmc", "pci-ipmi-kcs", {"bus": "pcie.0", "bmc": "bmc-sim"}, (("-device", "ipmi-bmc-sim,id=bmc-sim"),)),
+    Device("graphics", "virtio-gpu-pci", _near()),
+    Device("entropy", "virtio-rng-pci", _near()),
+    Device("watchdog", "i6300esb", _near()),
+    Device("bmc", "pci-ipmi-kcs", {**_near(), "bmc": "bmc-sim"}, (("-device", "ipmi-bmc-sim,id=bmc-sim"),)),
     Device("tpm", "tpm-tis", {"tpmdev": "tpm-swtpm"}),  # guest.py starts swtpm, if there is one
 )
 
