@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit lowest cluster bench soak docs picture generated release protos system clean
+.PHONY: help demo test lint unit lowest cluster lab bench soak docs picture generated release protos system clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -37,6 +37,11 @@ lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests aga
 
 cluster: $(VENV)/.dev system  ## the cluster tests on the node of KUBECONFIG, else on one that ../shared/cluster/cluster starts
 	$(BIN)/python -m tests.cluster $(CLUSTER_ARGS)
+
+lab: $(VENV)/.dev  ## the tests on a virtual machine with disks, USB and serial devices, virtual functions, CAN, sound
+	@[ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { missing=$$(for p in $$(cat tests/lab/debian-packages.txt); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
+	  [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }; }
+	$(BIN)/python -m tests.lab $(LAB_ARGS)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets; kept in tests/bench/history.jsonl, and drawn
 	$(BIN)/python -m tests.bench --keep

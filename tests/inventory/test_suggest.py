@@ -51,7 +51,7 @@ def test_the_text_is_what_a_person_would_write() -> None:
         '        idVendor: "0403"\n'
         '        idProduct: "6001"\n'
         '        serial: "A5"  # remove this line to match every device of this kind\n'
-        '  id: ["{parent.attr:serial}", "usb-{parent.attr:devpath}-{parent.attr:bInterfaceNumber}"]\n'
+        '  id: ["{parent.attr:serial}", "{pci}-usb-{parent.attr:devpath}-{parent.attr:bInterfaceNumber}"]\n'
         "  nodes: [{from: devnode}]\n"
     )
 

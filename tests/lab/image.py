@@ -97,14 +97,14 @@ def build() -> Image:
             if os.geteuid() != 0:
                 raise LabError("building the guest's root needs root (debootstrap): run this once as root")
             _tell(f"building the guest's system once, in {system.parent} (three minutes)")
-            with _aside(system) as folder:
+            with aside(system) as folder:
                 _build_system(folder)
         project = cache() / f"project-{_project_digest()}.img"
         if not project.exists():
-            with _aside(project) as file:
+            with aside(project) as file:
                 _build_project(file)
         for kind in ("system-*", "project-*"):
-            _forget_old(kind)
+            forget_old(kind)
         os.utime(system)
         os.utime(project)
     return Image(system / "vmlinuz", system / "initrd.gz", system / "root.img", project)
@@ -258,7 +258,7 @@ def _alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _aside(target: Path) -> Iterator[Path]:
+def aside(target: Path) -> Iterator[Path]:
     """A name to build under; it becomes ``target`` when the block ends well, and goes when it does not."""
     half = target.with_name(f"half-{target.name}")
     _remove(half)  # of a build that was killed
@@ -276,7 +276,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _forget_old(pattern: str) -> None:
+def forget_old(pattern: str) -> None:
     for path in sorted(cache().glob(pattern), key=lambda one: one.stat().st_mtime, reverse=True)[KEPT:]:
         _remove(path)
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from drabridge.cli import main
+from drabridge.cli.suggest import HEAD
 from tests.lab.inside.found import find, find_all
 
 
@@ -24,17 +27,27 @@ def command(*words: str) -> str:
     return out.getvalue()
 
 
-def matched(entry: str) -> list[str]:
-    """The syspaths of what a whole configuration matches."""
+def matched(entries: Mapping[str, str]) -> dict[str, list[str]]:
+    """The syspaths that each entry matches, in one configuration with all of them."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
-        file.write_text(entry)
-        return sorted(row["syspath"] for row in json.loads(command("match", "-c", str(file), "-o", "json")))
+        file.write_text(HEAD + "".join(_renamed(name, entry) for name, entry in entries.items()))
+        rows = json.loads(command("match", "-c", str(file), "-o", "json"))
+    found: dict[str, list[str]] = {name: [] for name in entries}
+    for row in rows:
+        found[row["resource"].removeprefix("example.com/")].append(row["syspath"])
+    return {name: sorted(paths) for name, paths in found.items()}
+
+
+def _renamed(name: str, entry: str) -> str:
+    """Devices of one kind get one resource name: here each has its own."""
+    return re.sub(r"\A- name: .*", f"- name: example.com/{name}", entry)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "write":
-        print(json.dumps({name: command("suggest", find(name)) for name in sys.argv[2:]}))
+        print(json.dumps({name: command("suggest", "--entry", find(name)) for name in sys.argv[2:]}))
     else:
         entries = json.load(sys.stdin)
-        print(json.dumps({name: {"is": find_all(name), "matched": matched(entry)} for name, entry in entries.items()}))
+        answers = matched(entries)
+        print(json.dumps({name: {"is": find_all(name), "matched": answers[name]} for name in entries}))

@@ -1,0 +1,54 @@
+"""``drabridge suggest`` for every device of the shelf: alone, under other numbers, and after a reboot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.lab import shelf
+from tests.lab.guest import Guest
+from tests.lab.inside.found import WHERE
+
+pytestmark = pytest.mark.lab
+
+NAMED_BY_THE_KERNEL = {"quad", "watchdog", "bmc", "tpm"}
+"""Nothing but their number tells them from others of their kind."""
+LATE = {"radio1", "radio2", "stick1", "nvme2", "scsi1", "tablet"}
+"""Plugged in after the second boot, in this order: what stayed has taken their numbers by then."""
+ALL = [device.name for device in shelf.AT_BOOT if device.name != "watchdog"]  # two watchdogs, and no way to tell them
+
+
+def _checked(guest: Guest, entries: dict[str, str]) -> dict[str, dict[str, list[str]]]:
+    done = guest.run(
+        ["python3", "-m", "tests.lab.inside.suggestions", "check"], stdin=json.dumps(entries), seconds=600, check=True
+    )
+    answers: dict[str, dict[str, list[str]]] = json.loads(done.out)
+    return answers
+
+
+def _wrong(answers: dict[str, dict[str, list[str]]]) -> dict[str, dict[str, list[str]]]:
+    return {name: answer for name, answer in answers.items() if not answer["is"] or answer["matched"] != answer["is"]}
+
+
+def test_an_entry_matches_its_device_alone_also_after_a_reboot_under_other_numbers(
+    shared_guest: Guest, tmp_path: Path
+) -> None:
+    assert set(ALL) <= set(WHERE)
+    text = shared_guest.python("tests.lab.inside.suggestions", "write", *ALL, seconds=900)
+    entries: dict[str, str] = json.loads(text)
+    (tmp_path / "entries.json").write_text(text)
+    before = _checked(shared_guest, entries)
+    assert _wrong(before) == {}
+
+    first = [device for device in shelf.AT_BOOT if device.name not in LATE]
+    late = [device for device in shelf.AT_BOOT if device.name in LATE]
+    with Guest(devices=first, spare=late) as again:
+        for device in reversed(late):
+            again.plug(device.name)
+        again.run(["udevadm", "settle"], check=True)
+        after = _checked(again, entries)
+    assert _wrong(after) == {}
+    renumbered = {name for name in ALL if before[name]["is"] != after[name]["is"]}
+    assert renumbered >= LATE - {"tablet", "scsi1"}, "else this test sees less than it says"
