@@ -44,4 +44,3 @@ kind: AgentConfig
 driver: devices.example.com  # a domain of yours
 resources:
 """
-

@@ -1,8 +1,8 @@
 """Tell which virtual function a PCI function is. sysfs knows it, udev does not.
 
-A physical function's folder has a link ``virtfn<number>`` to each of its virtual functions (Linux
-drivers/pci/iov.c), and, on a network card, the interfaces below ``net``. ``udev.py`` adds what is read here as properties
-``SRIOV_*`` of the virtual function, so match rules and attributes need no words of their own: the network operator's
+A physical function's folder has a link ``virtfn<number>`` to each of its virtual functions (Linux drivers/pci/iov.c),
+and, on a network card, the interfaces below ``net``. ``udev.py`` adds what is read here as properties ``SRIOV_*`` of
+the virtual function, so match rules and attributes need no words of their own: the network operator's
 ``pfNames: ["ens1f0#1-4"]`` is ``property: {SRIOV_PF_NAME: ens1f0, SRIOV_VF: "[1-4]"}``.
 """
 

@@ -102,7 +102,9 @@ class _Hardware:
         yield self._rule(part=True, place=True)
         if path := self.device.properties.get("ID_PATH"):
             yield self._rule(part=True, place=True) | {"property": {"ID_PATH": _literal(path)}}
-        name = _Noted(_literal(self.device.sysname), "the kernel's name: it may be another device's after the next boot")
+        name = _Noted(
+            _literal(self.device.sysname), "the kernel's name: it may be another device's after the next boot"
+        )
         yield self._rule(part=True, place=True) | {"sysname": name}
 
     def _rule(self, part: bool = False, place: bool = False) -> Rule:
@@ -114,7 +116,9 @@ class _Hardware:
         rule: Rule = {"subsystem": _literal(device.subsystem)} if device.subsystem else {}
         if device.devtype:
             rule["devtype"] = _literal(device.devtype)
-        attributes = {name: device.attributes.get(name) for name in PART} if part or device.devtype == "partition" else {}
+        attributes = (
+            {name: device.attributes.get(name) for name in PART} if part or device.devtype == "partition" else {}
+        )
         if self.unit is device:
             attributes[self.unit_attribute] = device.attributes.get(self.unit_attribute)
         above = self._above(part, place)
@@ -139,7 +143,12 @@ class _Hardware:
             return self._of_pci(self.pci, place) if self.pci is not None else None
         above = self._of_usb(self.usb, place)
         if part and self.interface is not None and (number := self.interface.attributes.get("bInterfaceNumber")):
-            return {"subsystem": "usb", "devtype": "usb_interface", "attr": _attributes({"bInterfaceNumber": number}), "parent": above}
+            return {
+                "subsystem": "usb",
+                "devtype": "usb_interface",
+                "attr": _attributes({"bInterfaceNumber": number}),
+                "parent": above,
+            }
         return above
 
     def _of_usb(self, node: UdevDevice, place: bool) -> Rule:
@@ -160,7 +169,9 @@ class _Hardware:
         written = _attributes({name: node.attributes.get(name) for name in PCI_IDS})
         rule: Rule = {"subsystem": "pci"}
         if place or not written:
-            rule["sysname"] = _Noted(_literal(node.sysname), "the slot: " + _ALIKE) if written else _literal(node.sysname)
+            rule["sysname"] = (
+                _Noted(_literal(node.sysname), "the slot: " + _ALIKE) if written else _literal(node.sysname)
+            )
         return rule | ({"attr": written} if written else {})
 
     def identities(self, rule: Rule) -> list[str]:
@@ -191,7 +202,9 @@ def _nodes(device: UdevDevice, others: Iterable[UdevDevice]) -> Iterator[str]:
         yield "  - {path: /dev/vfio/vfio, optional: true}"
         return
     below = f"{device.syspath}/"
-    if any(other.devnode and other.subsystem == device.subsystem and other.syspath.startswith(below) for other in others):
+    if any(
+        other.devnode and other.subsystem == device.subsystem and other.syspath.startswith(below) for other in others
+    ):
         yield f"  group: {{with: children, match: [{{subsystem: {_literal(device.subsystem)}, exists: [devnode]}}]}}"
         yield "  nodes: [{from: group}]"
         return
@@ -222,9 +235,7 @@ def _yaml(rule: Rule) -> Iterator[str]:
 
 def _attributes(values: Mapping[str, str | None]) -> dict[str, Any]:
     """Patterns for those that can be matched."""
-    return {
-        name: _literal(value.rstrip(WHITESPACE)) for name, value in values.items() if _can_be_matched(value, name)
-    }
+    return {name: _literal(value.rstrip(WHITESPACE)) for name, value in values.items() if _can_be_matched(value, name)}
 
 
 def _literal(value: str) -> str:

@@ -1,7 +1,7 @@
 """``python -m tests.lab``: run the lab's tests, or look into the guest.
 
-``python -m tests.lab [test] [PYTEST ARGUMENTS]``; ``build``; ``boot`` (tells what the guest shows and how long it took);
-``shell`` (commands for the guest from standard input, and ``!plug NAME``, ``!unplug NAME``).
+``python -m tests.lab [test] [PYTEST ARGUMENTS]``; ``build``; ``boot`` (tells what the guest shows and how long it
+took); ``shell`` (commands for the guest from standard input, and ``!plug NAME``, ``!unplug NAME``); ``record``.
 """
 
 from __future__ import annotations

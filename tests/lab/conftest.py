@@ -1,7 +1,7 @@
 """The guest of the lab's tests, and which of them run where.
 
-Files below ``inside`` run in the guest, by ``test_inside.py``. The others run here, and skip unless DRABRIDGE_LAB is set:
-they boot virtual machines, which takes minutes.
+Files below ``inside`` run in the guest, by ``test_inside.py``. The others run here, and skip unless DRABRIDGE_LAB is
+set: they boot virtual machines, which takes minutes.
 """
 
 from __future__ import annotations

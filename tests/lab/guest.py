@@ -1,7 +1,7 @@
 """Start the guest, run commands in it, plug devices in and out, end it.
 
-Commands go through one virtio-serial port as JSON lines (:mod:`tests.lab.inside.server` answers them), devices through
-QMP. A program in the guest plugs by a second port (:mod:`tests.lab.inside.hardware`): what it writes there, this process
+Commands go through one virtio-serial port as JSON lines (:mod:`tests.lab.inside.server` answers them), devices
+through QMP. A program in the guest plugs by a second port (:mod:`tests.lab.inside.hardware`): what it writes there, this process
 does over QMP. Everything has a time limit. QEMU gets SIGKILL when its parent dies, so nothing stays behind.
 """
 
@@ -76,7 +76,9 @@ class Guest:
             raise LabError(f"the lab needs {' and '.join(missing)}: apt-get install {' '.join(missing)}")
         self.image = image or build()
         self.devices = {device.name: device for device in (*devices, *spare)}
-        self._json = {device.name: device.json for device in self.devices.values()} | {bus["id"]: bus for bus in shelf.BUSES}
+        self._json = {device.name: device.json for device in self.devices.values()} | {
+            bus["id"]: bus for bus in shelf.BUSES
+        }
         self.notes: list[str] = []  # what programs in the guest told this process
         self._at_boot = devices
         self._keep = keep
@@ -101,7 +103,9 @@ class Guest:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.kill()
 
     def _start(self) -> None:
@@ -191,7 +195,12 @@ class Guest:
         for bus in shelf.BUSES:
             words += ["-device", json.dumps(bus)]
         if with_tpm:
-            words += ["-chardev", "socket,id=chars-tpm,path=tpm.sock", "-tpmdev", "emulator,id=tpm-swtpm,chardev=chars-tpm"]
+            words += [
+                "-chardev",
+                "socket,id=chars-tpm,path=tpm.sock",
+                "-tpmdev",
+                "emulator,id=tpm-swtpm,chardev=chars-tpm",
+            ]
         for device in self.devices.values():
             for option, value in device.backend:
                 words += [option, value if isinstance(value, str) else json.dumps(value)]
@@ -288,7 +297,7 @@ class Guest:
         self.qmp("device_add", **{**self._json[name], **options})
 
     def unplug(self, name: str, seconds: float = QMP_SECONDS) -> None:
-        """Pull a device out; returns when QEMU has it no more. PCI devices go when the guest's kernel lets go of them."""
+        """Pull a device out; returns when QEMU has it no more: a PCI device, when the guest's kernel lets go of it."""
         self.qmp("device_del", id=name)
         deadline = time.monotonic() + seconds
         while self._has(name):
@@ -338,7 +347,12 @@ def _virtio_disk(name: str, slot: int, file: Path, *, snapshot: bool = False, re
     """A virtio disk whose serial is its name. ``snapshot``: what is written goes when the guest ends."""
     more = (",snapshot=on" if snapshot else "") + (",readonly=on" if read_only else "")
     drive = f"if=none,id={name},file={file},format=raw,cache={'unsafe' if snapshot else 'writeback'}{more}"
-    return ["-drive", drive, "-device", f"virtio-blk-pci,drive={name},serial={name},addr={shelf.HARNESS_SLOT + slot:#x}"]
+    return [
+        "-drive",
+        drive,
+        "-device",
+        f"virtio-blk-pci,drive={name},serial={name},addr={shelf.HARNESS_SLOT + slot:#x}",
+    ]
 
 
 @contextlib.contextmanager

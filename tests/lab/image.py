@@ -149,7 +149,17 @@ def _install_packages(root: Path) -> None:
             *("--no-compile", *requirements),
         ]
     )
-    _in(root, "python3", "-m", "compileall", "-q", "-j2", "--invalidation-mode", "unchecked-hash", f"/{target.relative_to(root)}")
+    _in(
+        root,
+        "python3",
+        "-m",
+        "compileall",
+        "-q",
+        "-j2",
+        "--invalidation-mode",
+        "unchecked-hash",
+        f"/{target.relative_to(root)}",
+    )
 
 
 def _requirements() -> list[str]:
@@ -173,7 +183,11 @@ def _build_initrd(root: Path, version: str, target: Path) -> None:
             shutil.copy(root / file[1:], folder / "modules" / f"{number:02}-{Path(file).name}")
         names = "\n".join(str(path.relative_to(folder)) for path in sorted(folder.rglob("*")))
         archive = subprocess.run(
-            ["cpio", "-o", "-H", "newc", "--quiet"], cwd=folder, input=names.encode(), stdout=subprocess.PIPE, check=True
+            ["cpio", "-o", "-H", "newc", "--quiet"],
+            cwd=folder,
+            input=names.encode(),
+            stdout=subprocess.PIPE,
+            check=True,
         ).stdout
         target.write_bytes(gzip.compress(archive, 6))
 

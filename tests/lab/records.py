@@ -1,6 +1,6 @@
 """Write what the guest's devices look like as umockdev descriptions: ``python -m tests.lab record``.
 
-The files stand in ``tests/support/trees``, each for one kind of device, with the devices that a test needs side by side.
+The files stand in ``tests/support/trees``, each for one kind of device, with what a test needs side by side.
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ RECORDS = {
     "lab-serial": ("radio1", "radio2", "twin1", "twin2", "bare", "radio3", "quad"),
     "lab-disks": ("stick1", "stick2", "nvme2", "nvme3", "scsi1", "scsi2", "tape", "vdisk1", "vdisk2", "card"),
     "lab-networks": ("ethernet", "vnet", "usbnet", "can", "oldnet"),
-    "lab-cards": ("functions", "edu1", "edu2", "edu3", "sound", "headset", "keyboard", "tablet", "reader", "bmc", "tpm"),
+    "lab-cards": (
+        "functions",
+        "edu1",
+        "edu2",
+        "edu3",
+        "sound",
+        "headset",
+        "keyboard",
+        "tablet",
+        "reader",
+        "bmc",
+        "tpm",
+    ),
 }
 HEADER = """\
 # Recorded by `python -m tests.lab record` in the lab's guest: kernel {kernel}, {udev}.

@@ -1,6 +1,6 @@
 """The devices of the lab, as QEMU's ``-device`` and ``device_add`` take them, and the buses that they hang on.
 
-What is on the shelf at the start is in :data:`AT_BOOT`; :data:`SPARE` is plugged in later. A device's id is its name here.
+What is on the shelf at the start is in :data:`AT_BOOT`; :data:`SPARE` is plugged in later. A device's id is its name.
 """
 
 from __future__ import annotations
@@ -112,8 +112,20 @@ AT_BOOT: tuple[Device, ...] = (
     # Disks.
     _disk("stick1", "usb-storage", bus="usb.0", port="7", serial="STICK1", removable=True),
     _disk("stick2", "usb-storage", bus="usb.0", port="8", serial="STICK2", removable=True),
-    Device("functions", "nvme", {"bus": "far1", "serial": "NV-0001", "subsys": "subsystem", "sriov_max_vfs": 4,
-           "sriov_vq_flexible": 8, "sriov_vi_flexible": 4, "max_ioqpairs": 16, "msix_qsize": 8}),  # fmt: skip
+    Device(
+        "functions",
+        "nvme",
+        {
+            "bus": "far1",
+            "serial": "NV-0001",
+            "subsys": "subsystem",
+            "sriov_max_vfs": 4,
+            "sriov_vq_flexible": 8,
+            "sriov_vi_flexible": 4,
+            "max_ioqpairs": 16,
+            "msix_qsize": 8,
+        },
+    ),
     _disk("nvme2", "nvme", bus="near1", serial="NV-0002"),
     _disk("nvme3", "nvme", bus="switch1", serial="NV-0003"),
     _disk("scsi1", "scsi-hd", bus="scsi.0", serial="SCSI-0001", wwn=0x5000C50015EA71AC),

@@ -35,7 +35,9 @@ def test_a_machine_without_qemu_is_told_what_to_install() -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr == "lab: the lab needs qemu-system-x86 and util-linux: apt-get install qemu-system-x86 util-linux\n"
+    assert (
+        done.stderr == "lab: the lab needs qemu-system-x86 and util-linux: apt-get install qemu-system-x86 util-linux\n"
+    )
 
 
 def test_an_image_that_was_not_finished_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

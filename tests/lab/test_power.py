@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +53,9 @@ def _after(guest: Guest) -> dict[str, Any]:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Path:
     """The folder of a disk that stays from one guest to the next."""
-    yield tmp_path
+    return tmp_path
 
 
 @pytest.mark.parametrize("steps", [6, 9])

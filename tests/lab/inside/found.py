@@ -27,7 +27,9 @@ def attribute(device: Any, name: str) -> str:
 
 def at_port(chain: str) -> Test:
     """On USB, at a port: "6.1" is port 1 of the hub at port 6."""
-    return lambda device: any(node.device_type == "usb_device" and _text(node, "devpath") == chain for node in lineage(device))
+    return lambda device: any(
+        node.device_type == "usb_device" and _text(node, "devpath") == chain for node in lineage(device)
+    )
 
 
 def has(name: str, value: str) -> Test:
@@ -36,9 +38,14 @@ def has(name: str, value: str) -> Test:
 
 def pci(vendor: str, model: str, bus: str = "") -> Test:
     """On a PCI function of this kind; ``bus``: a bridge that must be above it."""
-    return lambda device: any(
-        _text(node, "vendor") == vendor and _text(node, "device") == model for node in lineage(device) if node.subsystem == "pci"
-    ) and (not bus or bus in device.sys_path)
+    return lambda device: (
+        any(
+            _text(node, "vendor") == vendor and _text(node, "device") == model
+            for node in lineage(device)
+            if node.subsystem == "pci"
+        )
+        and (not bus or bus in device.sys_path)
+    )
 
 
 def _text(device: Any, name: str) -> str:
@@ -61,7 +68,11 @@ WHERE: dict[str, tuple[str, str, Test]] = {
     "quad": ("tty", "", lambda device: pci("0x1b36", "0x0004")(device) and _text(device, "line") == "4"),
     "stick1": ("block", "disk", has("serial", "STICK1")),
     "stick2": ("block", "disk", has("serial", "STICK2")),
-    "functions": ("pci", "", lambda device: pci("0x1b36", "0x0010")(device) and "sriov_totalvfs" in device.attributes.available_attributes),
+    "functions": (
+        "pci",
+        "",
+        lambda device: pci("0x1b36", "0x0010")(device) and "sriov_totalvfs" in device.attributes.available_attributes,
+    ),
     "nvme2": ("block", "disk", has("serial", "NV-0002")),
     "nvme3": ("block", "disk", has("serial", "NV-0003")),
     "nvme4": ("block", "disk", has("serial", "NV-0004")),
@@ -78,7 +89,11 @@ WHERE: dict[str, tuple[str, str, Test]] = {
     "can": ("net", "", lambda device: device.sys_name.startswith("can")),
     "edu1": ("pci", "", lambda device: _edu(device) and device.sys_path.count("/0000:") == 1),
     "edu2": ("pci", "", lambda device: _edu(device) and FAR in device.sys_path),
-    "edu3": ("pci", "", lambda device: _edu(device) and FAR not in device.sys_path and device.sys_path.count("/0000:") > 1),
+    "edu3": (
+        "pci",
+        "",
+        lambda device: _edu(device) and FAR not in device.sys_path and device.sys_path.count("/0000:") > 1,
+    ),
     "oldnet": ("net", "", pci("0x8086", "0x100e")),
     "sound": ("sound", "", lambda device: device.sys_name.startswith("card") and pci("0x8086", "0x2668")(device)),
     "headset": ("sound", "", lambda device: device.sys_name.startswith("card") and at_port("10")(device)),

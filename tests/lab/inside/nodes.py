@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,11 @@ def number(node: str) -> tuple[int, int]:
     """Major and minor of a node under /dev."""
     status = os.stat(node)
     return os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+async def run(*words: str) -> None:
+    """Run a program of the guest to its good end, while the loop goes on."""
+    await asyncio.to_thread(subprocess.run, words, check=True)
 
 
 def bind(address: str, driver: str) -> None:

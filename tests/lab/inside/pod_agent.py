@@ -1,4 +1,4 @@
-"""The agent with the mounts and the network of a pod: ``python -m tests.lab.inside.pod_agent mounted|hidden run ...``."""
+"""Run the agent with mounts and network of a pod: ``python -m tests.lab.inside.pod_agent mounted|hidden run ...``."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -40,11 +41,15 @@ def spec(folder: Path, nodes: list[dict[str, Any]], script: str) -> dict[str, An
     for one in nodes:
         status = os.stat(one["hostPath"])
         kind = "b" if stat.S_ISBLK(status.st_mode) else "c"
-        devices.append({"path": one["path"], "type": kind, "major": one["major"], "minor": one["minor"], "fileMode": 0o660})
+        devices.append(
+            {"path": one["path"], "type": kind, "major": one["major"], "minor": one["minor"], "fileMode": 0o660}
+        )
         rules.append(
             {"allow": True, "type": kind, "major": one["major"], "minor": one["minor"], "access": one["permissions"]}
         )
-    rules.append({"allow": True, "type": "b", "access": "m"})  # runtimes let a container make any node (runc's defaults)
+    rules.append(
+        {"allow": True, "type": "b", "access": "m"}
+    )  # runtimes let a container make any node (runc's defaults)
     made["linux"]["devices"] = devices
     made["linux"]["resources"] = {"devices": rules}
     return made
@@ -64,8 +69,9 @@ async def test_a_container_opens_its_disk_and_no_other(runtime: str) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "config.json").write_text(json.dumps(spec(folder, [given], script)))
-            done = subprocess.run(
-                [runtime, "run", f"lab-{runtime}"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+            command = [runtime, "run", f"lab-{runtime}"]
+            done = await asyncio.to_thread(
+                subprocess.run, command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
             )
         assert (done.returncode, done.stdout.split()) == (0, ["512", "refused"]), done.stdout + done.stderr
         await kubelet.delete_pod("uid-a")

@@ -12,7 +12,7 @@ from pathlib import Path
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
-from tests.lab.inside.nodes import DRIVER, HEAD, SERIAL, SERIAL_PORTS, ids
+from tests.lab.inside.nodes import DRIVER, HEAD, SERIAL, SERIAL_PORTS, ids, run
 from tests.support.agent_process import AgentProcess, pod
 from tests.support.waiting import until
 
@@ -57,11 +57,10 @@ async def test_nothing_is_given_on_a_full_disk_or_a_read_only_one() -> None:
             assert "No space left" in refused.message or "cannot be written" in refused.message, refused.message
             filler.unlink()
             assert await until(lambda: _gives(kubelet, "c"), 30, agent.text)
-            subprocess.run(["mount", "-o", "remount,ro", str(root)], check=False)
-            done = subprocess.run(["touch", str(root / "x")], capture_output=True, check=False)
-            if done.returncode:  # an open file for writing keeps a file system writable
-                assert (await kubelet.run_pod(pod("d", resource=SERIAL))).phase is Phase.FAILED
-                subprocess.run(["mount", "-o", "remount,rw", str(root)], check=True)
+            Path("/proc/sysrq-trigger").write_text("u")  # all file systems read-only, whoever writes to them
+            await until(lambda: not os.access(root, os.W_OK), 10)
+            assert (await kubelet.run_pod(pod("d", resource=SERIAL))).phase is Phase.FAILED
+            await run("mount", "-o", "remount,rw", str(root))
             owners = [row["owner"] for row in (await agent.status())["devices"]]
             assert owners.count("legacy") == 2
         finally:

@@ -49,7 +49,10 @@ async def test_they_come_and_go_free_and_held() -> None:
             made = make(2)
             await listed(agent, kubelet, FUNCTION, set(made), set())
             assert (await kubelet.run_pod(pod("a", 2, FUNCTION))).phase is Phase.RUNNING
-            assert {env for one in cdi_devices(agent.cdi) for env in one["containerEdits"]["env"]} >= {"NUMBER=0", "NUMBER=1"}
+            assert {env for one in cdi_devices(agent.cdi) for env in one["containerEdits"]["env"]} >= {
+                "NUMBER=0",
+                "NUMBER=1",
+            }
             nodes = {one["hostPath"] for one in given_nodes(agent)}
             groups = {f"/dev/vfio/{Path(f'/sys/bus/pci/devices/{one}/iommu_group').resolve().name}" for one in made}
             assert nodes == groups | {"/dev/vfio/vfio"}

@@ -13,7 +13,17 @@ from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find, find_all
 from tests.lab.inside.hardware import plug, unplug
 from tests.lab.inside.nodes import (
-    DISKS, DRIVER, HEAD, NVME, SERIAL, SERIAL_PORTS, given_nodes, holder, ids, listed, number,
+    DISKS,
+    DRIVER,
+    HEAD,
+    NVME,
+    SERIAL,
+    SERIAL_PORTS,
+    given_nodes,
+    holder,
+    ids,
+    listed,
+    number,
 )  # fmt: skip
 from tests.support.agent_process import AgentProcess, node, pod
 from tests.support.waiting import until
@@ -101,7 +111,10 @@ async def test_a_held_one_that_is_pulled_out_stays_held_and_is_its_holders_again
             assert await holder(agent, "radio2") == ("present", "legacy")
             await until(lambda: len(given_nodes(agent)) == 1, 10, agent.text)
             (given,) = given_nodes(agent)
-            assert (given["hostPath"], given["major"], given["minor"]) == (devnode("radio2"), *number(devnode("radio2")))
+            assert (given["hostPath"], given["major"], given["minor"]) == (
+                devnode("radio2"),
+                *number(devnode("radio2")),
+            )
             assert kubelet.pod_status(uid).phase is Phase.RUNNING
             await kubelet.delete_pod(uid)
         finally:

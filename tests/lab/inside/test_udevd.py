@@ -16,7 +16,7 @@ import pytest
 from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find, find_all
 from tests.lab.inside.hardware import plug, unplug
-from tests.lab.inside.nodes import DRIVER, HEAD, SERIAL, SERIAL_PORTS, ids, listed
+from tests.lab.inside.nodes import DRIVER, HEAD, SERIAL, SERIAL_PORTS, ids, listed, run
 from tests.support.agent_process import AgentProcess, node, pod
 from tests.support.waiting import until
 
@@ -66,7 +66,7 @@ async def test_a_restarted_udevd_is_heard_again() -> None:
         await until(lambda: ids(kubelet, SERIAL)[0] >= WITH_SERIALS, 20, agent.text)
         os.kill(udevd(), signal.SIGKILL)
         await asyncio.sleep(0.5)
-        subprocess.run(["/lib/systemd/systemd-udevd", "--daemon"], check=True)
+        await run("/lib/systemd/systemd-udevd", "--daemon")
         with plugged("radio4"):
             await until(lambda: "RADIO4" in ids(kubelet, SERIAL)[0], 20, agent.text)
 
@@ -90,12 +90,12 @@ async def test_a_renamed_interface_is_the_same_device() -> None:
         await until(lambda: len(ids(kubelet, NETWORK)[0]) == 1, 20, agent.text)
         (identity,) = ids(kubelet, NETWORK)[0]
         assert (await kubelet.run_pod(pod("a", 1, NETWORK))).phase is Phase.RUNNING
-        subprocess.run(["ip", "link", "set", name, "name", "lab9"], check=True)
+        await run("ip", "link", "set", name, "name", "lab9")
         try:
             await until(lambda: _shows(agent, "lab9"), 20, agent.text)
             assert ids(kubelet, NETWORK) == ({identity}, set())
         finally:
-            subprocess.run(["ip", "link", "set", "lab9", "name", name], check=True)
+            await run("ip", "link", "set", "lab9", "name", name)
         await kubelet.delete_pod("uid-a")
 
 
@@ -106,11 +106,11 @@ async def _shows(agent: AgentProcess, name: str) -> bool:
 async def test_links_of_a_users_own_rule_can_be_matched() -> None:
     config = HEAD + BY_SERIAL.replace('sysname: "ttyUSB*"', "devlink: /dev/radios/*")
     with rule('SUBSYSTEM=="tty", ENV{ID_SERIAL_SHORT}=="RADIO*", SYMLINK+="radios/$env{ID_SERIAL_SHORT}"'):
-        subprocess.run(["udevadm", "trigger", "--subsystem-match=tty"], check=True)
-        subprocess.run(["udevadm", "settle"], check=True)
+        await run("udevadm", "trigger", "--subsystem-match=tty")
+        await run("udevadm", "settle")
         async with node(config, DRIVER) as (agent, kubelet):
             await listed(agent, kubelet, SERIAL, WITH_SERIALS, set())
-    subprocess.run(["udevadm", "trigger", "--subsystem-match=tty"], check=True)
+    await run("udevadm", "trigger", "--subsystem-match=tty")
 
 
 def processor_seconds(agent: AgentProcess) -> float:
@@ -124,13 +124,12 @@ async def test_a_storm_of_events_changes_nothing() -> None:
         await until(lambda: ids(kubelet, SERIAL)[0] >= WITH_SERIALS, 20, agent.text)
         before, began, used = ids(kubelet, SERIAL), time.monotonic(), processor_seconds(agent)
         for _ in range(3):
-            subprocess.run(["udevadm", "trigger"], check=True)
-        await asyncio.to_thread(subprocess.run, ["udevadm", "settle", "--timeout=300"], check=True)
+            await run("udevadm", "trigger")
+        await run("udevadm", "settle", "--timeout=300")
         await asyncio.sleep(2)
         print(f"storm: {processor_seconds(agent) - used:.1f} s of processor time in {time.monotonic() - began:.0f} s")
         assert ids(kubelet, SERIAL) == before
-        lists = [call for call in kubelet.calls.of("ListAndWatch")]
-        assert len(lists) == 1, "the stream stayed"
+        assert len(kubelet.calls.of("ListAndWatch")) == 1, "the stream stayed"
         assert processor_seconds(agent) - used < (time.monotonic() - began) / 2
 
 
