@@ -1,8 +1,8 @@
 """Start the guest, run commands in it, plug devices in and out, end it.
 
 Commands go through one virtio-serial port as JSON lines (:mod:`tests.lab.inside.server` answers them), devices
-through QMP. A program in the guest plugs by a second port (:mod:`tests.lab.inside.hardware`): what it writes there, this process
-does over QMP. Everything has a time limit. QEMU gets SIGKILL when its parent dies, so nothing stays behind.
+through QMP. A program in the guest plugs by a second port (:mod:`tests.lab.inside.hardware`): what it writes there,
+this process does over QMP. Everything has a time limit. QEMU gets SIGKILL when its parent dies, so nothing stays.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ def needs() -> list[str]:
 
 def _qemu() -> str | None:
     return shutil.which("qemu-system-x86_64")
+
+
+def _swtpm() -> str | None:
+    return shutil.which("swtpm")
 
 
 class Guest:
@@ -152,7 +156,7 @@ class Guest:
         self.kill()
 
     def _start_tpm(self) -> bool:
-        program = shutil.which("swtpm")
+        program = _swtpm()
         if program is None:
             return False
         state = self._folder / "tpm"

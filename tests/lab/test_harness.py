@@ -72,7 +72,7 @@ def test_a_qemu_that_ends_at_once_is_told_with_its_words(tmp_path: Path, monkeyp
     program.write_text("#!/bin/sh\necho no such machine >&2\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setattr(guest, "_qemu", lambda: str(program))
-    monkeypatch.setattr(guest.shutil, "which", lambda name, **_: f"/usr/bin/{name}" if name == "setpriv" else None)
+    monkeypatch.setattr(guest, "_swtpm", lambda: None)
     nothing = image.Image(*(tmp_path / name for name in ("k", "i", "r", "p")))
     with pytest.raises(guest.GuestError, match="no such machine"), guest.Guest(nothing):
         pass

@@ -85,4 +85,5 @@ def test_what_was_given_is_held_after_a_reboot_and_no_device_is_its_neighbour(di
         again.plug("radio1")
         again.run(["udevadm", "settle"], check=True)
         found = _after(again)
-    assert {name: found["owners"].get(name) for name in held} >= dict.fromkeys(held, "legacy")
+    assert {name: found["owners"].get(name) for name in held} == dict.fromkeys(held, "legacy")
+    assert "legacy" not in {owner for name, owner in found["owners"].items() if name not in held}

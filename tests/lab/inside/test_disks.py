@@ -61,6 +61,7 @@ async def test_nothing_is_given_on_a_full_disk_or_a_read_only_one() -> None:
             await until(lambda: not os.access(root, os.W_OK), 10)
             assert (await kubelet.run_pod(pod("d", resource=SERIAL))).phase is Phase.FAILED
             await run("mount", "-o", "remount,rw", str(root))
+            await run("mount", "-o", "remount,rw", "/")
             owners = [row["owner"] for row in (await agent.status())["devices"]]
             assert owners.count("legacy") == 2
         finally:

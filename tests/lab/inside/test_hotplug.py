@@ -58,7 +58,7 @@ async def serial_ports() -> AsyncIterator[tuple[AgentProcess, SimKubelet, set[st
 
 async def run(kubelet: SimKubelet, wanted: str, everything: set[str], resource: str = SERIAL) -> str:
     """Run pods until one has this device; delete the others. Returns its uid."""
-    others = []
+    others: list[str] = []
     for index in range(len(everything)):
         status = await kubelet.run_pod(pod(f"p{index}", resource=resource))
         assert status.phase is Phase.RUNNING, status.message

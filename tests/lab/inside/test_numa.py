@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.nodes import DISKS, DRIVER, HEAD, NVME, listed
 from tests.support.agent_on_cluster import bridge
@@ -15,8 +18,7 @@ async def test_kubelet_is_told_the_node_of_a_root_that_has_one() -> None:
     async with node(HEAD + DISKS, DRIVER, topology_policy="single-numa-node", numa_nodes=(0, 1)) as (agent, kubelet):
         await listed(agent, kubelet, NVME, {FAR, NEAR}, set())
         devices = kubelet.process.manager.state.all[NVME]
-        nodes = {name: [one.ID for one in device.topology.nodes] for name, device in devices.items()}
-        assert nodes == {FAR: [1], NEAR: []}
+        assert {name: device.numa for name, device in devices.items()} == {FAR: (1,), NEAR: None}
         assert (await kubelet.run_pod(pod("a", 2, NVME))).phase is Phase.RUNNING
 
 
@@ -32,6 +34,6 @@ async def test_slices_tell_node_and_root() -> None:
         assert far["resource.kubernetes.io/numaNode"] == {"int": 1}
 
 
-def _devices(cluster: object) -> dict[str, dict[str, object]]:
-    slices = cluster.api.objects.peek("resourceslices")  # type: ignore[attr-defined]
+def _devices(cluster: SimCluster) -> dict[str, dict[str, Any]]:
+    slices = cluster.api.objects.peek("resourceslices")
     return {device["name"]: device["attributes"] for one in slices for device in one["spec"].get("devices") or ()}

@@ -80,7 +80,12 @@ async def test_a_database_that_is_late_gives_no_device_a_wrong_name() -> None:
         before = ids(kubelet, SERIAL)[0]
         seen: set[str] = set()
         with rule(late), plugged("radio4"):
-            await until(lambda: seen.update(ids(kubelet, SERIAL)[0]) or "RADIO4" in seen, 30, agent.text)
+
+            def look() -> bool:
+                seen.update(ids(kubelet, SERIAL)[0])
+                return "RADIO4" in seen
+
+            await until(look, 30, agent.text)
             assert seen - before == {"RADIO4"}
 
 
