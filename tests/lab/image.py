@@ -209,6 +209,8 @@ def _files() -> list[Path]:
 
 
 def _build_project(target: Path) -> None:
+    if not list((ROOT / "deviceplugin/wire").glob("*_pb2.py")):
+        raise LabError("the stubs of kubelet's protocols are not generated: make protos")
     with tempfile.TemporaryDirectory(prefix="lab-project") as name:
         folder = Path(name)
         for path in _files():
