@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
 
 
 def _test(words: list[str]) -> int:
-    files = [] if any(not word.startswith("-") for word in words) else ["tests/lab"]
+    files = [] if any((ROOT / word.partition("::")[0]).exists() for word in words) else ["tests/lab"]
     environment = os.environ | {"DRABRIDGE_LAB": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-m", "lab", *words, *files]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
