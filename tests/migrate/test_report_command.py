@@ -142,7 +142,7 @@ async def test_each_namespace_is_told_what_fits_and_why(objects: list[Json], fit
 def test_without_admission_policies_nothing_can_be_switched() -> None:
     facts = pod_facts(pod())
     assert facts is not None
-    (found,) = build(Facts(pods=[facts], serves_policies=False), {}).namespaces
+    (found,) = build(Facts(pods=[facts]), {}).namespaces
     assert found.fits == "convert"
     assert "no MutatingAdmissionPolicy" in found.because
 

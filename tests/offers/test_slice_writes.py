@@ -169,7 +169,7 @@ def test_a_server_that_drops_taints_is_noticed_and_the_device_is_left_out() -> N
     assert server.complete_pool() == ["gpu-1"]
     assert again.notes == (
         "device gpu-0 is not in a ResourceSlice: hw.example.com/faulty=node-missing, "
-        "and the API server drops taints (gate DRADeviceTaints)",
+        "and the API server keeps no taints",
     )
 
 

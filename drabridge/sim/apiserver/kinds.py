@@ -204,6 +204,7 @@ RESOURCES: tuple[Resource, ...] = (
         schema.OPEN_KIND,
         "admissionregistration.k8s.io",
         namespaced=False,
+        since=36,
         blank={"spec": {}},
     ),
     Resource("jobs", "Job", schema.JOB, "batch", subresources=("status",), counts_generations=True),
