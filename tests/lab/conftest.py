@@ -32,8 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"apt-get install {' '.join(missing)}"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_guest() -> Iterator[Guest]:
-    """One guest for all tests that leave it as they found it."""
+    """One guest for all tests of a file, which leave it as they found it; the next file's starts when it has ended."""
     with Guest() as guest:
         yield guest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,6 @@ from tests.lab.inside.found import WHERE
 
 pytestmark = pytest.mark.lab
 
-NAMED_BY_THE_KERNEL = {"quad", "watchdog", "bmc", "tpm"}
-"""Nothing but their number tells them from others of their kind."""
 LATE = {"radio1", "radio2", "stick1", "nvme2", "scsi1", "tablet"}
 """Plugged in after the second boot, in this order: what stayed has taken their numbers by then."""
 ALL = [device.name for device in shelf.AT_BOOT if device.name != "watchdog"]  # two watchdogs, and no way to tell them
@@ -32,14 +29,11 @@ def _wrong(answers: dict[str, dict[str, list[str]]]) -> dict[str, dict[str, list
     return {name: answer for name, answer in answers.items() if not answer["is"] or answer["matched"] != answer["is"]}
 
 
-def test_an_entry_matches_its_device_alone_also_after_a_reboot_under_other_numbers(
-    shared_guest: Guest, tmp_path: Path
-) -> None:
+def test_an_entry_matches_its_device_alone_also_after_a_reboot_under_other_numbers() -> None:
     assert set(ALL) <= set(WHERE)
-    text = shared_guest.python("tests.lab.inside.suggestions", "write", *ALL, seconds=900)
-    entries: dict[str, str] = json.loads(text)
-    (tmp_path / "entries.json").write_text(text)
-    before = _checked(shared_guest, entries)
+    with Guest() as guest:
+        entries: dict[str, str] = json.loads(guest.python("tests.lab.inside.suggestions", "write", *ALL, seconds=900))
+        before = _checked(guest, entries)
     assert _wrong(before) == {}
 
     first = [device for device in shelf.AT_BOOT if device.name not in LATE]
