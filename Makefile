@@ -12,7 +12,7 @@ IMAGE := localhost/drabridge:test
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' drabridge/__init__.py)
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit lowest cluster cluster-all image kind bench soak docs picture generated release upload publish push protos \
+.PHONY: help demo test lint unit lowest cluster cluster-all image kind lab bench soak docs picture generated release upload publish push protos \
 	system clean
 
 help:  ## what can be made
@@ -54,6 +54,11 @@ kind: image  ## the cluster tests on a cluster that kind makes, and that stays: 
 	kind load image-archive build/image.tar
 	KUBECONFIG=$(CURDIR)/build/kind.kubeconfig DRABRIDGE_TEST_IMAGE=$(IMAGE) DRABRIDGE_TEST_BUSYBOX=busybox:stable \
 	  $(MAKE) cluster
+
+lab: $(VENV)/.dev  ## the tests on a virtual machine with disks, USB and serial devices, virtual functions, CAN, sound
+	@[ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { missing=$$(for p in $$(cat tests/lab/debian-packages.txt); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
+	  [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }; }
+	$(BIN)/python -m tests.lab $(LAB_ARGS)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets; kept in tests/bench/history.jsonl, and drawn
 	$(BIN)/python -m tests.bench --keep
