@@ -58,17 +58,18 @@ async def test_a_node_that_is_older_than_its_control_plane_serves_both_apis(old_
 
 async def test_a_kubelet_that_is_upgraded_under_pods_gives_no_device_twice(old_node: RealBed) -> None:
     cluster = old_node.own("upgrade a kubelet")
-    for name in ("l1", "l2"):
+    limits, claims = ("before-l1", "before-l2"), ("before-c1", "before-c2")
+    for name in limits:
         await legacy_pod(old_node, name)
-    for name in ("c1", "c2"):
+    for name in claims:
         await claim_pod(old_node, name)
-    await running(old_node, "l1", "l2", "c1", "c2")
+    await running(old_node, *limits, *claims)
     newer = next(one for one in releases() if one.minor == _minor(cluster) + 1)
     await asyncio.to_thread(cluster.upgrade, "node-old", newer.name)
     await wait_for(old_node, "the agent to be ready", old_node.ready)
-    await _settled(old_node, "l1", "l2", "c1", "c2")
+    await _settled(old_node, *limits, *claims)
     assert not await old_node.conflicts()
-    await deleted(old_node, "l1", "l2", "c1", "c2")
+    await deleted(old_node, *limits, *claims)
     await a_day(old_node)
 
 
