@@ -192,8 +192,8 @@ async def _run(
         await asyncio.gather(*working, return_exceptions=True)
     verdict.stuck.sort()
     last = [(memory.look(), memory.last()) for memory in memories]
-    left = await asyncio.gather(*(_settled(node) for node in nodes))
-    verdict.leaks = [f"{line}{_of(node)}" for node, found in zip(nodes, left, strict=True) for line in found]
+    settled = await asyncio.gather(*(_settled(node) for node in nodes))
+    verdict.leaks = [f"{line}{_of(node)}" for node, found in zip(nodes, settled, strict=True) for line in found]
     verdict.leaks += [f"pod {name} does not end" for name in terminating]
     theirs, forced = [], 0
     for load in loads:
