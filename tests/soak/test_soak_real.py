@@ -426,6 +426,23 @@ def test_a_soak_of_several_nodes_has_an_agent_on_each_of_them(monkeypatch: pytes
     assert (one.suffix, of_two.suffix) == ("", "-b")
 
 
+@pytest.mark.parametrize(
+    ("phase", "rebooted_at", "now", "left"),
+    [
+        ("Pending", 1060.0, 1161.0, True),
+        ("Pending", 1060.0, 1159.0, False),  # kubelet may try once more
+        ("Pending", 999.0, 1161.0, False),  # it came after the reboot
+        ("Running", 1060.0, 1161.0, False),
+        ("Pending", 0.0, 1161.0, False),  # there was none
+    ],
+)
+def test_a_pod_that_was_starting_when_the_power_went_is_kubelets_to_end(
+    phase: str, rebooted_at: float, now: float, left: bool
+) -> None:
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "1970-01-01T00:16:40Z"}
+    assert judge.left_at_boot({"status": {"phase": phase, "conditions": [bound]}}, rebooted_at, now) is left
+
+
 def test_devices_of_other_nodes_claims_are_not_counted() -> None:
     results = [{"driver": bed.DRIVER, "pool": pool, "device": "zero", "request": "r"} for pool in ("a", "b")]
     claim = {"status": {"allocation": {"devices": {"results": results}}}}

@@ -115,7 +115,7 @@ class RealNode(RealBed):
         hostname = node["metadata"]["labels"]["kubernetes.io/hostname"]
         super().__init__(api, self.object_name, hostname, config or (SHARED_CONFIG if shared else CONFIG))
         self.suffix = f"-{self.object_name}" if of else ""
-        """Ends the names of this node's pods and claims."""
+        """Ends the names of this node's pods and claims; a claim of a template has more after it."""
         if of:
             self.values = {"affinity": on_nodes(of)}
             self.objects = chart(self.agent_image, "", self.config, values=self.values)
@@ -124,6 +124,8 @@ class RealNode(RealBed):
         self.log = log
         self.locks_on_node = locks
         self.rejected: dict[str, float] = {}  # pod UID -> wall seconds
+        self.rebooted = 0.0
+        """When the node came back from its last reboot, in wall seconds."""
         self._booked: set[tuple[str, str]] = set()
 
     def on_node(self, path: str) -> Path:
@@ -180,6 +182,10 @@ class RealNode(RealBed):
     async def agent_pods(self) -> list[Json]:
         pods = await super().agent_pods()
         return [one for one in pods if not self.suffix or one["spec"].get("nodeName") == self.object_name]
+
+    def has_name(self, obj: Json) -> bool:
+        """Whether the pod or claim is one of this node's load."""
+        return self.suffix in obj["metadata"]["name"]
 
     async def restore(self) -> None:
         """The cluster as it was, and no ledger on the node. Raises AssertionError for what does not go."""

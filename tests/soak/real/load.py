@@ -28,6 +28,7 @@ FOREVER_SECONDS = 600.0  # of a container that waits for being deleted
 BY_FAULT = ("agent away", "starting", "API away")
 """Kinds of refusals (tests.soak.run.KINDS) that this run's own faults bring about."""
 UNPREPARED = "unprepared by kubelet for another pod's end"
+LEFT = "left alone by kubelet after a reboot"
 FAILED_PREPARE = "FailedPrepareDynamicResources"
 
 
@@ -193,6 +194,9 @@ class Load:
             if pod.shape.pods > 1 and judge.unprepared_by_kubelet(found):
                 self._refuse(pod.uid, pod.name, UNPREPARED)
                 due = True  # it would wait for ever
+            if pod.uid not in self.refused and judge.left_at_boot(found, self.node.rebooted, time.time()):
+                self._refuse(pod.uid, pod.name, LEFT)
+                due = True
             if (ended or due) and not pod.deleted:
                 forced = pod.death == "forced" and not ended
                 if forced:  # asked, not answered: the answer may be late or lost

@@ -192,8 +192,8 @@ async def _run(
         await asyncio.gather(*working, return_exceptions=True)
     verdict.stuck.sort()
     last = [(memory.look(), memory.last()) for memory in memories]
-    for node in nodes:
-        verdict.leaks += [f"{line}{_of(node)}" for line in await _settled(node)]
+    settled = await asyncio.gather(*(_settled(node) for node in nodes))
+    verdict.leaks = [f"{line}{_of(node)}" for node, found in zip(nodes, settled, strict=True) for line in found]
     verdict.leaks += [f"pod {name} does not end" for name in terminating]
     theirs, forced = [], 0
     for load in loads:
@@ -251,8 +251,8 @@ async def _settled(node: RealNode) -> list[str]:
         status = await node.status() or {"devices": []}
         claims = (await node.api.list(CLAIMS, namespace=NAMESPACE)).items
         objects = [
-            *(f"pod {one['metadata']['name']}" for one in await node.workload_pods()),
-            *(f"claim {one['metadata']['name']}" for one in claims),
+            *(f"pod {one['metadata']['name']}" for one in await node.workload_pods() if node.has_name(one)),
+            *(f"claim {one['metadata']['name']}" for one in claims if node.has_name(one)),
         ]
         found[:] = judge.left_over(
             status["devices"], len(NAMES), node.locked(), node.files(), objects, apis=2 if node.shared else 1

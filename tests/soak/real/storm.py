@@ -156,6 +156,7 @@ class Storm:
         """Its pods end, and are admitted anew or not; its devices are held until that is known."""
         await self.node.reboot(agent_first=False)
         back = await comes_true(self._node_is_back, READY_SECONDS)
+        self.node.rebooted = time.time()
         return "powered off and on" + ("" if back else ", and does not come back")
 
     async def _node_is_back(self) -> bool:
