@@ -14,6 +14,9 @@ from tests.cluster.bed import NODES, Bed, wait_for
 from tests.cluster.real_bed import RealBed
 
 
+DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins/"
+
+
 @contextlib.asynccontextmanager
 async def plugin(command: Sequence[str | Path], **variables: str) -> AsyncIterator[None]:
     """Another device plugin on the node, for as long as the block takes."""
@@ -37,6 +40,12 @@ def on_node(bed: Bed, path: str) -> Path:
     """A path of the node as this process can open it. Skips the test where the node is out of reach."""
     assert isinstance(bed, RealBed)
     return bed.own("open the node's files").node(bed.node_object).path(path)
+
+
+def beside(bed: Bed) -> list[str]:
+    """The words before a command that is to see the node's files and network."""
+    assert isinstance(bed, RealBed)
+    return bed.own("run programs there").node(bed.node_object).beside()
 
 
 async def allocatable(bed: Bed, resource: str, number: int) -> None:

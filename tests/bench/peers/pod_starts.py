@@ -28,7 +28,7 @@ from tests.cluster import bed as b
 from tests.cluster import workloads as w
 from tests.cluster.__main__ import UsageError, cluster
 from tests.cluster.bed import CLAIMS, CLASSES, NAMESPACE, PODS, SLICES, Json, at_the_beginning, wait_for
-from tests.cluster.other_plugins import allocatable
+from tests.cluster.other_plugins import DEVICE_PLUGINS, allocatable
 from tests.cluster.real_bed import WANTED, RealBed, real
 
 ROUNDS = 30
@@ -124,11 +124,11 @@ async def _go_programs(bed: RealBed, directory: Path) -> AsyncIterator[None]:
     beside = bed.own("run programs there").node(bed.node_object).beside()
     words: list[str | Path] = [*beside, programs.find("dra-test-driver"), "kubelet-plugin", "--kubeconfig", kubeconfig]
     words += ["--node-name", bed.node_object, "--num-devices", "2", programs.METADATA]
-    plugin = {"PLUGIN_SOCK_DIR": f"{kubelet / 'device-plugins'}/"}
+    plugin = {"PLUGIN_SOCK_DIR": DEVICE_PLUGINS}
     try:
         await bed.api.create(CLASSES, {**device_class, "spec": {"selectors": [selector]}})
         with (
-            programs.running([programs.find("sample-device-plugin")], directory / "plugin.log", plugin),
+            programs.running([*beside, programs.find("sample-device-plugin")], directory / "plugin.log", plugin),
             programs.running(words, directory / "driver.log"),
         ):
             await allocatable(bed, programs.RESOURCE, len(programs.DEVICES))

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
 from tests.cluster.bed import DRIVER, NAMESPACE, PODS, RESOURCE, Bed, Json, at_the_beginning, lanes, wait_for
-from tests.cluster.other_plugins import allocatable, on_node, plugin, plugins
+from tests.cluster.other_plugins import DEVICE_PLUGINS, allocatable, beside, on_node, plugin, plugins
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, offered, running
 from tests.node import build
 from tests.node.releases import release
@@ -109,7 +109,7 @@ async def test_a_pod_of_a_plugin_with_ids_of_its_own_puts_all_in_doubt_until_it_
     await without_the_agent(bed)
     for path in (directory.parent / "plugins" / DRIVER, *on_node(bed, "/run/cdi").glob(f"{DRIVER}-*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink()  # a node that never had the agent
-    async with plugin([program], PLUGIN_SOCK_DIR=f"{directory}/"):
+    async with plugin([*beside(bed), program], PLUGIN_SOCK_DIR=DEVICE_PLUGINS):  # it registers in its own root
         await allocatable(bed, GO_RESOURCE, GO_IDS)
         container = w.container(bed.image, {"limits": {GO_RESOURCE: "1"}}) | {"command": ["sh", "-c", SLEEPS]}
         await bed.api.create(PODS, w.pod("before", w.spec_of(bed.node, container)), namespace=NAMESPACE)
