@@ -8,12 +8,15 @@ WORKERS := -n 5 --dist loadfile --no-loadscope-reorder  # for two cores: most te
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests import a small part of what is installed.
 export PIP_NO_COMPILE := 1
+IMAGE := localhost/drabridge:test
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' drabridge/__init__.py)
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit lowest cluster bench soak docs picture generated release protos system clean
+.PHONY: help demo test lint unit lowest cluster cluster-all image kind lab bench soak docs picture generated release upload publish push protos \
+	system clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/.demo  ## watch a real agent serve this machine's devices to a simulated cluster
 	@$(BIN)/drabridge demo
@@ -35,8 +38,27 @@ lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests aga
 		attribute_values.py events.py tracker.py) ledger/test_store.py ledger/test_store_writer.py \
 		ledger/test_service.py ledger/test_clock_stamps.py)
 
-cluster: $(VENV)/.dev system  ## the cluster tests on the node of KUBECONFIG, else on one that ../shared/cluster/cluster starts
-	$(BIN)/python -m tests.cluster $(CLUSTER_ARGS)
+cluster: $(VENV)/.dev system  ## the cluster tests on KUBECONFIG's cluster, else on real nodes, which it makes: RELEASE=1.34 NODES=3
+	$(BIN)/python -m tests.cluster $(if $(RELEASE),--release $(RELEASE)) $(if $(NODES),--nodes $(NODES)) $(CLUSTER_ARGS)
+
+cluster-all: $(VENV)/.dev system  ## the cluster tests on real nodes of every release, kept for docs/compatibility.md
+	$(BIN)/python -m tests.cluster --release all --keep $(if $(NODES),--nodes $(NODES)) $(CLUSTER_ARGS)
+
+image:  ## the agent's image, in podman's store and as build/image.tar, which docker, kind and k3s load
+	podman build $(IMAGE_ARGS) -f deploy/image/Containerfile -t $(IMAGE) .
+	@mkdir -p build && rm -f build/image.tar
+	podman save -q --format docker-archive -o build/image.tar $(IMAGE)
+
+kind: image  ## the cluster tests on a cluster that kind makes, and that stays: kind delete cluster
+	kind create cluster --kubeconfig build/kind.kubeconfig
+	kind load image-archive build/image.tar
+	KUBECONFIG=$(CURDIR)/build/kind.kubeconfig DRABRIDGE_TEST_IMAGE=$(IMAGE) DRABRIDGE_TEST_BUSYBOX=busybox:stable \
+	  $(MAKE) cluster
+
+lab: $(VENV)/.dev  ## the tests on a virtual machine with disks, USB and serial devices, virtual functions, CAN, sound
+	@[ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { missing=$$(for p in $$(cat tests/lab/debian-packages.txt); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
+	  [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }; }
+	$(BIN)/python -m tests.lab $(LAB_ARGS)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets; kept in tests/bench/history.jsonl, and drawn
 	$(BIN)/python -m tests.bench --keep
@@ -57,6 +79,23 @@ picture: $(VENV)/.dev  ## record the demo again, for docs/images/demo.svg
 
 release: $(VENV)/.dev  ## what is committed, built twice, in dist/, signed: make release KEY=release.key
 	$(BIN)/python -m deploy.release $(if $(KEY),--key $(KEY)) $(RELEASE_ARGS)
+
+upload:  ## dist/ to GitHub as the release of the tag vVERSION; a draft while nothing in it is signed
+	gh release create v$(VERSION) dist/* --verify-tag --title $(VERSION) \
+	  --notes-file dist/drabridge-$(VERSION)-note.md $(if $(wildcard dist/cosign.pub),,--draft)
+
+publish: $(VENV)/.dev  ## the wheel and the sdist in dist/ to PyPI, with the token in TWINE_PASSWORD
+	$(BIN)/pip install -q "twine>=6.1"
+	$(BIN)/twine upload --non-interactive -u __token__ dist/drabridge-$(VERSION)-py3-none-any.whl dist/drabridge-$(VERSION).tar.gz
+
+push:  ## the images in dist/ to IMAGE_REPOSITORY, as one of both architectures; logs in with REGISTRY_USER and _PASSWORD
+	@[ -z "$$REGISTRY_PASSWORD" ] || podman login --username "$$REGISTRY_USER" --password-stdin \
+	  $(firstword $(subst /, ,$(IMAGE_REPOSITORY))) <<< "$$REGISTRY_PASSWORD"
+	-podman manifest rm $(IMAGE_REPOSITORY):$(VERSION) 2>/dev/null
+	podman manifest create $(IMAGE_REPOSITORY):$(VERSION)
+	for archive in dist/drabridge-$(VERSION)-image-*.oci.tar; do \
+	  podman manifest add $(IMAGE_REPOSITORY):$(VERSION) oci-archive:$$archive || exit 1; done
+	podman manifest push --all $(IMAGE_REPOSITORY):$(VERSION) docker://$(IMAGE_REPOSITORY):$(VERSION)
 
 protos: $(VENV)/.dev  ## generate the stubs again after a change under proto/
 	$(BIN)/python hatch_build.py

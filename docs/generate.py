@@ -10,7 +10,7 @@ from pathlib import Path
 
 from drabridge.cli import COMMANDS, build_parser
 from drabridge.config import reference as configuration
-from drabridge.kube import events
+from drabridge.kube import events, features
 from drabridge.migrate.report import codes
 from drabridge.telemetry import metrics
 from podresources.cli import parser as podresources_parser
@@ -59,6 +59,18 @@ def obstacles_page() -> str:
         "makes a control of the cluster ineffective, once limits became claims. A trap works, but not as one expects.\n"
         "[From limits to claims](../migration.md) shows a report.\n\n"
         f"{codes.reference()}\n"
+    )
+
+
+def features_page() -> str:
+    """Every feature that some clusters lack, and what is told of it there."""
+    return (
+        "# Features that a cluster may lack\n\n"
+        "Each is found out by asking, never by a version number, and everything else is served without it.\n"
+        "`drabridge status` tells what the configuration needs, `-o wide` the rest, and `-o json` has all under\n"
+        "`features`: `name`, `state` (`there`, `missing` or `unknown`), `askedBy`, `sentence` and `needed`.\n"
+        "`drabridge migrate report` and `drabridge migrate switch` tell what they can ask the API server.\n\n"
+        f"{features.reference()}\n"
     )
 
 
@@ -122,6 +134,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "metrics.md": metrics_page,
     "events.md": events_page,
+    "features.md": features_page,
     "obstacles.md": obstacles_page,
     "cli.md": commands_page,
 }

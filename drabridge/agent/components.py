@@ -279,7 +279,6 @@ class Components:
             confirm_cdi=inventory.cdi.confirm,
             pods=lambda: self.others.pods,
             unwell=lambda: service.health.error or self._cdi.error,
-            wants_leases=self.desired.uses_leases,
             on_synced=self.lanes_changed.set,
             clock=service.now,
         )

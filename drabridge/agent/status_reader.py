@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from deviceplugin import ServerState
 from drabridge import __version__
+from drabridge.agent.features import feature_documents
 from drabridge.agent.standby import standbys
 from drabridge.evidence.kubelet import LIST_SECONDS
 from drabridge.ledger.model import Lane, Owner
@@ -56,6 +57,9 @@ def status_document(parts: Components) -> Document:
             not_ready=not_ready(state),
             refusals=tuple(parts.sinks.refusals),
             notes=_notes(parts, state),
+            features=feature_documents(
+                state.config, parts.claims.features, parts.kubelet.features, leases=parts.desired.uses_leases()
+            ),
         ),
         now=service.now(),
     )

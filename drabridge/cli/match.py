@@ -10,10 +10,11 @@ from typing import Any
 from drabridge.cli.hardware import add_config, resources_named
 from drabridge.cli.output import add_output, show
 from drabridge.config.loader import load
+from drabridge.config.matcher import any_of
 from drabridge.config.schema import Config
 from drabridge.errors import HostError
 from drabridge.inventory import nvidia
-from drabridge.inventory.match import explain
+from drabridge.inventory.match import explain, holds
 from drabridge.inventory.mig import MigDevices, with_capabilities
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
@@ -59,11 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
     resources = resources_named(config, arguments.resource)
     rows: list[dict[str, Any]] = []
     shown = bool(arguments.device) or arguments.all
+    rules = [(resource, any_of(resource.match)) for resource in resources]
     for record in _records(arguments, config):
-        for resource in resources:
-            answer = explain(record, resource.match)
-            if not answer.ok and not shown:
+        for resource, predicate in rules:
+            if not shown and not holds(predicate, record):
                 continue
+            answer = explain(record, resource.match)
             rows.append(
                 {
                     "resource": resource.name,

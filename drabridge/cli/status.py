@@ -130,6 +130,8 @@ def render(
     rows = [_device(row, now, wide) for row in devices]
     yield from _devices(rows, [*COLUMNS, *WIDE] if wide else COLUMNS, width) if rows else ["no devices"]
     yield from moves(devices, now, width)
+    if wide:
+        yield from _not_needed(document, width)
     if refusals := grouped_refusals(document["refusals"])[:REFUSALS_MAX]:
         yield ""
         yield "recent refusals"
@@ -138,6 +140,14 @@ def render(
             for one in refusals
         )
         yield from wrapped(said, width, "  ")
+
+
+def _not_needed(document: Row, width: int | None) -> Iterator[str]:
+    """Yield what this cluster lacks besides; the notes have what the configuration needs."""
+    features = document.get("features", ())  # an agent of 0.2 has none
+    if lacking := [one["sentence"] for one in features if one["sentence"] and not one["needed"]]:
+        yield from ["", "not in this cluster, and not needed by the configuration"]
+        yield from wrapped(lacking, width, "  - ")
 
 
 def _resource(row: Row) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from drabridge.errors import HostError
-from drabridge.inventory.suggest import suggest
+from drabridge.inventory.suggest import SUGGESTED, suggest
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_scope import UdevScope
 
@@ -14,7 +14,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", metavar="DEVICE", help="a node under /dev, or a path under /sys/devices")
     parser.add_argument("--entry", action="store_true", help="only the item of resources:, without a head")
     parser.epilog = (
-        "The entry matches this device by what does not change when it is plugged in elsewhere, or renumbered.\n\n"
+        "The entry matches this device and no other of this machine: by what does not change when it is plugged in\n"
+        "elsewhere or renumbered, and where its like are there too, by its place.\n\n"
         "example: drabridge suggest /dev/ttyUSB0 > radio.yaml && drabridge match -c radio.yaml"
     )
 
@@ -29,10 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
             hint="Give a node under /dev or a path under /sys/devices; NVIDIA's /dev/nvidia* are none of udev's: "
             "see the example nvidia-gpu.yaml",
         )
-    udev.scope = UdevScope(attributes=frozenset(udev.attribute_names(record.syspath)) | SUGGESTED)
+    udev.scope = UdevScope(attributes=SUGGESTED)
+    everything = udev.enumerate()
     if not arguments.entry:
         print(HEAD, end="")
-    print(suggest(udev.read(record.syspath) or record), end="")
+    print(suggest(everything.get(record.syspath) or record, everything.values()), end="")
     return 0
 
 
@@ -42,7 +44,3 @@ kind: AgentConfig
 driver: devices.example.com  # a domain of yours
 resources:
 """
-
-
-# What a rule may rest on, for the device or an ancestor.
-SUGGESTED = frozenset({"idVendor", "idProduct", "serial", "product", "vendor", "device", "class", "subsystem_vendor"})

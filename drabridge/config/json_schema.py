@@ -85,7 +85,11 @@ def _own_docs(model: type[Model]) -> dict[str, str]:
 @functools.cache
 def _source_of(model: type[Model]) -> ast.ClassDef:
     """Parse a model's source: the image's bytecode has no docstrings."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
+    source = textwrap.dedent(inspect.getsource(model))
+    # Python 3.14 with -OO leaves docstrings out of what ast.parse returns.
+    module = compile(source, model.__name__, "exec", ast.PyCF_ONLY_AST, optimize=0)
+    assert isinstance(module, ast.Module)
+    (tree,) = module.body
     assert isinstance(tree, ast.ClassDef)
     return tree
 

@@ -79,7 +79,8 @@ def _fields() -> str:
     lines += [f"| `{{{name}}}` | {_cell(text)} |" for name, text in PLAIN_FIELDS.items()]
     lines += [f"| `{{{name}:NAME}}` | {_cell(text)} |" for name, text in KEYED_FIELDS.items()]
     lines.append(
-        "| `{parent.attr:NAME}`, `{parent.property:NAME}`, `{parent.link:NAME}` | of the nearest ancestor that has it |"
+        "| `{parent.attr:NAME}`, `{parent.property:NAME}`, `{parent.link:NAME}` | of the nearest ancestor that has it, "
+        "but for the hubs above a USB device |"
     )
     lines += [f"| `{{{name}}}` | {_cell(text)}; not in `id` |" for name, text in IDENTITY_FIELDS.items()]
     return "\n".join(lines)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drabridge.kube.api import Cluster, resource_claims
+from drabridge.kube.api import Cluster, UnreachableError, resource_claims
 from drabridge.kube.json_reader import Json
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION
 from drabridge.ledger.model import ClaimRef
+from drabridge.system.untrusted import reading
 
 
 class ClaimObjects:
@@ -19,6 +20,7 @@ class ClaimObjects:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.version = NEWEST_RESOURCE_VERSION
+        self.keeps_device_status: bool | None = None  # as its last answer showed; None: nothing was applied yet
 
     async def get(self, claim: ClaimRef) -> Json:
         """Return the object of this name, whatever its UID. Raises NotFoundError or another ClusterError."""
@@ -42,4 +44,7 @@ class ClaimObjects:
             "metadata": metadata,
             "status": {"devices": list(entries)},
         }
-        await self._cluster.apply(kind, body, manager=manager, namespace=claim.namespace, subresource="status")
+        answer = await self._cluster.apply(kind, body, manager=manager, namespace=claim.namespace, subresource="status")
+        if entries:
+            with reading(f"the answer to the status of claim {claim}", UnreachableError):
+                self.keeps_device_status = bool((answer.get("status") or {}).get("devices"))

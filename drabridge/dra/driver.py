@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -33,6 +34,7 @@ from drabridge.dra.sockets import PluginSockets
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Device, Snapshot
 from drabridge.kube.api import Cluster, UnreachableError, backoff, served_version
+from drabridge.kube.features import DEVICE_STATUS, HEALTH_IN_PODS, FeatureState
 from drabridge.kube.watch import STEADY_SECONDS
 from drabridge.ledger.model import DRA_OWNERS, ClaimRef
 from drabridge.ledger.service import LedgerService
@@ -47,6 +49,7 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 1.0  # for calls under way; what is not completed by then is rolled back
 DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS = 0.5, 60.0
+HEALTH_STREAM_SECONDS = 30.0  # after registration kubelet tries to open it every 5 s: then it does not want to
 BUSY_SECONDS = 0.5  # until the files of a claim that was being worked on are looked at again
 
 
@@ -163,7 +166,23 @@ class DraDriver:
     @property
     def keeps_leases(self) -> bool | None:
         """Whether the API server keeps what a lease needs; None while it was not asked."""
-        return self._publisher.keeps_leases if self._publisher else None
+        return self._keeps(Feature.LEASES)
+
+    @property
+    def features(self) -> Mapping[str, FeatureState]:
+        """What is known of the features that the DRA side asks about."""
+        found: dict[str, bool | None] = {feature: self._keeps(feature) for feature in Feature}
+        found[DEVICE_STATUS] = self._claims.keeps_device_status
+        found[HEALTH_IN_PODS] = self._health.opened or (False if self._is_long_registered() else None)
+        return {name: FeatureState.of(one) for name, one in found.items()}
+
+    def _keeps(self, feature: Feature) -> bool | None:
+        kept = self._publisher.features if self._publisher else None
+        return None if kept is None else feature in kept
+
+    def _is_long_registered(self) -> bool:
+        state = self._registration.state
+        return state.registered and time.monotonic() - state.since >= HEALTH_STREAM_SECONDS
 
     def publish(self) -> None:
         """The inventory, the ledger or the configuration changed: look again. Cheap, never blocks."""
@@ -295,7 +314,7 @@ class DraDriver:
                 desired=self._desired,
                 observer=self._ports.observer,
                 on_synced=self._synced,
-                wants_leases=self._ports.wants_leases,
+                on_features=self._features_found,
             )
             await self._publisher.run()
             self._version, self._error, self._publisher = "", self._publisher.state.error, None
@@ -319,6 +338,10 @@ class DraDriver:
 
     def _synced(self) -> None:
         self.synced_seq = self._desired_seq
+        self._leases.wake()
+        self._ports.on_synced()
+
+    def _features_found(self) -> None:
         self._leases.wake()
         self._ports.on_synced()
 

@@ -31,6 +31,7 @@ class HealthBoard:
         self._devices: tuple[tuple[ReportedHealth, int], ...] = ()
         self._changed = asyncio.Event()
         self._closed = False
+        self.opened = False  # kubelet has opened a stream
 
     def update(self, devices: tuple[ReportedHealth, ...]) -> None:
         """Take the health of all devices; tell every stream if anything differs."""
@@ -58,6 +59,7 @@ class HealthBoard:
 
     async def watch(self, messages: ModuleType) -> AsyncGenerator[Any, None]:
         """Yield the list now, after every change and every heartbeat, as ``messages`` of one version has it."""
+        self.opened = True
         while not self._closed:
             changed = self._changed
             yield self._message(messages)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from drabridge.config.schema import Config
@@ -15,6 +15,7 @@ from drabridge.dra.claim_demand import ClaimDemand
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import ApiServer
+from drabridge.kube.features import FeatureState
 from drabridge.ledger.model import ClaimRef
 from drabridge.system.io_thread import IoThread
 from drabridge.system.supervise import WakeUp
@@ -95,6 +96,11 @@ class ClaimSide:
     def keeps_leases(self) -> bool | None:
         """Whether the API server keeps what a lease needs; None while that is not known."""
         return self.driver.keeps_leases if self.driver is not None else None
+
+    @property
+    def features(self) -> Mapping[str, FeatureState]:
+        """What the running driver knows of the features that it asks about; nothing while none runs."""
+        return self.driver.features if self.driver is not None else {}
 
     @property
     def synced_seq(self) -> int:

@@ -56,6 +56,5 @@ class DraPorts(Struct, frozen=True, kw_only=True):
     confirm_cdi: Callable[[Collection[str]], Awaitable[None]] = _all_there  # raises HostError for a device in no file
     pods: Callable[[], ClaimPods | None] = _no_pods  # None: nobody follows pods
     unwell: Callable[[], str] = str  # why no claim could be granted now; "" if one could
-    wants_leases: Callable[[], bool] = lambda: False  # some device is to be offered to both sides
     on_synced: Callable[[], None] = lambda: None  # the API server has the slices that it should have
     clock: Callable[[], float] = time.time

@@ -27,6 +27,7 @@ from drabridge.kube.api import (
     backoff,
     resource_slices,
 )
+from drabridge.kube.feature_questions import slice_features
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
 from drabridge.kube.versions import slice_from_v1, slice_to_v1
 from drabridge.kube.watch import follow
@@ -37,11 +38,10 @@ from drabridge.offers.slice_writes import (
     Write,
     accept,
     canonical_spec,
-    carried,
     dropped,
     plan,
 )
-from drabridge.offers.slices import ALL_FEATURES, DesiredSlices, Feature, lease_probe
+from drabridge.offers.slices import ALL_FEATURES, DesiredSlices, Feature
 from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading
 
@@ -69,7 +69,6 @@ def _read_slice(obj: Json, version: str) -> Json:
     texts = [found["metadata"]["name"], *(device["name"] for device in devices)]
     if not (all(isinstance(part, dict) for part in parts) and all(isinstance(text, str) for text in texts)):
         raise TypeError("this is no slice")
-    carried(found)
     canonical_spec(spec)
     return found
 
@@ -80,7 +79,6 @@ class PublisherState(Struct, frozen=True):
     published: bool = False
     slices: int = 0
     error: str = "no slices have been published yet"
-    missing_gates: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -104,13 +102,10 @@ class Publisher:
         desired: Callable[[frozenset[Feature]], DesiredSlices | None],
         observer: Observer,
         on_synced: Callable[[], None] = lambda: None,
-        wants_leases: Callable[[], bool] = lambda: False,
+        on_features: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
-        """``desired`` gives the slices for the features that the server keeps; None: not known yet.
-
-        ``wants_leases``: some device is to be offered by a lease, if the server keeps what that needs.
-        """
+        """``desired`` gives the slices for the features that the server keeps; None: not known yet."""
         self.state = PublisherState()
         self._cluster = cluster
         self._version = version
@@ -122,16 +117,14 @@ class Publisher:
         self._desired = desired
         self._observer = observer
         self._on_synced = on_synced
-        self._wants_leases = wants_leases
-        self.keeps_leases: bool | None = None  # whether the server keeps binding conditions; None: not asked
-        self._ask_for_leases = True
+        self._on_features = on_features
+        self.features: frozenset[Feature] | None = None  # whose fields the server keeps; None: not asked
+        self._ask_for_features = True
         self._rng = rng or random.Random()
         # Not by spec.pool.name as well, though Kubernetes 1.37 has it: a node has one pool of ours, so it would narrow
         # nothing, and hide the slices of a pool that was renamed, which must go. The watch cache has an index for the
         # node's name alone (pkg/registry/resource/resourceslice/strategy.go).
         self._selector = f"spec.nodeName={pool.node},spec.driver={pool.driver}"
-        self._features = ALL_FEATURES
-        self._probed: frozenset[Feature] = frozenset()  # it is known whether the server keeps these
         self._actual: dict[str, Json] = {}
         self._listed = False  # from a list until it cannot be watched any more: ``_actual`` is what the server has
         self._unserved = False
@@ -170,7 +163,7 @@ class Publisher:
     def listed(self, objects: tuple[Json, ...]) -> None:
         self._actual = {item["metadata"]["name"]: item for item in objects}
         self._listed = True
-        self._ask_for_leases = True  # it may be another server now, or the same with other gates
+        self._ask_for_features = True  # it may be another server now, or the same with other gates
         self._due.set()
 
     def changed(self, kind: str, obj: Json) -> None:
@@ -198,7 +191,7 @@ class Publisher:
 
     def lost(self, error: ClusterError) -> None:
         self._listed = False
-        self.state = PublisherState(False, len(self._actual), str(error), *self._known())
+        self.state = PublisherState(False, len(self._actual), str(error), self.state.notes)
         if isinstance(error, UnservedError):
             self._unserved = True
             self._relist.set()
@@ -239,7 +232,7 @@ class Publisher:
         if not isinstance(error, InvalidError | DeniedError):  # these certainly changed nothing
             self._doubt()
         log.error("slices not published", extra={"reason": str(error), "retry_seconds": round(delay, 1)})
-        self.state = PublisherState(False, len(self._actual), str(error), *self._known())
+        self.state = PublisherState(False, len(self._actual), str(error), self.state.notes)
         self._observer(PublishFailed(str(error)))
         if isinstance(error, InvalidError):  # until the desired slices change
             await self._due.wait(delay)
@@ -248,24 +241,17 @@ class Publisher:
         self._due.set()
 
     async def _sync(self) -> None:
-        """Compare once and write the difference; again if the server would drop fields of the first."""
+        """Compare once and write the difference; again if the server dropped fields that it was to keep."""
         done = 0
-        await self._probe_leases()
-        while True:
-            wanted = self._desired(self._features)
-            if wanted is None:
-                return
-            before = self._features
-            writes = await self._plan(wanted)
-            await self._probe_features(writes)
-            for write in writes if self._features == before else ():
+        features = await self._kept_features()
+        while (wanted := self._desired(features)) is not None:
+            for write in await self._plan(wanted):
                 await self._send(write)
                 done += 1
-            if self._features == before:
-                break
-            gone = tuple(sorted(ALL_FEATURES - self._features))
-            log.warning("the API server drops fields of our slices", extra={"gates": gone})
-        self._synced(wanted, done)
+            if self.features == features:
+                self._synced(wanted, done)
+                return
+            features = self.features or frozenset()
 
     async def _plan(self, wanted: DesiredSlices) -> tuple[Write, ...]:
         """Return the writes that are due; read the Node only when there are some."""
@@ -278,49 +264,26 @@ class Publisher:
             self._owner = await self._node_owner()
         return writes
 
-    async def _probe_features(self, writes: tuple[Write, ...]) -> None:
-        """Ask by a dry run which fields the server drops, before it gets fields that it was not seen to keep.
+    async def _kept_features(self) -> frozenset[Feature]:
+        """Ask by a dry run whose fields the server keeps, before it gets any of them.
 
-        Without its taint, or its lease, anybody could get a device until the next write.
+        Without its taint, or its lease, anybody could get a device until the next write. And again after each list: a
+        stored slice keeps its fields when a gate is switched off, and they do nothing.
         """
-        self._probed = self._probed.union(*map(carried, self._actual.values()))
-        for write in writes:
-            if write.body is None or carried(write.body) <= self._probed:
-                continue
-            probe = {"metadata": {"generateName": "drabridge-probe-"}, "spec": write.body["spec"]}
-            body = slice_from_v1(probe, self._version)
-            try:
-                answer = self._stored(await self._cluster.create(self._kind, body, dry_run=True))
-                self._features -= dropped(write.body, answer)
-            except InvalidError as error:  # an admission webhook may refuse dry runs: do without the fields then
-                log.warning("dry run of a slice refused", extra={"reason": str(error)})
-                self._features -= carried(write.body)
-            self._probed |= carried(write.body)
+        if self.features is None or self._ask_for_features:
+            answer = await slice_features(self._cluster, self._version, self._driver, self._node, self._pool)
+            if answer.refused:
+                log.warning("dry run of a slice refused", extra={"reason": answer.reason})
+            self._ask_for_features = False
+            self._found(answer.kept)
+        return self.features or frozenset()
 
-    async def _probe_leases(self) -> None:
-        """Ask by a dry run whether the server keeps a lease's fields, before any device is offered by one.
-
-        And again after each list: a stored slice keeps its fields when a gate is switched off, and they do nothing.
-        """
-        if not (self._ask_for_leases and self._wants_leases()):
-            return
-        metadata = {"generateName": "drabridge-probe-"}
-        probe = {"metadata": metadata, "spec": lease_probe(self._driver, self._node, self._pool)}
-        try:
-            answer = self._stored(
-                await self._cluster.create(self._kind, slice_from_v1(probe, self._version), dry_run=True)
-            )
-            keeps = Feature.LEASES not in dropped(probe, answer)
-        except InvalidError as error:
-            log.warning("dry run of a slice refused", extra={"reason": str(error)})
-            keeps = False
-        self._ask_for_leases = False
-        self._probed |= {Feature.LEASES}
-        self._features = self._features | {Feature.LEASES} if keeps else self._features - {Feature.LEASES}
-        if keeps is not self.keeps_leases:
-            log.info("leases can be given" if keeps else "no lease can be given", extra={"gate": str(Feature.LEASES)})
-            self.keeps_leases = keeps
-            self._on_synced()
+    def _found(self, features: frozenset[Feature]) -> None:
+        if features != self.features:
+            self.features = features
+            self._on_features()
+            if missing := tuple(sorted(ALL_FEATURES - features)):
+                log.warning("the API server keeps no fields of these gates", extra={"gates": missing})
 
     def _synced(self, wanted: DesiredSlices, done: int) -> None:
         devices = sum(len(spec.get("devices") or ()) for spec in wanted.slices.values())
@@ -333,8 +296,7 @@ class Publisher:
                 log.warning("%s", note)
         if done or not self.state.published:
             log.info("slices published", extra={"slices": len(self._actual), "devices": devices, "writes": done})
-        gates = tuple(str(feature) for feature in sorted(ALL_FEATURES - self._features))
-        self.state = PublisherState(True, len(self._actual), "", gates, wanted.notes)
+        self.state = PublisherState(True, len(self._actual), "", wanted.notes)
         self._on_synced()
 
     async def _send(self, write: Write) -> None:
@@ -353,7 +315,7 @@ class Publisher:
             self._in_request = ""
         if not self._is_old(stored):
             self._actual[write.name] = stored
-        self._features -= dropped(write.body, stored)
+        self._found((self.features or frozenset()) - dropped(write.body, stored))
         self._accepted[write.name] = accept(write.body, stored)
 
     def _stored(self, answer: Json) -> Json:
@@ -374,9 +336,6 @@ class Publisher:
 
     def _delays(self) -> Iterator[float]:
         return backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS, rng=self._rng)
-
-    def _known(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return self.state.missing_gates, self.state.notes
 
 
 def _number(obj: Json) -> int:

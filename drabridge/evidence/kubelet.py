@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -20,12 +21,13 @@ from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Lane, Ledger, Owner, PodRef
-from podresources import Client, PodResourcesError
+from podresources import Client, KubeletFeatures, PodResourcesError
 from podresources.model import NodeSnapshot
 
 log = logging.getLogger(__name__)
 
 LIST_SECONDS = 10.0
+PROBE_SECONDS = 2.0
 BARRIER_SECONDS = 2.0  # kubelet writes the file within milliseconds of the message (observed on 1.36.2)
 BARRIER_POLL_SECONDS = 0.01
 
@@ -149,7 +151,14 @@ class KubeletEvidence:
             self.error = str(error)
             return None
         self.error = ""
+        with suppress(PodResourcesError):
+            await self._client.probe(timeout_seconds=PROBE_SECONDS)  # asks once for each kubelet
         return snapshot
+
+    @property
+    def features(self) -> KubeletFeatures:
+        """What kubelet's answers have shown of its features."""
+        return self._client.features
 
     async def allocatable(self) -> frozenset[events.Unit] | None:
         """Return the healthy units, given out or not; None if kubelet cannot be asked."""

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from drabridge.inventory import amdgpu
+from drabridge.inventory import amdgpu, sriov
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
 
@@ -32,6 +32,7 @@ SECRET_MIN_CHARS = 4
 # Left out: reading them is slow or has an effect, or umockdev makes them itself from other lines.
 _SKIPPED = frozenset({"uevent", "vpd", "rom", "config", "remove", "rescan", "reset", "descriptors_raw", "subsystem"})
 _SKIPPED_PREFIXES = ("power/", "resource", "trace/", "msi_irqs/")
+_MADE_HERE = (amdgpu.PREFIX, sriov.PREFIX)
 _LINKS = ("driver", "physfn", "iommu_group", "module")
 
 
@@ -67,15 +68,23 @@ def _lines(device: UdevDevice, attributes: dict[str, bytes]) -> Iterator[str]:
         for link in device.devlinks:
             yield f"S: {link.removeprefix('/dev/')}"
     for name, text in sorted(device.properties.items()):
-        if name != "DEVPATH" and not name.startswith(amdgpu.PREFIX):  # not udev's; made anew where it is loaded
+        if name != "DEVPATH" and not name.startswith(_MADE_HERE):  # not udev's; made anew where it is loaded
             yield f"E: {name}={text}"
     for name, value in sorted(attributes.items()):
         yield _attribute(name, value)
-    for name in _LINKS:
+    for name in (*_LINKS, *_virtual_functions(device.syspath)):
         try:
             yield f"L: {name}={os.readlink(os.path.join(device.syspath, name))}"
         except OSError:
             continue
+
+
+def _virtual_functions(syspath: str) -> list[str]:
+    """The names of the links from a physical function to its virtual ones."""
+    try:
+        return sorted(name for name in os.listdir(syspath) if name.startswith("virtfn"))
+    except OSError:
+        return []
 
 
 def _attribute(name: str, value: bytes) -> str:

@@ -14,6 +14,7 @@ from drabridge.inventory.cdi_names import SPEC_DIRECTORIES
 from drabridge.inventory.event_source import DATABASE
 from drabridge.inventory.health_files import HealthFiles
 from drabridge.inventory.udev_device import VALUE_LIMIT_CHARS, clean
+from drabridge.inventory.vfio import why_not_viable
 from drabridge.system.files import read_if_there
 
 
@@ -78,6 +79,8 @@ class RealHost:
             raise OSError(f"{path}: not a device node")
         if not found.st_mode & 0o666:
             raise OSError(f"{path}: nobody may open it (mode 0000)")
+        if in_the_way := why_not_viable(real):
+            raise OSError(f"{path}: {in_the_way}")
         return NodeStat(real, kind, os.major(found.st_rdev), os.minor(found.st_rdev))
 
     def exists(self, path: str) -> bool:

@@ -1,102 +1,245 @@
-"""Write a resource entry for one device: minimal, stable over replugging, ready to paste."""
+"""Write a resource entry for one device: it matches nothing else, survives replugging, and is ready to paste."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import TypeGuard
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeGuard
 
+from msgspec import Struct
+
+from drabridge.config.checker import check
+from drabridge.config.matcher import Matcher
 from drabridge.config.names import DNS_LABEL_MAX
 from drabridge.config.pattern import WHITESPACE, Glob, check_id_width
 from drabridge.config.problems import Problems
+from drabridge.inventory.match import holds
 from drabridge.inventory.udev_device import UdevDevice
+
+USB_IDS, PCI_IDS = ("idVendor", "idProduct"), ("vendor", "device", "class")
+UNIT = ("serial", "wwid")
+"""Attributes that name one piece of hardware for ever: of a USB device, a disk, an NVMe controller, a memory card."""
+PART = ("partition", "index", "dev_port")
+"""Attributes that tell the parts of one piece of hardware apart: of a disk, a camera, a network card."""
+SUGGESTED = frozenset({
+    *USB_IDS, *PCI_IDS, *UNIT, *PART, "product", "devpath", "bInterfaceNumber", "address", "addr_assign_type",
+})  # fmt: skip
+"""The attributes that an entry may rest on, of the device or of an ancestor."""
 
 _UNSAFE = re.compile(r"[*?\[\]\\|]")
 _LITERAL_MAX = 200  # characters of a value that are worth writing into a rule
-_ID_FIELDS = ("property:ID_SERIAL_SHORT", "attr:serial", "property:ID_PATH")
+_NO_ADDRESS = "00:00:00:00:00:00"
+_ALIKE = "remove this line to match every device of this kind"
 
 
-def suggest(device: UdevDevice) -> str:
-    """YAML of one item of ``resources:`` that matches this device, with comments on what to widen.
+class _Noted(Struct, frozen=True):
+    """A value of a rule, with a comment behind it."""
 
-    It matches by what identifies the hardware: USB vendor, product and serial of the device or of an ancestor, else the
-    ids of its PCI function, else the kernel's name. The text loads, and matches ``device``.
+    text: str
+    note: str
+
+
+Rule = dict[str, Any]
+"""A matcher as the configuration has it; texts are globs, or :class:`_Noted`."""
+
+
+def suggest(device: UdevDevice, others: Iterable[UdevDevice] = ()) -> str:
+    """YAML of one item of ``resources:`` that matches this device and none of the others, with comments.
+
+    It matches by what identifies the hardware: a serial, the ids of its USB device or PCI function. Where others match
+    as well, by the part of the hardware, then by its place, last by the kernel's name, which another device may have
+    after the next boot. The text loads, and matches ``device``.
     """
-    usb = _nearest(device, lambda node: node.subsystem == "usb" and node.devtype == "usb_device")
-    pci = _nearest(device, lambda node: node.subsystem == "pci")
-    anchor = usb or pci
-    lines = [f"- name: example.com/{_resource_name(device, anchor)}", "  match:"]
-    lines += _indented("  - ", "    ", list(_matcher(device, usb, pci)))
-    identities = [f"{{{field}}}" for field in _ID_FIELDS if _has(device, field)]
-    identities += ["{pci}"] if pci is not None and usb is None else []
-    lines.append(f"  id: {_flow([*identities, '{sysname}'])}")
-    lines += _nodes(device)
+    others = [other for other in others if other.syspath != device.syspath]
+    hardware = _Hardware(device)
+    for rule in hardware.rules():
+        predicate = check(Matcher, _plain(rule)).predicate()
+        alike = [other for other in others if holds(predicate, other)]
+        if not alike:
+            break
+    lines = [f"- name: example.com/{_resource_name(hardware)}", "  match:"]
+    lines += _indented("  - ", "    ", list(_yaml(rule)))
+    lines.append(f"  id: {_flow(hardware.identities(rule))}")
+    lines += _nodes(device, others)
+    if alike:
+        lines.append(f"  # It matches {len(alike)} more of this machine's devices: nothing tells them apart.")
     return "\n".join(lines) + "\n"
 
 
-def _matcher(device: UdevDevice, usb: UdevDevice | None, pci: UdevDevice | None) -> Iterator[str]:
-    if device is usb:
-        yield from _usb(device)
-    elif device is pci:
-        yield from _pci(device)
-    else:
-        if device.subsystem:
-            yield f"subsystem: {_literal(device.subsystem)}"
-        if usb is None and pci is None:
-            yield f"sysname: {_literal(device.sysname)}"
-            return
-        yield f"sysname: {_numberless(device.sysname)}"
-        if (interface := device.properties.get("ID_USB_INTERFACE_NUM")) and usb is not None:
-            yield f"property: {{ID_USB_INTERFACE_NUM: {_literal(interface)}}}  # of several interfaces of one device"
-        yield "parent:"
-        for line in _usb(usb) if usb is not None else _pci(pci) if pci is not None else ():
-            yield "  " + line
+class _Hardware:
+    """What a device is a part of."""
+
+    def __init__(self, device: UdevDevice) -> None:
+        self.device = device
+        self.usb = _nearest(device, lambda node: node.subsystem == "usb" and node.devtype == "usb_device")
+        self.interface = _nearest(device, lambda node: node.devtype == "usb_interface") if self.usb else None
+        self.pci = _nearest(device, lambda node: node.subsystem == "pci")
+        self.anchor = self.usb or self.pci
+        self.unit, self.unit_attribute = self._find_unit()
+
+    def _find_unit(self) -> tuple[UdevDevice | None, str]:
+        """The device or ancestor that says which one it is, up to its USB device or PCI function; and how."""
+        for node in self.device.lineage():
+            if node is self.pci and not self.usb:
+                break
+            for name in UNIT:
+                if _can_be_matched(node.attributes.get(name), name):
+                    return node, name
+            if node is self.usb:
+                break
+        address = self.device.attributes.get("address", "").strip()
+        permanent = self.device.attributes.get("addr_assign_type", "").strip() == "0"  # NET_ADDR_PERM
+        if self.device.subsystem == "net" and permanent and address not in ("", _NO_ADDRESS):
+            return self.device, "address"
+        return None, ""
+
+    def rules(self) -> Iterator[Rule]:
+        """From the widest to the narrowest."""
+        yield self._rule()
+        yield self._rule(part=True)
+        yield self._rule(place=True)
+        yield self._rule(part=True, place=True)
+        if path := self.device.properties.get("ID_PATH"):
+            yield self._rule(part=True, place=True) | {"property": {"ID_PATH": _literal(path)}}
+        name = _Noted(
+            _literal(self.device.sysname), "the kernel's name: it may be another device's after the next boot"
+        )
+        yield self._rule(part=True, place=True) | {"sysname": name}
+
+    def _rule(self, part: bool = False, place: bool = False) -> Rule:
+        device = self.device
+        if device is self.usb:
+            return self._of_usb(device, place)
+        if device is self.pci:
+            return self._of_pci(device, place)
+        rule: Rule = {"subsystem": _literal(device.subsystem)} if device.subsystem else {}
+        if device.devtype:
+            rule["devtype"] = _literal(device.devtype)
+        attributes = (
+            {name: device.attributes.get(name) for name in PART} if part or device.devtype == "partition" else {}
+        )
+        if self.unit is device:
+            attributes[self.unit_attribute] = device.attributes.get(self.unit_attribute)
+        above = self._above(part, place)
+        if above is None and self.unit is not device:
+            rule["sysname"] = _literal(device.sysname)
+        elif device.subsystem not in ("block", "net"):  # of those devtype and hardware say enough, and names change
+            rule["sysname"] = _numberless(device.sysname)
+        if written := _attributes(attributes):
+            rule["attr"] = written
+        if above is not None:
+            rule["parent"] = above
+        return rule
+
+    def _above(self, part: bool, place: bool) -> Rule | None:
+        """What must be above the device; None when nothing need be."""
+        if self.unit is not None and self.unit is not self.usb and self.unit is not self.device:
+            name = self.unit_attribute
+            return {"subsystem": _literal(self.unit.subsystem), "attr": _attributes({name: self.unit.attributes[name]})}
+        if self.unit is self.device and not place:
+            return None
+        if self.usb is None:
+            return self._of_pci(self.pci, place) if self.pci is not None else None
+        above = self._of_usb(self.usb, place)
+        if part and self.interface is not None and (number := self.interface.attributes.get("bInterfaceNumber")):
+            return {
+                "subsystem": "usb",
+                "devtype": "usb_interface",
+                "attr": _attributes({"bInterfaceNumber": number}),
+                "parent": above,
+            }
+        return above
+
+    def _of_usb(self, node: UdevDevice, place: bool) -> Rule:
+        rule: Rule = {"subsystem": "usb", "devtype": "usb_device"}
+        attributes = {name: node.attributes.get(name) for name in USB_IDS}
+        written: Rule = _attributes(attributes)
+        if serial := _attributes({"serial": node.attributes.get("serial")}):
+            written["serial"] = _Noted(serial["serial"], _ALIKE)
+        if place and (port := _attributes({"devpath": node.attributes.get("devpath")})):
+            written["devpath"] = _Noted(port["devpath"], "the port: " + _ALIKE)
+        if written:
+            rule["attr"] = written
+        if place and self.pci is not None:
+            rule["parent"] = {"subsystem": "pci", "sysname": _literal(self.pci.sysname)}
+        return rule if written else rule | {"sysname": _literal(node.sysname)}
+
+    def _of_pci(self, node: UdevDevice, place: bool) -> Rule:
+        written = _attributes({name: node.attributes.get(name) for name in PCI_IDS})
+        rule: Rule = {"subsystem": "pci"}
+        if place or not written:
+            rule["sysname"] = (
+                _Noted(_literal(node.sysname), "the slot: " + _ALIKE) if written else _literal(node.sysname)
+            )
+        return rule | ({"attr": written} if written else {})
+
+    def identities(self, rule: Rule) -> list[str]:
+        """Templates of the id, the best first. None needs udev's database: a pod may not see it."""
+        found = []
+        if self.unit is not None:
+            own = "" if self.unit is self.device else "parent."
+            part = "-{attr:partition}" if self.device.devtype == "partition" else ""
+            found.append(f"{{{own}attr:{self.unit_attribute}}}{part}")
+        if self.usb is not None:
+            own = "" if self.usb is self.device else "parent."
+            place = ("{pci}-" if self.pci is not None else "") + f"usb-{{{own}attr:devpath}}"
+            found.append(place + ("-{parent.attr:bInterfaceNumber}" if self.interface is not None and own else ""))
+        elif self.pci is not None:
+            found.append("{pci}")
+        if isinstance(rule.get("sysname"), _Noted) and self.device is not self.pci:
+            found = ["{pci}-{sysname}" if one == "{pci}" else one for one in found]
+        return found or ["{sysname}"]
 
 
-def _usb(node: UdevDevice) -> Iterator[str]:
-    yield "subsystem: usb"
-    if node.devtype:
-        yield f"devtype: {_literal(node.devtype)}"
-    yield from _attributes(node, ("idVendor", "idProduct", "serial"))
-
-
-def _pci(node: UdevDevice) -> Iterator[str]:
-    yield "subsystem: pci"
-    yield from _attributes(node, ("vendor", "device", "class"))
-
-
-def _attributes(node: UdevDevice, names: tuple[str, ...]) -> Iterator[str]:
-    found: dict[str, str] = {}
-    for name in names:
-        value = node.attributes.get(name)
-        if _can_be_matched(value, name):
-            found[name] = value.rstrip(WHITESPACE)
-    if found:
-        yield "attr:"
-    for name, value in found.items():
-        note = "  # remove this line to match every device of this kind" if name == "serial" else ""
-        yield f"  {name}: {_literal(value)}{note}"
-    if not found:
-        yield f"sysname: {_literal(node.sysname)}"
-
-
-def _nodes(device: UdevDevice) -> Iterator[str]:
+def _nodes(device: UdevDevice, others: Iterable[UdevDevice]) -> Iterator[str]:
     if device.devnode:
         yield "  nodes: [{from: devnode}]"
-    elif device.subsystem == "pci":
+        return
+    if device.subsystem == "pci":
         yield "  nodes:"
         yield '  - {path: "/dev/vfio/{iommu_group}", optional: true}  # when it is bound to vfio-pci'
         yield "  - {path: /dev/vfio/vfio, optional: true}"
-    else:
-        yield "  nodes: []  # it has no node under /dev"
+        return
+    below = f"{device.syspath}/"
+    if any(
+        other.devnode and other.subsystem == device.subsystem and other.syspath.startswith(below) for other in others
+    ):
+        yield f"  group: {{with: children, match: [{{subsystem: {_literal(device.subsystem)}, exists: [devnode]}}]}}"
+        yield "  nodes: [{from: group}]"
+        return
+    yield "  nodes: []  # it has no node under /dev: a container gets no access to it from here"
+
+
+# --- rules as text ---------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """A rule without its comments, as ``check`` takes it."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.text if isinstance(value, _Noted) else value
+
+
+def _yaml(rule: Rule) -> Iterator[str]:
+    for key, value in rule.items():
+        if isinstance(value, dict):
+            yield f"{key}:"
+            yield from ("  " + line for line in _yaml(value))
+        else:
+            yield f"{key}: {_word(_plain(value))}" + (f"  # {value.note}" if isinstance(value, _Noted) else "")
 
 
 # --- names and values, whatever the hardware says --------------------------------------------------------------------
 
 
+def _attributes(values: Mapping[str, str | None]) -> dict[str, Any]:
+    """Patterns for those that can be matched."""
+    return {name: _literal(value.rstrip(WHITESPACE)) for name, value in values.items() if _can_be_matched(value, name)}
+
+
 def _literal(value: str) -> str:
-    """A quoted pattern that matches exactly this value; signs that no pattern can have become ``?``."""
+    """A pattern that matches exactly this value; signs that no pattern can have become ``?``."""
     cut = len(value) > _LITERAL_MAX
     out = ""
     for char in value[:_LITERAL_MAX]:
@@ -104,17 +247,22 @@ def _literal(value: str) -> str:
             out += "?"
         else:
             out += "\\" + char if _UNSAFE.match(char) else char
-    return _quoted(out + ("*" if cut else ""))
+    return out + ("*" if cut else "")
 
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)  # YAML has no surrogate pairs
 
 
+def _word(text: str) -> str:
+    """As a person would write it: quoted unless it is a plain word."""
+    return text if re.fullmatch(r"(?!(true|false|null|yes|no|on|off|y|n)$)[a-z][a-z_]*", text) else _quoted(text)
+
+
 def _numberless(sysname: str) -> str:
-    """``ttyUSB0`` -> ``"ttyUSB*"``: the number is a new one at every plugging."""
+    """``ttyUSB0`` -> ``ttyUSB*``: the number is a new one at every plugging."""
     stem = sysname.rstrip("0123456789")
-    return _literal(sysname) if stem == sysname or not stem else _literal(stem)[:-1].removesuffix("*") + '*"'
+    return _literal(sysname) if stem == sysname or not stem else _literal(stem).removesuffix("*") + "*"
 
 
 def _can_be_matched(value: str | None, name: str) -> TypeGuard[str]:
@@ -122,17 +270,21 @@ def _can_be_matched(value: str | None, name: str) -> TypeGuard[str]:
     if value is None or not value.rstrip(WHITESPACE):
         return False
     try:
-        check_id_width(name, Glob.compile(json.loads(_literal(value.rstrip(WHITESPACE)))))
+        check_id_width(name, Glob.compile(_literal(value.rstrip(WHITESPACE))))
     except Problems:
         return False
     return True
 
 
-def _resource_name(device: UdevDevice, anchor: UdevDevice | None) -> str:
+def _resource_name(hardware: _Hardware) -> str:
+    device, anchor = hardware.device, hardware.anchor
+    of_class = device.sysname if device is not hardware.pci else ""
     candidates = [
         device.properties.get("ID_MODEL"),
         anchor.attributes.get("product") if anchor else None,
-        device.sysname,
+        of_class,
+        device.properties.get("ID_MODEL_FROM_DATABASE"),
+        device.properties.get("ID_PCI_SUBCLASS_FROM_DATABASE"),
         device.subsystem,
     ]
     for candidate in candidates:
@@ -145,12 +297,6 @@ def _resource_name(device: UdevDevice, anchor: UdevDevice | None) -> str:
 
 def _flow(items: list[str]) -> str:
     return "[" + ", ".join(json.dumps(item) for item in dict.fromkeys(items)) + "]"
-
-
-def _has(device: UdevDevice, field: str) -> bool:
-    source, _, key = field.partition(":")
-    value = device.attributes.get(key) if source == "attr" else device.properties.get(key)
-    return bool(value and value.strip())
 
 
 def _nearest(device: UdevDevice, wanted: Callable[[UdevDevice], bool]) -> UdevDevice | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
 from msgspec import Struct, field
@@ -44,6 +44,20 @@ _KEYED: Mapping[str, Callable[[UdevDevice, str], str | None]] = MappingProxyType
 )
 
 
+def _parents(device: UdevDevice) -> Iterator[UdevDevice]:
+    """The ancestors, without the hubs that its USB device is plugged into.
+
+    A hub may have a serial, and a root hub always has one: the address of its controller (Linux drivers/usb/core/hcd.c,
+    register_root_hub). It would be the serial of every device below that has none.
+    """
+    on_usb = False
+    for node in device.lineage():
+        usb = node.subsystem == "usb" and node.devtype == "usb_device"
+        if node is not device and not (usb and on_usb):
+            yield node
+        on_usb = on_usb or usb
+
+
 def bound_driver(device: UdevDevice) -> str:
     """The kernel driver of the device, or of its nearest ancestor that has one (a tty's is its USB interface's)."""
     return next((node.driver for node in device.lineage() if node.driver), "")
@@ -71,7 +85,7 @@ class MatchedDevice(Struct, frozen=True):
             if (get := _KEYED.get(field.source)) is not None:
                 if not field.of_parent:
                     return get(self.udev, field.key)
-                return next((found for node in self.udev.ancestors() if (found := get(node, field.key))), None)
+                return next((found for node in _parents(self.udev) if (found := get(node, field.key))), None)
             if field.source in _PLAIN:
                 return _PLAIN[field.source](self.udev)
             return self.nvidia.get(field.source.removeprefix("nvidia."))

@@ -18,7 +18,7 @@ from typing import Any
 import pyudev
 
 from drabridge.errors import HostError
-from drabridge.inventory import amdgpu
+from drabridge.inventory import amdgpu, sriov
 from drabridge.inventory.events import Uevent
 from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import UdevScope
@@ -167,6 +167,9 @@ class Udev:
             properties = self._list(device, "properties")
             if subsystem == "drm" and above is not None and amdgpu.is_render_node(sysname) and _is_amdgpu(above):
                 properties |= amdgpu.properties_of(sysname, above.syspath, shared.amdgpu)
+            links = _links(syspath, BASE_LINKS | self.scope.links)
+            if subsystem == "pci" and "physfn" in links:
+                properties |= sriov.properties_of(syspath, links["physfn"])
             copy = UdevDevice(
                 syspath=syspath,
                 sysname=sysname,
@@ -179,7 +182,7 @@ class Udev:
                 tags=tuple(sorted(self._list(device, "tags"))),
                 properties=MappingProxyType(properties),
                 attributes=MappingProxyType(self._attributes(device)),
-                links=MappingProxyType(_links(syspath, BASE_LINKS | self.scope.links)),
+                links=MappingProxyType(links),
                 initialized=bool(device.is_initialized),
                 above=above,
             )

@@ -127,6 +127,10 @@ def resource_claims(version: str) -> Kind:
     return Kind(RESOURCE_GROUP, version, "resourceclaims")
 
 
+def device_classes(version: str) -> Kind:
+    return Kind(RESOURCE_GROUP, version, "deviceclasses", namespaced=False)
+
+
 class Listing(Struct, Generic[T], frozen=True):
     """A consistent list and the version to watch from. ``items`` lacks the ``unreadable`` objects."""
 

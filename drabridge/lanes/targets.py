@@ -28,7 +28,6 @@ from drabridge.lanes.plan import (
 from drabridge.lanes.shared import shared_now, with_shared
 from drabridge.ledger.model import Lane
 from drabridge.ledger.service import LedgerService
-from drabridge.offers.slices import Feature
 
 
 class LanePlan(Struct, frozen=True):
@@ -127,7 +126,7 @@ class LaneTargets:
         ):
             count, why = 0, "wholes and their parts cannot be leased"
         elif self._keeps_leases() is False:
-            count, why = 0, f"the API server does not keep binding conditions (gate {Feature.LEASES})"
+            count, why = 0, "the API server does not keep binding conditions"
         elif self._keeps_leases() is None or self._api_server.claims_off is not None:
             count = min(asked, shared_now(self._ledger_service.ledger, devices))
             why = "it is not known yet whether the API server keeps binding conditions"

@@ -125,13 +125,6 @@ def canonical_spec(spec: Mapping[str, Any]) -> Json:
     return out
 
 
-def carried(slice_: Mapping[str, Any]) -> frozenset[Feature]:
-    """The features that a slice has fields of."""
-    devices = slice_["spec"].get("devices") or ()
-    found = {feature for device in devices for key, feature in _DEVICE_FIELDS.items() if device.get(key)}
-    return frozenset(found | ({Feature.PARTITIONS} if slice_["spec"].get("sharedCounters") else set()))
-
-
 def dropped(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> frozenset[Feature]:
     """The features whose fields a server left out of its answer: their feature gates are off."""
     found: set[Feature] = set()

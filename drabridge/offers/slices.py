@@ -148,10 +148,17 @@ def lease_denied_condition(driver: str) -> str:
     return f"{driver}/lease-denied"
 
 
-def lease_probe(driver: str, node: str, pool: str) -> Json:
-    """The spec of a slice that shows, when it is created by a dry run, whether the server keeps a lease's fields."""
+def feature_probe(driver: str, node: str, pool: str, features: Iterable[Feature]) -> Json:
+    """The spec of a slice with a device for each feature: its dry run shows which fields a server keeps."""
+    fields: Mapping[Feature, Json] = {
+        Feature.TAINTS: {"taints": [_taint(Taint(f"{driver}/probe"))]},
+        Feature.LEASES: _lease_fields(driver),
+        Feature.SHARING: {"allowMultipleAllocations": True},
+        Feature.PARTITIONS: {"consumesCounters": [_counter_set("probe", {"probe": 1}, key="counterSet")]},
+    }
     place = {"nodeName": node, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}}
-    return {"driver": driver, **place, "devices": [{"name": "probe", **_lease_fields(driver)}]}
+    devices = [{"name": feature.name.lower(), **fields[feature]} for feature in sorted(features)]
+    return {"driver": driver, **place, "devices": devices}
 
 
 def _lease_fields(driver: str) -> Json:
@@ -164,18 +171,17 @@ def _lease_fields(driver: str) -> Json:
 
 def _left_out(offer: Offer, names: set[str], features: frozenset[Feature]) -> str:
     if offer.lease and Feature.LEASES not in features:
-        return f"it needs a lease, and the API server drops binding conditions (gate {Feature.LEASES})"
+        return "it needs a lease, and the API server keeps no binding conditions"
     tainted = [taint for taint in offer.taints if taint.effect is not Effect.NONE]
     if tainted and Feature.TAINTS not in features:
-        return f"{tainted[0].key}={tainted[0].value}, and the API server drops taints (gate {Feature.TAINTS})"
+        return f"{tainted[0].key}={tainted[0].value}, and the API server keeps no taints"
     if offer.consumes and offer.device.root in names and Feature.PARTITIONS not in features:
-        return f"it is a part of {offer.device.root}, and the API server drops counters (gate {Feature.PARTITIONS})"
+        return f"it is a part of {offer.device.root}, and the API server keeps no counters"
     return ""
 
 
 def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Json, list[str]]:
-    attributes, capacity, notes = describe(offer.device)
-    remarks = list(notes)
+    attributes, capacity, remarks = describe(offer.device)
     entry: Json = {"name": offer.device.name, "attributes": attributes}
     if capacity:
         entry["capacity"] = capacity
@@ -183,20 +189,14 @@ def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Js
         entry["taints"] = [_taint(taint) for taint in offer.taints]
     if offer.lease:
         entry |= _lease_fields(driver)
-    if offer.policies is not None:
-        if Feature.SHARING in features:
-            entry["allowMultipleAllocations"] = True
-            for name, policy in offer.policies.items():
-                if name in capacity:
-                    capacity[name]["requestPolicy"] = _policy(policy)
-        else:
-            remarks.append(
-                f"device {offer.device.name} is configured to be shared, but the API server drops "
-                f"allowMultipleAllocations (gate {Feature.SHARING}): one claim at a time gets it"
-            )
+    if offer.policies is not None and Feature.SHARING in features:
+        entry["allowMultipleAllocations"] = True
+        for name, policy in offer.policies.items():
+            if name in capacity:
+                capacity[name]["requestPolicy"] = _policy(policy)
     if offer.consumes and Feature.PARTITIONS in features:
         entry["consumesCounters"] = [_counter_set(n, c, key="counterSet") for n, c in sorted(offer.consumes.items())]
-    return entry, remarks
+    return entry, list(remarks)
 
 
 def _taint(taint: Taint) -> Json:

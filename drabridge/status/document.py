@@ -72,6 +72,7 @@ class Findings(Struct, frozen=True):
     not_ready: Sequence[str] = ()  # why ``/readyz`` says no
     refusals: Iterable[RecentRefusal] = ()
     notes: Sequence[str] = ()  # what a person should know besides
+    features: Sequence[Mapping[str, Any]] = ()  # of the cluster: name, state, askedBy, sentence, needed
 
 
 def stamp(at: float) -> str:
@@ -97,11 +98,13 @@ def document(agent: AgentInfo, devices: NodeDevices, findings: Findings, *, now:
         "notReadyBecause": list(findings.not_ready),
         "notes": [
             *findings.notes,
+            *(one["sentence"] for one in findings.features if one["sentence"] and one["needed"]),
             *filter(None, [releases_wait(ledger, devices.policy, now)]),
             *why_fallbacks(snapshot.devices),
             *collisions,
         ],
         "collisions": collisions,
+        "features": list(findings.features),
         "releasesSuspendedUntil": stamp(until) if (until := ledger.node.releases_suspended_until) > now else "",
         "endpoints": [asdict(one) | {"since": stamp(one.since)} for one in findings.connections],
         "resources": _resources(rows, devices.desired),

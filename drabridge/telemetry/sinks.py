@@ -42,7 +42,7 @@ from drabridge.ledger.effects import (
 from drabridge.status.document import RecentRefusal
 from drabridge.system.supervise import REPEAT_SECONDS
 from drabridge.telemetry.metrics import Metrics
-from podresources.transport import Attempt
+from podresources.transport import Attempt, Rpc
 
 log = logging.getLogger("drabridge")
 
@@ -231,7 +231,7 @@ class Sinks:
     def asked(self, attempt: Attempt) -> None:
         """Take one attempt of the PodResources client."""
         self._metrics.time("podresources_request_duration_seconds", attempt.seconds, str(attempt.rpc))
-        if attempt.code != "OK":
+        if attempt.code != "OK" and attempt.rpc is not Rpc.GET:  # Get is only asked for whether there is one
             self._metrics.count("podresources_errors", attempt.code)
 
     # The ledger.

@@ -203,6 +203,7 @@ async def test_devices_are_for_pods_where_the_api_server_drops_binding_condition
         await until(lambda: healthy(cluster) == ALL and not devices_in_slices(cluster), 20, agent.text)
         why = "4 of 4 shared devices are for pods only: the API server does not keep binding conditions"
         await until(lambda: noted(agent, why), 10, agent.text)
+        await until(lambda: _events(cluster, "LeaseDenied"), 10, agent.text)
         assert "binding conditions any more" in _events(cluster, "LeaseDenied")[0]
         await cluster.apply(limits_pod("all", 4))
         await cluster.wait_pod("all")

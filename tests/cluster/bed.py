@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Kind
@@ -20,6 +21,7 @@ DRIVER = "cluster-test.example.com"
 RESOURCE = "example.com/cluster-test"
 CLASS = "drabridge-cluster-test"
 NAMESPACE = "drabridge-test"
+AGENT = "drabridge-test"  # the chart's release
 MANAGER = "drabridge-cluster-test"  # owns the fields that these tests apply
 LANES = f"{DRIVER}/lanes"  # the Node's annotation
 POLL_SECONDS = 0.2
@@ -60,8 +62,15 @@ SLICES = Kind("resource.k8s.io", "v1", "resourceslices", namespaced=False)
 CLASSES = Kind("resource.k8s.io", "v1", "deviceclasses", namespaced=False)
 
 
+class Settings(NamedTuple):
+    """What a test sets of a cluster: feature gates of all programs, more of the node's kubelet's configuration."""
+
+    gates: Mapping[str, bool] = MappingProxyType({})
+    kubelet: Mapping[str, Any] = MappingProxyType({})
+
+
 class Bed(Protocol):
-    """A cluster that is there, and an agent that can be put on one node of it."""
+    """A cluster that is there, and an agent that can be put on one node of it, or one on each."""
 
     api: KubernetesCluster
     kubeconfig: Path
@@ -69,6 +78,7 @@ class Bed(Protocol):
     config: Json
     """The agent's."""
     node: str
+    """Where scenarios put their pods; "" for any node."""
     node_object: str
     """The Node's name, where ``node`` is its hostname."""
     image: str
@@ -77,6 +87,10 @@ class Bed(Protocol):
     """Seconds after which something that should happen counts as not happening."""
     workload_kinds: tuple[Kind, ...]
     """What scenarios make, owners before what they own."""
+
+    def each_node(self) -> Sequence[Bed]:
+        """Return a bed for each node that has an agent."""
+        return (self,)
 
     async def install(self) -> None:
         """Begin; :meth:`ready` says when it is done."""
@@ -96,12 +110,14 @@ class Bed(Protocol):
     async def restart_kubelet(self) -> None:
         """Skips the test where that is not allowed."""
 
-    async def fault(self, verb: str, part: str, **settings: str) -> None:
+    async def fault(self, verb: str, part: str) -> None:
         """``start``, ``stop``, ``kill`` or ``restart`` a part: ``kubelet``, ``apiserver``, ``containerd``.
 
-        ``settings`` are environment variables of the program that does it: FEATURE_GATES, TOPOLOGY_POLICY.
-        Skips the test where that is not allowed, or where there is no such part or setting.
+        Skips the test where that is not allowed, or where there is no such part.
         """
+
+    async def configure(self, settings: Settings) -> Settings:
+        """Restart what has other settings than these; return those of before. Skips the test where that cannot be."""
 
     async def reboot(self, *, agent_first: bool) -> None:
         """End everything on the node at once, and begin to start it again. Skips the test where that is not allowed.
@@ -120,8 +136,10 @@ class Bed(Protocol):
         A start that failed, or of which nothing is known any more, is left out.
         """
 
-    kubelet_directory: Path | None
-    """Kubelet's root, where the node's files are on this machine."""
+    @property
+    def kubelet_directory(self) -> Path | None:
+        """Kubelet's root, as this process can open it; None where the node's files are out of reach."""
+
     runs_programs: bool
     """Whether containers run what they are told to."""
 
@@ -258,7 +276,7 @@ def expected_lanes(config: Json) -> dict[str, tuple[int, int]]:
 async def lanes(bed: Bed, resource: str = RESOURCE) -> tuple[int, int]:
     """Devices that a pod with limits could get on the node, devices that a claim could get."""
     node = await bed.api.get(NODES, bed.node_object)
-    slices = await bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
+    slices = await bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER},spec.nodeName={bed.node_object}")
     published = [
         device
         for one in slices.items
@@ -271,19 +289,23 @@ async def lanes(bed: Bed, resource: str = RESOURCE) -> tuple[int, int]:
 async def at_the_beginning(bed: Bed) -> None:
     """Wait for a ready agent that offers what the configuration says."""
     await wait_for(bed, "the agent to be ready", bed.ready)
-    for resource, wanted in expected_lanes(bed.config).items():
+    for node in bed.each_node():
+        for resource, wanted in expected_lanes(bed.config).items():
 
-        async def offers(resource: str = resource, wanted: tuple[int, int] = wanted) -> bool:
-            return await lanes(bed, resource) == wanted
+            async def offers(node: Bed = node, resource: str = resource, wanted: tuple[int, int] = wanted) -> bool:
+                return await lanes(node, resource) == wanted
 
-        await wait_for(bed, f"{resource} to have {wanted} devices in the legacy lane and the other", offers)
+            what = f"{resource} to have {wanted} devices in the legacy lane and the other on {node.node_object}"
+            await wait_for(bed, what, offers)
 
 
 async def clear(bed: Bed, *, seconds: float = 0.0) -> None:
-    """Take the workloads away while the agent is there, as kubelet needs it for claims, and the Node's annotation."""
-    await apply_node(bed, {})
+    """Take the workloads away while the agent is there, as kubelet needs it for claims, and the Nodes' annotations."""
+    for node in bed.each_node():
+        await apply_node(node, {})
     for kind in bed.workload_kinds:
-        await _delete_all(bed, kind, (await bed.api.list(kind, namespace=NAMESPACE)).items)
+        selector = f"app.kubernetes.io/instance!={AGENT}"
+        await _delete_all(bed, kind, (await bed.api.list(kind, namespace=NAMESPACE, label_selector=selector)).items)
 
     async def gone() -> bool:
         pods = await bed.workload_pods()

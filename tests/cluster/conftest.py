@@ -1,16 +1,41 @@
-"""The bed of a module's scenarios: one agent for all, installed anew after a scenario that failed."""
+"""The bed of a module's scenarios: one agent for all, installed anew after a scenario that failed.
+
+Tests of a feature that a real cluster has not are skipped here, before anything is installed for them. With
+``DRABRIDGE_TEST_KEEP`` what each test on a real cluster came to is kept in that file.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import AsyncIterator, Generator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.cluster.bed import CONFIG, Bed
 from tests.cluster.beds import BEDS, Beds
+from tests.cluster.real_bed import ask
+from tests.cluster.releases import seen
+from tests.cluster.releases.features import missing, version
 
 _failed = pytest.StashKey[bool]()
+_outcomes: dict[str, str] = {}
+KEEP = "DRABRIDGE_TEST_KEEP"
+OUTCOME = {"passed": seen.PASSED, "failed": seen.FAILED}
+
+
+@functools.cache
+def _missing(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(missing(names, ask))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cluster") and os.environ.get("KUBECONFIG"):
+        names = tuple(name for mark in item.iter_markers("needs") for name in mark.args)
+        if lacking := _missing(names):
+            pytest.skip(f"{seen.NOT_THERE}{', '.join(lacking)}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -20,7 +45,17 @@ def pytest_runtest_makereport(
     report = yield
     if report.when == "call":
         item.stash[_failed] = report.failed
+    if item.get_closest_marker("cluster") and (report.when == "call" or report.outcome != "passed"):
+        reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
+        said = OUTCOME.get(report.outcome, reason.removeprefix("Skipped: "))
+        if _outcomes.get(report.nodeid) != seen.FAILED:  # what fails when it is taken down has failed
+            _outcomes[report.nodeid] = said
     return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (path := os.environ.get(KEEP)) and _outcomes:
+        seen.keep(Path(path), version(ask), _outcomes)
 
 
 @pytest_asyncio.fixture(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.bed import NODES, Bed, wait_for
+from tests.cluster.real_bed import RealBed
 
 
 @contextlib.asynccontextmanager
@@ -28,8 +29,14 @@ async def plugin(command: Sequence[str | Path], **variables: str) -> AsyncIterat
 
 def plugins(bed: Bed) -> Path:
     if bed.kubelet_directory is None:
-        pytest.skip("a plugin cannot be started there: the node is not this machine (DRABRIDGE_TEST_CONTROL)")
+        pytest.skip("a plugin cannot be started there: the node's files are out of reach")
     return bed.kubelet_directory / "device-plugins"
+
+
+def on_node(bed: Bed, path: str) -> Path:
+    """A path of the node as this process can open it. Skips the test where the node is out of reach."""
+    assert isinstance(bed, RealBed)
+    return bed.own("open the node's files").node(bed.node_object).path(path)
 
 
 async def allocatable(bed: Bed, resource: str, number: int) -> None:

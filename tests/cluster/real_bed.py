@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import urllib3
@@ -25,6 +25,7 @@ from drabridge.kube.api import Kind, NotFoundError
 from drabridge.kube.client import KubernetesCluster
 from tests.cluster import workloads as w
 from tests.cluster.bed import (
+    AGENT,
     CONFIG,
     DRIVER,
     JOBS,
@@ -37,19 +38,21 @@ from tests.cluster.bed import (
     SLICES,
     Bed,
     Json,
+    Settings,
     apply_node,
     clear,
     wait_for,
 )
 from tests.cluster.workloads import HAS, READY, TAKEN
+from tests.node.cluster import CONTROL_PROGRAMS, Cluster
 
 WANTED = ("KUBECONFIG", "DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX")
 DAEMON_SETS = Kind("apps", "v1", "daemonsets")
 DEPLOYMENTS = Kind("apps", "v1", "deployments")
 STATEFUL_SETS = Kind("apps", "v1", "statefulsets")
-AGENT = "drabridge-test"
 COORDINATOR = "app.kubernetes.io/component=coordinator"
 KUBELET = Path("/var/lib/kubelet")
+BOOT_ID = "/run/boot_id"
 HTTP_PORT = 9400  # the chart's
 CLUSTER_SCOPED = {
     *("Namespace", "ClusterRole", "ClusterRoleBinding", "DeviceClass"),
@@ -80,9 +83,46 @@ def chart(
     values: Json | None = None,
     folder: Path = CHART,
 ) -> list[Json]:
-    """The chart as these tests install it: on one node, with their devices. Hooks are Helm's to run, and left out."""
+    """The chart as these tests install it, with their devices: on one node, or with ``node`` "" on all.
+
+    Hooks are Helm's to run, and left out.
+    """
     settings = {**chart_values(image, node, config, annotations), **(values or {})}
-    return manifests(settings, name=AGENT, namespace=NAMESPACE, chart=folder)
+    objects = manifests(settings, name=AGENT, namespace=NAMESPACE, chart=folder)
+    return _with_boot_id_of_the_node(objects) if own_cluster() else objects
+
+
+def _with_boot_id_of_the_node(objects: list[Json]) -> list[Json]:
+    """Our own nodes boot without the host: the agent reads their boot id where ``tests/node/boot.sh`` puts it."""
+    for one in objects:
+        if one["kind"] == "DaemonSet":
+            spec = one["spec"]["template"]["spec"]
+            spec["volumes"].append({"name": "boot-id", "hostPath": {"path": BOOT_ID, "type": "File"}})
+            (container,) = spec["containers"]
+            container["args"].append(f"--boot-id-file={BOOT_ID}")
+            container["volumeMounts"].append({"name": "boot-id", "mountPath": BOOT_ID, "readOnly": True})
+    return objects
+
+
+def ask(path: str) -> str | None:
+    """What the API server of KUBECONFIG answers an administrator's GET; None where that is an error."""
+    from kubernetes import config
+
+    with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
+        settings = connection.configuration.auth_settings().values()
+        headers = {one["key"]: one["value"] for one in settings if one["in"] == "header"}
+        address = connection.configuration.host + path
+        try:
+            answer = connection.rest_client.pool_manager.request("GET", address, headers=headers, timeout=30.0)
+        except urllib3.exceptions.HTTPError:
+            return None
+    return answer.data.decode() if answer.status == 200 else None
+
+
+def own_cluster() -> Cluster | None:
+    """The cluster that ``tests.node`` has made for these tests; None on any other."""
+    folder = os.environ.get("DRABRIDGE_TEST_CLUSTER")
+    return Cluster.open(Path(folder)) if folder else None
 
 
 def chart_values(image: str, node: str, config: Json = CONFIG, annotations: dict[str, str] | None = None) -> Json:
@@ -91,7 +131,7 @@ def chart_values(image: str, node: str, config: Json = CONFIG, annotations: dict
     return {
         "config": config,
         "image": {"repository": repository, "tag": tag},
-        "nodeSelector": {"kubernetes.io/hostname": node},
+        "nodeSelector": {"kubernetes.io/hostname": node} if node else {},
         "podAnnotations": annotations or {},
         "networkPolicy": {"scrapers": [{"ipBlock": {"cidr": "0.0.0.0/0"}}, {"ipBlock": {"cidr": "::/0"}}]},
     }
@@ -120,9 +160,10 @@ class RealBed(Bed):
         self.patience = 180.0
         self.workload_kinds: tuple[Kind, ...] = (JOBS, DEPLOYMENTS, STATEFUL_SETS)
         self.runs_programs = True
-        self.kubelet_directory = KUBELET if os.environ.get("DRABRIDGE_TEST_CONTROL") else None
+        self.cluster = own_cluster()
         self.decides_order = False  # kubelet starts the DaemonSet's pod as it does all others
-        self.reboot_patience = 1200.0  # a server's firmware alone may take ten minutes
+        # A server's firmware alone may take ten minutes.
+        self.reboot_patience = self.patience if self.cluster else 1200.0
         self.agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
         self.values = values or {}
         self.objects = chart(self.agent_image, self.node, config, values=self.values)
@@ -220,15 +261,31 @@ class RealBed(Bed):
         else:
             await self.fault("restart", "kubelet")
 
-    async def fault(self, verb: str, part: str, **settings: str) -> None:
-        control = os.environ.get("DRABRIDGE_TEST_CONTROL")
-        if not control:
-            pytest.skip(f"DRABRIDGE_TEST_CONTROL names no program that can {verb} {part}")
-        process = await asyncio.create_subprocess_exec(control, verb, part, env={**os.environ, **settings})
-        assert await process.wait() == 0, f"{control} {verb} {part} failed"
+    def own(self, what: str) -> Cluster:
+        """The cluster, if it is one of our own. Skips the test where it is not."""
+        if self.cluster is None:
+            pytest.skip(f"not a cluster of tests.node: nothing here can {what}")
+        return self.cluster
+
+    @property
+    def kubelet_directory(self) -> Path | None:
+        return self.cluster.node(self.node_object).path(str(KUBELET)) if self.cluster else None
+
+    async def fault(self, verb: str, part: str) -> None:
+        cluster = self.own(f"{verb} {part}")
+        await asyncio.to_thread(cluster.fault, verb, part, "" if part in CONTROL_PROGRAMS else self.node_object)
+
+    async def configure(self, settings: Settings) -> Settings:
+        cluster = self.own("give its programs other settings")
+        gates, kubelet = {**settings.gates}, {**settings.kubelet}
+        before = await asyncio.to_thread(cluster.configure, gates=gates, kubelet=kubelet, node=self.node_object)
+        return Settings(*before)
 
     async def reboot(self, *, agent_first: bool) -> None:
-        await _as_told("DRABRIDGE_TEST_NODE_REBOOT", "reboot the node")
+        if self.cluster is None or os.environ.get("DRABRIDGE_TEST_NODE_REBOOT"):
+            await _as_told("DRABRIDGE_TEST_NODE_REBOOT", "reboot the node")
+        else:
+            await asyncio.to_thread(self.cluster.reboot, self.node_object)
 
     async def devices(self, pod: str) -> list[str]:
         """From the logs of the containers and of their starts before this one; kubelet keeps no more."""
@@ -317,7 +374,8 @@ class RealBed(Bed):
         """
         await self._without_workloads()
         await self.uninstall()
-        await apply_node(self, {})
+        for node in self.each_node():
+            await apply_node(node, {})
         await self.api.delete(NAMESPACES, NAMESPACE)
 
         async def gone() -> bool:
@@ -495,28 +553,44 @@ def is_ready(pod: Json) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def real(config: Json = CONFIG, values: Json | None = None) -> AsyncIterator[RealBed]:
+async def real(config: Json = CONFIG, values: Json | None = None, node_name: str = "") -> AsyncIterator[RealBed]:
     """Skips without a cluster. Whatever happens, the namespace and the chart's objects are deleted at the end.
 
-    ``values``: more of the chart's.
+    ``values``: more of the chart's. ``node_name``: which node; else that of DRABRIDGE_TEST_NODE, or the first.
     """
-    if missing := [name for name in WANTED if not os.environ.get(name)]:
-        pytest.skip(f"no cluster: {', '.join(missing)} not set")
-    api = KubernetesCluster.from_kubeconfig(Path(os.environ["KUBECONFIG"]).expanduser())
-    try:
+    async with connected() as api:
         nodes = (await api.list(NODES)).items
-        chosen = os.environ.get("DRABRIDGE_TEST_NODE")
+        chosen = node_name or os.environ.get("DRABRIDGE_TEST_NODE")
         node = next(
             one
             for one in nodes
             if (one["metadata"]["name"] == chosen if chosen else not one["spec"].get("unschedulable"))
         )
         hostname = node["metadata"]["labels"]["kubernetes.io/hostname"]
-        bed = RealBed(api, node["metadata"]["name"], hostname, config, values)
-        await bed.restore()  # what a run that was killed has left
-        try:
+        async with restored(RealBed(api, node["metadata"]["name"], hostname, config, values)) as bed:
             yield bed
-        finally:
-            await bed.restore()
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[KubernetesCluster]:
+    """The API server of KUBECONFIG. Skips where that, or an image, is not named."""
+    if missing := [name for name in WANTED if not os.environ.get(name)]:
+        pytest.skip(f"no cluster: {', '.join(missing)} not set")
+    api = KubernetesCluster.from_kubeconfig(Path(os.environ["KUBECONFIG"]).expanduser())
+    try:
+        yield api
     finally:
         api.close()
+
+
+B = TypeVar("B", bound=RealBed)
+
+
+@contextlib.asynccontextmanager
+async def restored(bed: B) -> AsyncIterator[B]:
+    """The bed; before and after the block the cluster is as it was."""
+    await bed.restore()  # what a run that was killed has left
+    try:
+        yield bed
+    finally:
+        await bed.restore()

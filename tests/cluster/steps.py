@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from typing import Any
 
 from drabridge.kube.api import NotFoundError
@@ -19,11 +20,16 @@ from tests.cluster.bed import (
     TEMPLATES,
     Bed,
     Json,
+    ScenarioError,
     apply_node,
     failed,
     lanes,
     wait_for,
 )
+
+TRY_SECONDS = 10.0
+STUBBORN = "trap '' TERM; sleep 3600 & wait"
+"""Of a pod that ignores TERM: only kubelet's kill after the grace period ends it."""
 
 
 async def offered(bed: Bed, *, legacy: int, dra: int) -> None:
@@ -54,6 +60,23 @@ async def running(bed: Bed, *names: str) -> None:
             return found == "Running"
 
         await wait_for(bed, f"pod {name} to run", runs)
+
+
+async def runs_at_last(bed: Bed, name: str) -> None:
+    """Like a controller, try again with another pod: kubelet lets one that was refused wait for up to 90 s."""
+    spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": name})
+    deadline = time.monotonic() + bed.patience
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ScenarioError):
+            await wait_for(bed, f"pod {name} to run", lambda: has_phase(bed, name, "Running"), TRY_SECONDS)
+            return
+        await deleted(bed, name)
+        await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
+    raise await failed(bed, f"pod {name} never runs")
+
+
+async def has_phase(bed: Bed, name: str, wanted: str) -> bool:
+    return await phase(bed, name) == wanted
 
 
 async def deleted(bed: Bed, *names: str) -> None:

@@ -19,6 +19,8 @@ LOOKING = "looking"
 """Claims whose name begins so have admin access: their pods take no lock."""
 HAS = "has device "
 """Begins the line that a container writes when it has a device's lock; its name follows."""
+CONFLICTS = ".conflicts"
+"""The file beside the locks with a line for each that was taken: it is there when the pod is gone."""
 READY = "has all it wants"
 """The line after those, and after what else the container says."""
 _PROGRAM = """\
@@ -31,7 +33,7 @@ for path in /dev/test-*; do
   flock -n {mode} $number
   case $? in
   0) ;;
-  1) echo "device $name is taken"; exit {taken};;
+  1) echo "device $name is taken"; echo "$(hostname): device $name was taken" >>/locks/{conflicts}; exit {taken};;
   *) echo "flock does not work here"; exit {no_lock};;
   esac
   echo "{has}$name"
@@ -71,16 +73,24 @@ def container(
 
 def program(mode: str = "-x", seconds: int = 3600, then: str = "") -> str:
     return _PROGRAM.format(
-        mode=mode, seconds=seconds, more=then, taken=TAKEN, no_lock=NO_LOCK, none=NO_DEVICE, has=HAS, ready=READY
+        mode=mode,
+        seconds=seconds,
+        more=then,
+        taken=TAKEN,
+        no_lock=NO_LOCK,
+        none=NO_DEVICE,
+        has=HAS,
+        conflicts=CONFLICTS,
+        ready=READY,
     )
 
 
 def spec_of(node: str, *containers: Json, **more: Any) -> Json:
-    """A pod's spec."""
+    """A pod's spec. Without a node it is for any."""
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 5,
-        "nodeSelector": {"kubernetes.io/hostname": node},
+        "nodeSelector": {"kubernetes.io/hostname": node} if node else {},
         "tolerations": [{"operator": "Exists"}],
         "containers": list(containers),
         "volumes": [{"name": "locks", "hostPath": {"path": LOCKS, "type": "DirectoryOrCreate"}}],

@@ -92,7 +92,7 @@ def test_what_cannot_be_measured_here_is_skipped_with_its_reason(
 def test_without_the_programs_in_go_nothing_is_compared(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("KUBE_BIN", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in WANTED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(bench, "compile_modules", lambda: None)

@@ -119,7 +119,7 @@ async def test_where_the_server_drops_taints_the_device_is_removed() -> None:
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
         await published(node, ["gpu-0", "gpu-2", "gpu-3"])
         gates = ("DRADeviceTaints",)
-        await until(lambda: node.driver.state.publisher.missing_gates == gates, why="the gate's name")
+        await until(lambda: node.missing() == gates, why="the gate's name")
         writes = node.writes()
         await asyncio.sleep(0.3)
         assert node.writes() == writes  # no hot loop
@@ -381,42 +381,47 @@ async def test_a_successor_never_shows_a_faulty_device_where_the_server_drops_ta
         await published(node, ["gpu-0", "gpu-2"])
         assert shown.writes
         assert not shown.untainted
-        assert node.driver.state.publisher.missing_gates == ("DRADeviceTaints",)
+        assert node.missing() == ("DRADeviceTaints",)
 
 
-async def test_a_server_that_keeps_taints_is_asked_once_and_not_at_all_after_a_restart() -> None:
+async def test_a_server_is_asked_once_after_each_list_whatever_changes() -> None:
     async with a_node() as node:
         await published(node)
-        assert dry_runs(node) == 0
         for _ in range(2):
             await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
             await until(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), why="the taint")
             await node.change(gpu_1=(Presence.PRESENT, ""))
             await until(lambda: not node.slices()[0]["spec"]["devices"][1].get("taints"), why="its end")
         assert dry_runs(node) == 1
-        await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
-        await until(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), why="the taint")
         await node.restart()
-        await node.change(gpu_2=(Presence.FAULTY, "so is this one's"))
-        await until(lambda: node.slices()[0]["spec"]["devices"][2].get("taints"), why="the taint")
-        assert dry_runs(node) == 1  # the server shows that it keeps them
-
-
-async def test_where_a_dry_run_is_refused_a_device_that_needs_the_field_is_left_out() -> None:
-    async with a_node() as node:
         await published(node)
-        node.api.faults.fail(1, 400, verb="create", resource="resourceslices")
+        assert dry_runs(node) == 2
+
+
+async def test_where_dry_runs_are_refused_a_device_that_needs_a_field_is_left_out() -> None:
+    """An admission webhook may refuse them: the one with all fields, and those with each alone."""
+    async with a_node(start=False) as node:
+        node.api.faults.fail(5, 400, verb="create", resource="resourceslices")
+        await node.start()
+        await published(node)
+        assert len(node.missing()) == 4
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
         await published(node, ["gpu-0", "gpu-2", "gpu-3"])
+
+
+async def test_a_server_that_refuses_all_fields_together_is_asked_for_each() -> None:
+    async with a_node(start=False) as node:
+        node.api.faults.fail(1, 400, verb="create", resource="resourceslices")
+        await node.start()
+        await published(node)
+        assert (node.missing(), dry_runs(node)) == ((), 5)
 
 
 async def test_without_the_gate_a_shared_device_goes_to_one_claim_and_that_is_reported() -> None:
     device = replace(gpu(0), name="shared-0", id="S0", resource="example.com/shared", capacity={"memory": 8 * 2**30})
     async with a_node(devices=(device,), gates={"DRAConsumableCapacity": False}) as node:
         await published(node, ["shared-0"])
-        state = node.driver.state.publisher
-        assert state.missing_gates == ("DRAConsumableCapacity",)
-        assert "shared-0 is configured to be shared, but the API server drops" in state.notes[0]
+        assert node.missing() == ("DRAConsumableCapacity",)
         assert node.writes() == 1  # known before the first write
         await node.prepared(node.claims.add("one", "shared-0"))
         assert "shared-0 is held by claim default/one" in await node.refused(node.claims.add("two", "shared-0"))

@@ -267,6 +267,14 @@ async def virtual_functions_know_their_card() -> None:
 
 
 @case
+async def virtual_functions_are_chosen_by_their_cards_interface_and_number() -> None:
+    Testbed(machines.nic(4))
+    chosen = {"subsystem": "pci", "property": {"SRIOV_PF_NAME": "ens1f0", "SRIOV_VF": "[1-2]"}}
+    async with watching(config(machines.VF_RESOURCE | {"match": [chosen]})) as watched:
+        assert [device.id for device in watched.inventory.current.devices] == ["0000:af:00.3", "0000:af:00.4"]
+
+
+@case
 async def parts_of_a_listed_whole_name_it() -> None:
     Testbed(machines.nic(2))
     card = {

@@ -151,9 +151,9 @@ def quota(name: str = "q", **hard: str) -> Json:
 
 
 @contextlib.asynccontextmanager
-async def serving(*objects: Json, versions: tuple[str, ...] | None = None) -> AsyncIterator[tuple[SimApiServer, Path]]:
-    """A simulated API server that has these objects as they are; with its kubeconfig."""
-    api = SimApiServer() if versions is None else SimApiServer(versions=versions)
+async def serving(*objects: Json, **options: Any) -> AsyncIterator[tuple[SimApiServer, Path]]:
+    """A simulated API server with these ``options`` that has these objects as they are; with its kubeconfig."""
+    api = SimApiServer(**options)
     for obj in objects:
         stored = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind")}
         api.objects.store.put(BY_KIND[obj["kind"]], stored)

@@ -139,6 +139,6 @@ def test_where_the_api_server_has_no_such_policies_the_label_changes_nothing() -
     facts = pod_facts(pod())
     assert facts is not None
     spaces: dict[str, NamespaceSwitch | None] = {"team-a": NamespaceSwitch(100, "")}
-    (found,) = build(Facts(pods=[facts], namespaces=spaces, serves_policies=False), {}).namespaces
+    (found,) = build(Facts(pods=[facts], namespaces=spaces), {}).namespaces
     assert found.fits == "convert"
     assert found.switch == NamespaceSwitch(100, "")

@@ -41,11 +41,19 @@ def main() -> int:
         "the ends of pods, and the agent's log in FILE.agent",
     )
     parser.add_argument("--real", action="store_true", help="on the node that KUBECONFIG leads to, as root on it")
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --real: load so many nodes of the cluster; those that it lacks are started (default: %(default)s)",
+    )
     parser.add_argument("--shared", action="store_true", help="with --real: every device is offered to both APIs")
     parser.add_argument(
         "--faults",
         metavar="WORDS",
-        help="with --real: only those whose names begin so, for example agent,kubelet; none, to measure times",
+        help="with --real: only those whose names begin so, for example agent,kubelet, or node,cable where there are "
+        "several nodes; none, to measure times",
     )
     parser.add_argument(
         "--demand",
@@ -62,6 +70,8 @@ def main() -> int:
     )
     parser.add_argument("--broken", metavar="VARIANT", help="an agent without one rule (tests.support.broken_agent)")
     arguments = parser.parse_args()
+    if arguments.nodes < 1:
+        parser.error("--nodes: 1 or more")
     seconds = arguments.seconds if arguments.seconds is not None else arguments.minutes * 60
 
     def say(line: str) -> None:
@@ -85,6 +95,7 @@ def main() -> int:
                     shared=arguments.shared,
                     faults=None if arguments.faults is None else tuple(arguments.faults.split(",")),
                     demand=arguments.demand,
+                    count=arguments.nodes,
                 )
             )
         except (DrabridgeError, AssertionError) as error:  # no cluster, or one that is not fit for it

@@ -15,7 +15,7 @@ import pytest
 
 from tests.soak.real import bed, judge, run
 from tests.soak.real.judge import STUCK_SECONDS, KubeletRecord, Sample, Verdict, Waiting, Waits
-from tests.soak.real.load import sample_of
+from tests.soak.real.load import pools_of, sample_of
 from tests.soak.real.starts import Starts
 from tests.support.waiting import HANG_SECONDS
 
@@ -407,6 +407,49 @@ def test_memory_counts_anonymous_pages_only() -> None:
         bed.anonymous_kib("")
 
 
+def test_a_soak_of_several_nodes_has_an_agent_on_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in bed.NEEDED:
+        monkeypatch.setenv(name, "registry.example.com/x:1")
+    monkeypatch.delenv("DRABRIDGE_TEST_CLUSTER")
+    node = {"metadata": {"name": "b", "labels": {"kubernetes.io/hostname": "b"}}}
+    api: Any = None
+    one = bed.RealNode(api, node, "/tmp", print)
+    of_two = bed.RealNode(api, node, "/tmp", print, of=("a", "b"))
+    specs = [
+        daemon_set["spec"]["template"]["spec"]
+        for found in (one, of_two)
+        for daemon_set in found.objects
+        if daemon_set["kind"] == "DaemonSet"
+    ]
+    assert [spec.get("nodeSelector") for spec in specs] == [{"kubernetes.io/hostname": "b"}, None]
+    assert [spec.get("affinity") for spec in specs] == [None, bed.on_nodes(("a", "b"))]
+    assert (one.suffix, of_two.suffix) == ("", "-b")
+
+
+@pytest.mark.parametrize(
+    ("phase", "rebooted_at", "now", "left"),
+    [
+        ("Pending", 1060.0, 1161.0, True),
+        ("Pending", 1060.0, 1159.0, False),  # kubelet may try once more
+        ("Pending", 999.0, 1161.0, False),  # it came after the reboot
+        ("Running", 1060.0, 1161.0, False),
+        ("Pending", 0.0, 1161.0, False),  # there was none
+    ],
+)
+def test_a_pod_that_was_starting_when_the_power_went_is_kubelets_to_end(
+    phase: str, rebooted_at: float, now: float, left: bool
+) -> None:
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "1970-01-01T00:16:40Z"}
+    assert judge.left_at_boot({"status": {"phase": phase, "conditions": [bound]}}, rebooted_at, now) is left
+
+
+def test_devices_of_other_nodes_claims_are_not_counted() -> None:
+    results = [{"driver": bed.DRIVER, "pool": pool, "device": "zero", "request": "r"} for pool in ("a", "b")]
+    claim = {"status": {"allocation": {"devices": {"results": results}}}}
+    assert pools_of(claim) == {"a", "b"}
+    assert pools_of({}) == set()
+
+
 def test_without_a_cluster_the_missing_settings_are_named() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in bed.NEEDED}
     done = subprocess.run(
@@ -420,5 +463,5 @@ def test_without_a_cluster_the_missing_settings_are_named() -> None:
     )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "KUBECONFIG" not in done.stdout
-    for name in ("DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX", "DRABRIDGE_TEST_CONTROL"):
+    for name in ("DRABRIDGE_TEST_IMAGE", "DRABRIDGE_TEST_BUSYBOX", "DRABRIDGE_TEST_CLUSTER"):
         assert name in done.stdout

@@ -78,12 +78,13 @@ async def bridge(
     kubelet_version: str = "",
     release: str = DEFAULT,
     driver: str = DRIVER,
+    gates: Mapping[str, bool] | None = None,
     **kubelet: Any,
 ) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
     """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
 
-    ``release``: of the control plane, and of kubelet without a ``kubelet_version``. ``kubelet``: changes to its fast
-    timings.
+    ``release``: of the control plane, with changes by ``gates``, and of kubelet without a ``kubelet_version``.
+    ``kubelet``: changes to its fast timings.
     """
     with short_directory() as root:
         locks = root / "locks"
@@ -91,6 +92,7 @@ async def bridge(
         runtime = LockingRuntime(locks)
         timings = replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet))
         options: dict[str, Any] = {"timings": timings, "kubelet_version": kubelet_version, "release": release}
+        options["gates"] = gates
         async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
             kubeconfig = root / "kubeconfig"
             cluster.api.kubeconfig(kubeconfig)

@@ -22,6 +22,7 @@ from drabridge.dra.facts import ClaimHandled, Fact
 from drabridge.dra.ports import DraPorts
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.kube.client import KubernetesCluster
+from drabridge.kube.features import FeatureState
 from drabridge.ledger.effects import Effect, Notify, Refused
 from drabridge.ledger.events import AgentStarted, Discovered, NodeBooted, WithdrawnFromKubelet
 from drabridge.ledger.model import Lane, Ledger, LedgerDevice, Owner
@@ -292,6 +293,11 @@ class DraNode:
 
     def tainted(self) -> list[str]:
         return [d["name"] for slice_ in self.slices() for d in slice_["spec"].get("devices", ()) if d.get("taints")]
+
+    def missing(self) -> tuple[str, ...]:
+        """The features that the agent has found missing, by the names of their gates."""
+        states = self.driver.features.items()
+        return tuple(sorted(str(name) for name, state in states if state is FeatureState.MISSING))
 
     def writes(self) -> int:
         """Writes of slices that the API server has seen, dry runs aside."""

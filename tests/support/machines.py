@@ -195,8 +195,10 @@ def nic(functions: int = 2) -> str:
             "pci",
             attributes={"vendor": "0x15b3", "class": "0x020000", "numa_node": "1", "sriov_numvfs": str(functions)},
             properties={"DRIVER": "mlx5_core"},
-            links={"driver": "../../../../bus/pci/drivers/mlx5_core"},
+            links={"driver": "../../../../bus/pci/drivers/mlx5_core"}
+            | {f"virtfn{index}": f"../{Path(vf_path(index)).name}" for index in range(functions)},
         ),
+        device(f"{NIC_ROOT}/{PF}/net/ens1f0", "net"),
     ]
     parts += [vf(index) for index in range(functions)]
     parts += [

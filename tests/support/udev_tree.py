@@ -42,10 +42,14 @@ def usb_device(vendor: str, product: str, *, serial: str = "", port: str = "1-2"
     controller = udev_device(
         "0000:00:14.0", "pci", driver="xhci_hcd", attrs={"vendor": "0x8086\n", "class": "0x0c0330\n"}
     )
-    hub = udev_device(
-        "usb1", "usb", "usb_device", "usb", attrs={"idVendor": "1d6b\n", "idProduct": "0002\n"}, above=controller
-    )
-    attrs = {"idVendor": f"{vendor}\n", "idProduct": f"{product}\n", **more}
+    root_hub = {
+        "idVendor": "1d6b\n",
+        "idProduct": "0002\n",
+        "serial": "0000:00:14.0\n",
+        "devpath": "0\n",
+    }  # as in the lab
+    hub = udev_device("usb1", "usb", "usb_device", "usb", attrs=root_hub, above=controller)
+    attrs = {"idVendor": f"{vendor}\n", "idProduct": f"{product}\n", "devpath": f"{port[2:]}\n", **more}
     properties = {"ID_PATH": f"pci-0000:00:14.0-usb-0:{port[2:]}"}
     if serial:
         attrs["serial"] = f"{serial}\n"

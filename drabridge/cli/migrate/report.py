@@ -22,10 +22,11 @@ PROGRESS_SECONDS = 0.2  # between two lines of progress
 FAIL_ON = ("blocker", "trap", "never")
 
 _EPILOG = """\
-Asks the API server alone, and writes nothing. Nothing of drabridge needs to be
-installed in the cluster. What you have no right to read is named, and the rest
-is reported. With -n and --resource it shows less, and the exit status is about
-what is shown; what is wrong with the whole cluster stays.
+Asks the API server alone, and writes nothing; two objects are tried by dry
+runs, where you may. Nothing of drabridge needs to be installed in the cluster.
+What you have no right to read is named, and the rest is reported. With -n and
+--resource it shows less, and the exit status is about what is shown; what is
+wrong with the whole cluster stays.
 
 examples:
   drabridge migrate report

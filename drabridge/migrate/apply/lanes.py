@@ -8,7 +8,16 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from drabridge.errors import ClusterError
-from drabridge.kube.api import NODES, PODS, Cluster, Kind, NotFoundError, resource_claims, resource_slices
+from drabridge.kube.api import (
+    NODES,
+    PODS,
+    Cluster,
+    Kind,
+    NotFoundError,
+    device_classes,
+    resource_claims,
+    resource_slices,
+)
 from drabridge.kube.json_reader import Json, ObjectView
 from drabridge.migrate.apply.waiting import Waiting
 from drabridge.migrate.plan.document import ALL, Plan
@@ -17,7 +26,6 @@ from drabridge.migrate.report import facts as read
 from drabridge.migrate.report import fields
 from drabridge.migrate.report.build import Facts
 from drabridge.migrate.report.model import number
-from drabridge.migrate.report.reads import device_classes
 from drabridge.migrate.switch import marks
 
 START_SECONDS = 60.0  # more than a start of the agent takes

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
+from drabridge.kube.features import POLICIES, FeatureState, feature_rows
 from drabridge.migrate.report.cluster_obstacles import class_obstacles, limited, node_obstacles, quota_obstacles
 from drabridge.migrate.report.codes import Code, Severity
 from drabridge.migrate.report.facts import (
@@ -50,7 +51,7 @@ class Facts(Struct):
 
     server_version: str = ""
     serves_dra: bool = True
-    serves_policies: bool = False
+    features: dict[str, FeatureState] = field(default_factory=dict)
     pods_read: int = 0
     nodes: list[NodeFacts] = field(default_factory=list)
     slices: list[SliceFacts] = field(default_factory=list)
@@ -62,6 +63,11 @@ class Facts(Struct):
     workloads: list[WorkloadFacts] = field(default_factory=list)
     pods: list[PodFacts] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
+
+    @property
+    def serves_policies(self) -> bool:
+        """Whether new pods can be rewritten at creation."""
+        return self.features.get(POLICIES) is FeatureState.THERE
 
 
 def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -> Report:
@@ -117,6 +123,7 @@ def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -
         workloads=list(_workloads(tally, shown)),
         obstacles=obstacles,
         unread=facts.unread,
+        features=feature_rows(facts.features),
         filter=ReportFilter(sorted(wanted.namespaces), sorted(wanted.resources)),
     )
 
@@ -193,7 +200,7 @@ def _fits(left: Sequence[WorkloadTally], operators: bool, serves_policies: bool)
     words = f"Jobs, custom resources or people make pods of {len(made)} of {number(len(movable), 'workload')}"
     if serves_policies:
         return "switch", f"{words}: a MutatingAdmissionPolicy can rewrite pods at creation"
-    return "convert", f"{words}; the API server serves no MutatingAdmissionPolicy (1.36 does): rewrite what makes them"
+    return "convert", f"{words}; the API server serves no MutatingAdmissionPolicy: rewrite what makes them"
 
 
 def _unread_obstacles(facts: Facts) -> Iterator[Obstacle]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,10 +19,13 @@ from drabridge.kube.api import (
     Listing,
     UnreachableError,
     UnservedError,
+    device_classes,
     resource_claims,
     resource_slices,
     resource_versions,
 )
+from drabridge.kube.feature_questions import keeps_extended_names, serves_policies, slice_features
+from drabridge.kube.features import EXTENDED_NAMES, POLICIES, FeatureState
 from drabridge.kube.json_reader import Json, ObjectView
 from drabridge.kube.versions import RESOURCE_GROUP, choose_version
 from drabridge.migrate.report import facts as read
@@ -29,14 +33,15 @@ from drabridge.migrate.report import fields
 from drabridge.migrate.report.build import Facts
 from drabridge.migrate.report.model import Unread
 from drabridge.migrate.report.namespaces import NamespaceFields, namespace_facts
-from drabridge.migrate.report.reads import NAMESPACES, QUOTAS, WORKLOADS, all_kinds, claim_templates, device_classes
+from drabridge.migrate.report.reads import NAMESPACES, QUOTAS, WORKLOADS, all_kinds, claim_templates
+from drabridge.offers.slices import ALL_FEATURES
 
 T = TypeVar("T")
 Progress = Callable[[str, int], None]
 """Called with a kind's plural name and how many of its objects have been read, from the thread that reads."""
 
 PAUSES_SECONDS = (1.0, 3.0)  # before a list is begun again: a page expired, or the server had no answer
-_POLICIES = "mutatingadmissionpolicies"
+_PROBE = "drabridge-probe"  # driver, node and pool of the slice that is only tried
 _NOTHING_CHANGED = "The report only reads, so run it again at any time"
 
 
@@ -75,8 +80,8 @@ class _Collector:
         found = self._facts
         try:
             found.server_version = await self._version()
-            found.serves_policies = await self._serves_policies()
             version = await self._dra_version()
+            await self._ask_for_features(version)
             found.nodes = await self._list(NODES, read.node_facts, fields.NodeFields)
             spaces = await self._list_or_none(NAMESPACES, namespace_facts, NamespaceFields)
             found.namespaces = None if spaces is None else {one.name: one.switch for one in spaces}
@@ -115,12 +120,18 @@ class _Collector:
             self._check_credentials(error)
             return "unknown"
 
-    async def _serves_policies(self) -> bool:
-        try:
-            group = await self._cluster.read("/apis/admissionregistration.k8s.io/v1")
-        except (DeniedError, UnservedError):
-            return False
-        return any(isinstance(one, dict) and one.get("name") == _POLICIES for one in group.get("resources") or ())
+    async def _ask_for_features(self, version: str) -> None:
+        """Ask which features the server has. One of which it does not say, or may not be asked, stays unknown."""
+        features = self._facts.features
+        with contextlib.suppress(ClusterError):
+            features[POLICIES] = FeatureState.of(await serves_policies(self._cluster))
+        if not version:
+            return
+        with contextlib.suppress(ClusterError):
+            features[EXTENDED_NAMES] = FeatureState.of(await keeps_extended_names(self._cluster, version))
+        with contextlib.suppress(ClusterError):
+            answer = await slice_features(self._cluster, version, _PROBE, _PROBE, _PROBE)
+            features |= {one: FeatureState.of(one in answer.kept) for one in ALL_FEATURES - answer.refused}
 
     async def _dra_version(self) -> str:
         """Return the version of resource.k8s.io to use; "" without DRA, which the report then says."""

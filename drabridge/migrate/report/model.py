@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from drabridge.kube.features import FeatureRow
 from drabridge.migrate.report.codes import Code, Severity
 
 
@@ -130,6 +131,7 @@ class Report(Struct, rename="camel"):
     obstacles: list[Obstacle]
     unread: list[Unread]
     filter: ReportFilter
+    features: list[FeatureRow]
 
     def count(self, severity: Severity) -> int:
         return sum(one.severity is severity for one in self.obstacles)

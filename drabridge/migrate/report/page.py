@@ -13,7 +13,17 @@ from pathlib import Path
 
 from drabridge.migrate.report.codes import Severity
 from drabridge.migrate.report.model import Obstacle, Report, Ways
-from drabridge.migrate.report.text import LEGEND, NOBODY, details, filter_line, headline, percent, place, ways
+from drabridge.migrate.report.text import (
+    LEGEND,
+    NOBODY,
+    details,
+    filter_line,
+    headline,
+    lacking_features,
+    percent,
+    place,
+    ways,
+)
 from drabridge.status.markup import Html, tag
 
 MOST_ROWS = 500  # of one table: a browser lays out this many at once
@@ -105,6 +115,8 @@ def _sections(report: Report) -> Iterable[Html]:
         for one in found
     ]
     yield from _section("Workloads", ("Namespace", "Workload", "Resource", "Share", *_columns(), "Each"), rows)
+    if lacking := lacking_features(report):
+        yield tag("section", tag("h2", "Not in this cluster"), tag("ul", *(tag("li", one) for one in lacking)))
     if report.unread:
         items = [tag("li", f"{one.verb} {one.resource}: {one.reason}".strip()) for one in report.unread[:MOST_ROWS]]
         yield tag("section", tag("h2", "Not read"), tag("ul", *items))

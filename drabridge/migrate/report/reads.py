@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drabridge.kube.api import NODES, PODS, Kind, resource_claims, resource_slices
+from drabridge.kube.api import NODES, PODS, Kind, device_classes, resource_claims, resource_slices
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP
 
 NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
@@ -17,10 +17,6 @@ WORKLOADS = {  # kind -> where it is
     "Job": Kind("batch", "v1", "jobs"),
     "CronJob": Kind("batch", "v1", "cronjobs"),
 }
-
-
-def device_classes(version: str) -> Kind:
-    return Kind(RESOURCE_GROUP, version, "deviceclasses", namespaced=False)
 
 
 def claim_templates(version: str) -> Kind:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from drabridge.kube.features import AskedBy, FeatureState
 from drabridge.migrate.report.codes import Severity
 from drabridge.migrate.report.model import Obstacle, Report, Ways, number
 from drabridge.system.untrusted import cut
@@ -20,6 +21,7 @@ MOST_OBJECTS = 5  # of one code
 MOST_WORDS = 2000  # characters of a cell, or of a paragraph
 
 NOBODY = "No pod and no workload of those asks for a device."
+DRY_RUNS = (AskedBy.DEVICE_CLASS, AskedBy.SLICE)
 WAYS = ("limits", "by DRA", "claims", "pending")
 LEGEND = (
     "FREE: devices in slices that no claim holds.",
@@ -87,6 +89,7 @@ def _lines(report: Report, layout: Layout) -> Iterator[str]:
             yield ""
             yield f"{severity.upper()}S"
             yield from _obstacles(found, layout)
+    yield from _features(report, layout)
     if report.unread:
         yield ""
         yield "NOT READ"
@@ -169,6 +172,25 @@ def details(one: Obstacle) -> str:
     counted = f" ({number(one.pods, 'pod')})" if one.pods else ""
     seen = ", ".join(filter(None, (one.resource, one.seen)))
     return f"{counted}: {seen}" if seen else counted
+
+
+def _features(report: Report, layout: Layout) -> Iterator[str]:
+    if lacking := lacking_features(report):
+        yield ""
+        yield "NOT IN THIS CLUSTER"
+        for sentence in lacking:
+            yield from _wrapped(sentence, layout, "  ")
+
+
+def lacking_features(report: Report) -> list[str]:
+    """Return a sentence for each feature that the cluster lacks, and one about those that could not be asked for."""
+    found = [one.sentence for one in report.features if one.sentence]
+    silent = [one for one in report.features if one.state is FeatureState.UNKNOWN and one.asked_by in DRY_RUNS]
+    if silent:
+        names = ", ".join(one.name for one in silent)
+        ways = " and ".join(dict.fromkeys(str(one.asked_by) for one in silent))
+        found.append(f"not known, because {ways} was not allowed: {names}")
+    return found
 
 
 def _left_out(count: int, what: str, indent: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from msgspec import Struct
 
 from drabridge.errors import ClusterError, ConfigError
+from drabridge.kube import features
 from drabridge.kube.api import (
     PODS,
     Cluster,
@@ -17,11 +19,13 @@ from drabridge.kube.api import (
     InvalidError,
     Kind,
     NotFoundError,
-    UnservedError,
+    device_classes,
     served_version,
 )
+from drabridge.kube.feature_questions import keeps_extended_names, serves_policies
+from drabridge.kube.features import FEATURES
 from drabridge.migrate.convert.templates import Template
-from drabridge.migrate.report.reads import NAMESPACES, WORKLOADS, claim_templates, device_classes
+from drabridge.migrate.report.reads import NAMESPACES, WORKLOADS, claim_templates
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.claims_of_pod import MOST_DEVICES, bucket, claims_of_pod
 from drabridge.migrate.switch.policy import GROUP, MISSING, base_of, classes_of, policies
@@ -134,16 +138,8 @@ async def to_limits(cluster: Cluster, namespaces: Sequence[str], tell: Tell) -> 
 
 async def _require_policies(cluster: Cluster) -> None:
     """Raise ConfigError where the API server has no MutatingAdmissionPolicy."""
-    try:
-        group = await cluster.read(f"/apis/{GROUP}/v1")
-        served = {one.get("name") for one in group.get("resources") or ()}
-    except UnservedError:
-        served = set()
-    if _SWITCH.plural not in served:
-        raise ConfigError(
-            "this API server has no MutatingAdmissionPolicy (admissionregistration.k8s.io/v1, Kubernetes 1.36)",
-            hint="Rewrite the manifests instead: drabridge migrate convert",
-        )
+    if not await serves_policies(cluster):
+        raise ConfigError(FEATURES[features.POLICIES].sentence, hint="To rewrite them: drabridge migrate convert")
 
 
 async def _namespace(cluster: Cluster, name: str) -> Json:
@@ -232,10 +228,11 @@ async def _make_templates(
                     hint=f"The switch needs the name for {count} of {device_class}: delete or rename that template",
                 )
     if not names:
-        raise ConfigError(
-            f"no pod of namespace {namespace} asks for a resource whose DeviceClass is known",
-            hint="Name one: --class nvidia.com/gpu=gpu.example.com",
-        )
+        hint = "Name one: --class nvidia.com/gpu=gpu.example.com"
+        with contextlib.suppress(ClusterError):
+            if not await keeps_extended_names(cluster, version):
+                hint = f"{hint}; {FEATURES[features.EXTENDED_NAMES].sentence}"
+        raise ConfigError(f"no pod of namespace {namespace} asks for a resource whose DeviceClass is known", hint=hint)
     return tuple(sorted(names))
 
 

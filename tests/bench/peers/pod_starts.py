@@ -121,7 +121,8 @@ async def _go_programs(bed: RealBed, directory: Path) -> AsyncIterator[None]:
     device_class = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": GO_CLASS}}
     sockets = kubelet / "plugins" / programs.DRIVER
     sockets.mkdir(parents=True, exist_ok=True)
-    words: list[str | Path] = [programs.find("dra-test-driver"), "kubelet-plugin", "--kubeconfig", kubeconfig]
+    beside = bed.own("run programs there").node(bed.node_object).beside()
+    words: list[str | Path] = [*beside, programs.find("dra-test-driver"), "kubelet-plugin", "--kubeconfig", kubeconfig]
     words += ["--node-name", bed.node_object, "--num-devices", "2", programs.METADATA]
     plugin = {"PLUGIN_SOCK_DIR": f"{kubelet / 'device-plugins'}/"}
     try:
@@ -147,7 +148,7 @@ async def _go_programs(bed: RealBed, directory: Path) -> AsyncIterator[None]:
 
 async def pod_starts() -> Starts:
     """Seconds of each pod, by API and program. Raises NotHere without a cluster whose node is this machine."""
-    if missing := [name for name in (*WANTED, "DRABRIDGE_TEST_CONTROL") if not os.environ.get(name)]:
+    if missing := [name for name in (*WANTED, "DRABRIDGE_TEST_CLUSTER") if not os.environ.get(name)]:
         raise NotHere(f"no cluster on this machine: {', '.join(missing)} not set")
     for program in ("sample-device-plugin", "dra-test-driver"):
         programs.find(program)

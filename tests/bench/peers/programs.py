@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.bench.core import NotHere
+from tests.node import build
+from tests.node.releases import release
 
 T = TypeVar("T")
 
@@ -27,11 +29,10 @@ START_SECONDS = 60.0
 
 
 def find(name: str) -> Path:
-    """The program, in KUBE_BIN or where a test node unpacks it. Raises NotHere."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kubernetes-1.36.2"
-    path = Path(os.environ.get("KUBE_BIN") or cache) / name
-    if not path.is_file():
-        raise NotHere(f"{path} is not there (KUBE_BIN names the folder of Kubernetes' programs)")
+    """The program of the default release's nodes. Raises NotHere where they are not built."""
+    path = build.program(name, release())
+    if path is None:
+        raise NotHere(f"{name} of Kubernetes {release().version} is not built: python -m tests.node build")
     return path
 
 

@@ -1,6 +1,6 @@
 """``drabridge migrate apply``, ``rollback`` and ``status`` where something is not as planned.
 
-What they do when all is well needs controllers, kubelet and an agent: tests/cluster/test_migrate.py.
+What they do when all is well needs controllers, kubelet and an agent: tests/cluster/moving/test_migrate.py.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from drabridge.kube.client import KubernetesCluster
+from drabridge.kube.features import POLICIES, FeatureState
 from drabridge.migrate.plan.build import Choice, plan
 from drabridge.migrate.report.collect import collect
 from tests.migrate.cluster_objects import GPU, device_class, meta, migrate, node, pod, pod_spec, serving, workload
@@ -100,7 +101,7 @@ async def test_without_policies_in_the_api_server_a_switch_does_not_fit() -> Non
         facts = await collect(api, lambda kind, count: None)
         api.close()
     for serves in (True, False):
-        facts.serves_policies = serves
+        facts.features[POLICIES] = FeatureState.of(serves)
         made = plan(facts, Choice(GPU, OURS, OURS), "uid", "now")
         assert made.fits is serves
     assert "plan with --manifests" in made.steps[0].missing[0]

@@ -1,6 +1,6 @@
-"""What a soak on a real node stands on: the installed chart, the node's own files, and the script that makes faults.
+"""What a soak on real nodes stands on: the installed chart, the node's own files, and the script that makes faults.
 
-Everything here runs on the node itself, as root: the judge reads kubelet's checkpoint, the CDI directory and the
+Everything here runs beside the node, as root: the judge reads kubelet's checkpoint, the CDI directory and the
 containers' journal there, and asks the agent over its socket.
 """
 
@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import secrets
 import shutil
 import socket
 import struct
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.evidence import checkpoint
 from drabridge.kube.api import ConflictError, Kind, NotFoundError
 from drabridge.kube.client import KubernetesCluster
-from drabridge.system.paths import Paths
+from drabridge.system.paths import KUBELET_ROOT, Paths
 from tests.cluster.bed import DRIVER as TESTS_DRIVER
 from tests.cluster.bed import MANAGER, NAMESPACE, NODES, PODS, apply_node, wait_for
-from tests.cluster.real_bed import DAEMON_SETS, RealBed
+from tests.cluster.real_bed import DAEMON_SETS, RealBed, chart
+from tests.node.cluster import Cluster, NodeSpec
+from tests.node.errors import NodeError
 from tests.soak.real.container import DEVICES, JOURNAL, MUTEX, Json, program
 from tests.soak.real.judge import KubeletRecord
 
@@ -71,8 +73,7 @@ NEEDED = {
     "KUBECONFIG": "a kubeconfig of an administrator",
     "DRABRIDGE_TEST_IMAGE": "the agent's image, known to the node",
     "DRABRIDGE_TEST_BUSYBOX": "an image with sh and flock, known to the node",
-    "DRABRIDGE_TEST_CONTROL": "the program that makes faults: PROGRAM stop|kill|start|restart "
-    "kubelet|apiserver|containerd|scheduler",
+    "DRABRIDGE_TEST_CLUSTER": "the folder of a cluster that `python -m tests.node up` has started",
 }
 READY_SECONDS = 120.0
 POLL_SECONDS = 0.3
@@ -93,28 +94,56 @@ def anonymous_kib(smaps_rollup: str) -> int:
 
 
 class RealNode(RealBed):
-    """The bed of the cluster tests with its own configuration, which also reads and changes the node's files."""
+    """The bed of the cluster tests with its own configuration, which also reads and changes the node's files.
+
+    It is the only node that has an agent, or one of several.
+    """
 
     def __init__(
         self,
         api: KubernetesCluster,
         node: Json,
-        locks: Path,
+        locks: str,
         log: Log,
         *,
         shared: bool = False,
         config: Json | None = None,
+        of: Sequence[str] = (),
     ) -> None:
+        """``of``: the names of all nodes that have an agent, where these are several."""
         self.object_name = str(node["metadata"]["name"])
         hostname = node["metadata"]["labels"]["kubernetes.io/hostname"]
         super().__init__(api, self.object_name, hostname, config or (SHARED_CONFIG if shared else CONFIG))
+        self.suffix = f"-{self.object_name}" if of else ""
+        """Ends the names of this node's pods and claims; a claim of a template has more after it."""
+        if of:
+            self.values = {"affinity": on_nodes(of)}
+            self.objects = chart(self.agent_image, "", self.config, values=self.values)
         self.shared = shared
         self.patience = READY_SECONDS
         self.log = log
-        self.locks = locks
-        self.paths = Paths.of(DRIVER)
+        self.locks_on_node = locks
         self.rejected: dict[str, float] = {}  # pod UID -> wall seconds
+        self.rebooted = 0.0
+        """When the node came back from its last reboot, in wall seconds."""
         self._booked: set[tuple[str, str]] = set()
+
+    def on_node(self, path: str) -> Path:
+        """A path of the node as this process can open it. Raises OSError while the node is off."""
+        try:
+            return self.own("open the node's files").node(self.object_name).path(path)
+        except NodeError as error:
+            raise FileNotFoundError(str(error)) from None
+
+    @property
+    def paths(self) -> Paths:
+        """Where the node's files are now: a reboot moves them."""
+        return Paths.of(DRIVER, kubelet=self.on_node(str(KUBELET_ROOT)), cdi=self.on_node("/run/cdi"))
+
+    @property
+    def locks(self) -> Path:
+        """The directory of the containers' locks and journal, which is there while the node is off, too."""
+        return self.own("open the node's files").node(self.object_name).disk(self.locks_on_node)
 
     def program(self, seconds: float, *, shared: str = "", stubborn: bool = False) -> str:
         """What a container of the load runs."""
@@ -126,7 +155,7 @@ class RealNode(RealBed):
         """The agent's own account; None while it is away."""
         try:
             found = await asyncio.to_thread(ask, self.paths.control_socket, "/status")
-        except DrabridgeError:
+        except (DrabridgeError, OSError):
             return None
         return found if isinstance(found, dict) else None
 
@@ -150,9 +179,21 @@ class RealNode(RealBed):
             return pid, anonymous_kib(Path(f"/proc/{pid}/smaps_rollup").read_text())
         return None
 
+    async def agent_pods(self) -> list[Json]:
+        pods = await super().agent_pods()
+        return [one for one in pods if not self.suffix or one["spec"].get("nodeName") == self.object_name]
+
+    def has_name(self, obj: Json) -> bool:
+        """Whether the pod or claim is one of this node's load."""
+        return self.suffix in obj["metadata"]["name"]
+
     async def restore(self) -> None:
         """The cluster as it was, and no ledger on the node. Raises AssertionError for what does not go."""
         await super().restore()
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove what agents that are gone have left on the node."""
         shutil.rmtree(self.paths.state, ignore_errors=True)
         for driver in (DRIVER, TESTS_DRIVER):  # no pod is left: remove the files that agents left for other drivers
             (self.paths.plugins_registry / f".drabridge-{driver}.hardware").unlink(missing_ok=True)
@@ -186,11 +227,12 @@ class RealNode(RealBed):
 
     async def watch_checkpoint(self) -> None:
         """Collect, until cancelled, which pods kubelet's checkpoint ever had as holders of which device."""
-        path, seen = self.paths.device_plugins / checkpoint.FILE_NAME, 0
+        seen = 0
         while True:
             with contextlib.suppress(OSError):
-                changed = path.stat().st_mtime_ns
-                if changed != seen and (found := checkpoint.read(self.paths.device_plugins)) is not None:
+                folder = self.paths.device_plugins
+                changed = (folder / checkpoint.FILE_NAME).stat().st_mtime_ns
+                if changed != seen and (found := checkpoint.read(folder)) is not None:
                     seen = changed
                     for device, holders in found.held.get(RESOURCE, {}).items():
                         self._booked |= {(device, holder.pod_uid) for holder in holders}
@@ -259,6 +301,13 @@ async def create(api: KubernetesCluster, kind: Kind, body: Json) -> bool:
     return True
 
 
+def on_nodes(names: Sequence[str]) -> Json:
+    """Return a pod's affinity to these nodes."""
+    wanted = {"key": "kubernetes.io/hostname", "operator": "In", "values": [*names]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
 async def chosen_node(api: KubernetesCluster, environ: Mapping[str, str]) -> Json:
     """The Node that the environment names, or the first that takes pods."""
     chosen = environ.get("DRABRIDGE_TEST_NODE")
@@ -273,23 +322,57 @@ async def chosen_node(api: KubernetesCluster, environ: Mapping[str, str]) -> Jso
 async def real_node(
     environ: Mapping[str, str], log: Log, *, shared: bool = False, config: Json | None = None
 ) -> AsyncIterator[RealNode]:
-    """The node with a ready agent, and no workload. Raises AssertionError when that cannot be had.
+    """As :func:`real_nodes`, for one node."""
+    async with real_nodes(environ, log, 1, shared=shared, config=config) as (node,):
+        yield node
 
-    ``config``: of the agent, not the soak's. The caller restores the node; here that is done only when something fails.
+
+@contextlib.asynccontextmanager
+async def real_nodes(
+    environ: Mapping[str, str], log: Log, count: int, *, shared: bool = False, config: Json | None = None
+) -> AsyncIterator[list[RealNode]]:
+    """Nodes with a ready agent each, and no workload. Raises AssertionError when that cannot be had.
+
+    Nodes that the cluster lacks are started, and stay. ``config``: of the agents, not the soak's. The caller restores
+    the nodes; here that is done only when something fails.
     """
     api = KubernetesCluster.from_kubeconfig(Path(environ["KUBECONFIG"]).expanduser())
-    locks = Path(tempfile.mkdtemp(prefix="drabridge-soak-"))
+    locks = f"/tmp/drabridge-soak-{secrets.token_hex(4)}"
     try:
-        made = RealNode(api, await chosen_node(api, environ), locks, log, shared=shared, config=config)
-        await made.restore()  # leftovers of a killed run
+        if count == 1:
+            made = [RealNode(api, await chosen_node(api, environ), locks, log, shared=shared, config=config)]
+        else:
+            names = await asyncio.to_thread(enough, Cluster.open(Path(environ["DRABRIDGE_TEST_CLUSTER"])), count)
+            objects = [await api.get(NODES, name) for name in names]
+            made = [RealNode(api, one, locks, log, shared=shared, config=config, of=names) for one in objects]
+        for one in made:
+            one.locks.mkdir()
+        await restored(made)  # leftovers of a killed run
         try:
-            await made.install()
-            await wait_for(made, "the agent to be ready", made.ready)
+            await made[0].install()
+            for one in made:
+                await wait_for(one, f"the agent of {one.object_name} to be ready", one.ready)
             yield made
         except BaseException:
             with contextlib.suppress(AssertionError, DrabridgeError):
-                await made.restore()
+                await restored(made)
             raise
     finally:
         api.close()
-        shutil.rmtree(locks, ignore_errors=True)
+
+
+def enough(cluster: Cluster, count: int) -> list[str]:
+    """Start the nodes that the cluster lacks; return the names of the first ones, as many as wanted."""
+    for number in range(len(cluster.spec.nodes), count):
+        cluster.add(NodeSpec(f"node-{chr(ord('a') + number)}", 0, cluster.spec.release))
+    return [one.name for one in cluster.spec.nodes[:count]]
+
+
+async def restored(nodes: Sequence[RealNode]) -> None:
+    """The cluster as it was, and no ledger on any node. Raises AssertionError for what does not go."""
+    first, *others = nodes
+    for one in others:
+        await apply_node(one, {})
+    await first.restore()  # the namespace goes with it, and so all agents
+    for one in others:
+        one.forget()

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import random
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tests.soak.real.bed import CLASS, DRA, RealNode, chosen_node
 from tests.soak.real.load import CLAIM, Load
 
 DRIVER = "test-driver.cdi.k8s.io"
-PLUGINS = Path("/var/lib/kubelet/plugins")
 CLASS_OBJECT: Json = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "DeviceClass",
@@ -32,7 +30,7 @@ CLASS_OBJECT: Json = {
 class GoNode(RealNode):
     """The node with the test driver in place of the agent."""
 
-    def __init__(self, api: KubernetesCluster, node: Json, locks: Path) -> None:
+    def __init__(self, api: KubernetesCluster, node: Json, locks: str) -> None:
         super().__init__(api, node, locks, lambda line: None)
         self.objects = [CLASS_OBJECT]
 
@@ -48,10 +46,12 @@ class GoNode(RealNode):
 @contextlib.asynccontextmanager
 async def _serving(node: GoNode, program: Path) -> AsyncIterator[None]:
     """The driver's process, with as many devices as a half of the soak's."""
-    (PLUGINS / DRIVER).mkdir(parents=True, exist_ok=True)
+    plugins = node.paths.kubelet / "plugins"
+    (plugins / DRIVER).mkdir(parents=True, exist_ok=True)
+    beside = node.own("run the driver there").node(node.object_name).beside()
     words = ("--kubeconfig", str(node.kubeconfig), "--node-name", node.object_name, "--num-devices", str(DRA))
     process = await asyncio.create_subprocess_exec(
-        *(str(program), "kubelet-plugin", *words),
+        *(*beside, str(program), "kubelet-plugin", *words),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -64,7 +64,7 @@ async def _serving(node: GoNode, program: Path) -> AsyncIterator[None]:
         await process.wait()
         for one in (await node.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")).items:
             await node.api.delete(SLICES, one["metadata"]["name"])
-        shutil.rmtree(PLUGINS / DRIVER, ignore_errors=True)
+        shutil.rmtree(plugins / DRIVER, ignore_errors=True)
 
 
 async def measure(
@@ -72,9 +72,8 @@ async def measure(
 ) -> None:
     """Pods with claims for ``seconds``, then their times; restore the node."""
     api = KubernetesCluster.from_kubeconfig(Path(environ["KUBECONFIG"]).expanduser())
-    locks = Path(tempfile.mkdtemp(prefix="drabridge-soak-"))
     try:
-        node = GoNode(api, await chosen_node(api, environ), locks)
+        node = GoNode(api, await chosen_node(api, environ), "/tmp")
         await node.install()
         try:
             async with _serving(node, program):
@@ -94,4 +93,3 @@ async def measure(
             await node.restore()
     finally:
         api.close()
-        shutil.rmtree(locks, ignore_errors=True)

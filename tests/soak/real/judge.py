@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
@@ -32,6 +33,8 @@ LEASED_SECONDS = 60.0
 """Longest wait of a pod that is not bound yet where devices are shared: while enough are free, or its claim has one."""
 NO_CLAIM_INFO = "unable to get claim info for ResourceClaim"
 """What kubelet says of a container whose claim it has not prepared (pkg/kubelet/cm/dra/manager.go)."""
+BOOT_SECONDS = 100.0
+"""After a reboot, until kubelet has tried twice to start the pods that it found (it tries again after 60 to 90 s)."""
 BLIND_SECONDS = 10.0
 """A pause this long between two samples is the API server's absence; nobody waits for a device then."""
 LAG_SECONDS = 5.0
@@ -175,6 +178,19 @@ def unprepared_by_kubelet(pod: Mapping[str, Any]) -> bool:
     """
     states = [one.get("state", {}) for one in pod["status"].get("containerStatuses", ())]
     return any(NO_CLAIM_INFO in one.get("waiting", {}).get("message", "") for one in states)
+
+
+def left_at_boot(pod: Mapping[str, Any], rebooted: float, now: float) -> bool:
+    """Tell whether kubelet leaves a pod alone that was starting when its node lost power; times are wall seconds.
+
+    It had a sandbox, which is gone, and a container that never ran: kubelet kills the one, makes no other, and tells no
+    end (``CreateSandbox: false`` of computePodActions in pkg/kubelet/kuberuntime for restartPolicy Never; seen on
+    1.36.3). It would be Pending for ever.
+    """
+    status = pod["status"]
+    bound = [one["lastTransitionTime"] for one in status.get("conditions", ()) if one["type"] == "PodScheduled"]
+    before = any(datetime.fromisoformat(at).timestamp() < rebooted for at in bound)
+    return status.get("phase") == "Pending" and before and now - rebooted > BOOT_SECONDS
 
 
 class Waiting(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The load on a real node: pods with limits, claims, templates and shared claims, more than there are devices."""
+"""The load on one real node: pods with limits, claims, templates and shared claims, more than there are devices."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ FOREVER_SECONDS = 600.0  # of a container that waits for being deleted
 BY_FAULT = ("agent away", "starting", "API away")
 """Kinds of refusals (tests.soak.run.KINDS) that this run's own faults bring about."""
 UNPREPARED = "unprepared by kubelet for another pod's end"
+LEFT = "left alone by kubelet after a reboot"
 FAILED_PREPARE = "FailedPrepareDynamicResources"
 
 
@@ -137,9 +138,14 @@ class Load:
             for one in (await api.list(PODS, namespace=NAMESPACE)).items
             if one["metadata"]["name"] in self._pods
         }
-        claims = (await api.list(CLAIMS, namespace=NAMESPACE)).items
+        claims = tuple(
+            one
+            for one in (await api.list(CLAIMS, namespace=NAMESPACE)).items
+            if pools_of(one) <= {self.node.object_name}  # the agent names its pool after its node
+        )
         excused = self._refusals(await api.list(EVENTS, namespace=NAMESPACE, field_selector=f"reason={FAILED_PREPARE}"))
-        slices = (await api.list(SLICES, field_selector=f"spec.driver={DRIVER}")).items
+        selector = f"spec.driver={DRIVER},spec.nodeName={self.node.object_name}"
+        slices = (await api.list(SLICES, field_selector=selector)).items
         node = await api.get(NODES, self.node.object_name)
         prepared = judge.prepared(self.node.dra_manager_state())
         sample = sample_of(time.monotonic(), pods, claims, slices, node, excused, prepared)
@@ -155,6 +161,8 @@ class Load:
         """Count what kubelet said of claims; answer with the pods that this run's faults hit since the last look."""
         excused = set()
         for event in events.items:
+            if not str(event["involvedObject"].get("name", "")).endswith(self.node.suffix):
+                continue
             key, count = event["metadata"]["uid"], int(event.get("count") or 1)
             if self._events.get(key) == count:
                 continue
@@ -186,6 +194,9 @@ class Load:
             if pod.shape.pods > 1 and judge.unprepared_by_kubelet(found):
                 self._refuse(pod.uid, pod.name, UNPREPARED)
                 due = True  # it would wait for ever
+            if pod.uid not in self.refused and judge.left_at_boot(found, self.node.rebooted, time.time()):
+                self._refuse(pod.uid, pod.name, LEFT)
+                due = True
             if (ended or due) and not pod.deleted:
                 forced = pod.death == "forced" and not ended
                 if forced:  # asked, not answered: the answer may be late or lost
@@ -235,12 +246,12 @@ class Load:
         shapes = [one for one in SHAPES if one.lane == lane]
         (shape,) = rng.choices(shapes, [one.weight for one in shapes])
         self._serial += 1
-        base = f"{shape.name}-{self._serial}"
+        base = f"{shape.name}-{self._serial}{self.node.suffix}"
         claim = "" if lane == LEGACY or shape.name == "template" else base
         if claim:
             self._wanted.append((CLAIMS, _claim("ResourceClaim", claim, _request(shape.count))))
         for index in range(shape.pods):
-            name = f"{base}-{index}" if shape.pods > 1 else base
+            name = f"{shape.name}-{self._serial}-{index}{self.node.suffix}" if shape.pods > 1 else base
             death = rng.choices(("ends", "deleted", "forced"), (5, 3, 3))[0]
             lives = rng.uniform(*LIVES_SECONDS)
             stubborn = death != "ends" and rng.random() < 0.25
@@ -262,7 +273,7 @@ class Load:
             first = self.node.program(1.0)
             more["initContainers"] = [container.container(self.node.image, first, limits, name="init")]
         main = container.container(self.node.image, script, limits)
-        return container.pod(name, NAMESPACE, self.node.node, str(self.node.locks), [main], **more)
+        return container.pod(name, NAMESPACE, self.node.node, self.node.locks_on_node, [main], **more)
 
     async def _send(self) -> None:
         while self._wanted:
@@ -323,8 +334,16 @@ def sample_of(
 
 
 def _devices(claim: Json) -> list[str]:
-    results = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ())
-    return [result["device"] for result in results]
+    return [result["device"] for result in _results(claim)]
+
+
+def pools_of(claim: Json) -> set[str]:
+    """Return the pools that the claim has devices of."""
+    return {result["pool"] for result in _results(claim)}
+
+
+def _results(claim: Json) -> list[Json]:
+    return list(claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ()))
 
 
 def _limit(pod: Json) -> int:

@@ -1,4 +1,4 @@
-"""One soak run on a real node, from its beginning to its verdict."""
+"""One soak run on a real node, or on several, from its beginning to its verdict."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from tests.cluster.bed import CLAIMS, NAMESPACE, apply_node
-from tests.cluster.real_bed import AGENT
+from tests.cluster.bed import AGENT, CLAIMS, NAMESPACE, apply_node
 from tests.soak.real import judge
-from tests.soak.real.bed import DRA, LEGACY, NAMES, READY_SECONDS, RealNode, comes_true, real_node
+from tests.soak.real.bed import DRA, LEGACY, NAMES, READY_SECONDS, RealNode, comes_true, real_nodes, restored
 from tests.soak.real.judge import STUCK_SECONDS, Verdict
 from tests.soak.real.load import DEMAND, Load
-from tests.soak.real.storm import HALVES, SHARED, Storm
+from tests.soak.real.starts import Starts
+from tests.soak.real.storm import HALVES, OF_SEVERAL, SHARED, Storm
 from tests.soak.run import listed
 
 PROGRESS_SECONDS = 10.0
 SETTLE_SECONDS = 100.0
 """kubelet's loop unprepares forgotten claims every 60 s (pkg/kubelet/cm/dra/manager.go); releases take less."""
-POD_LOGS = Path("/var/log/pods")  # kubelet's podLogsDir
+POD_LOGS = "/var/log/pods"  # kubelet's podLogsDir
 
 
 class Logbook:
@@ -102,21 +102,27 @@ async def soak(
     shared: bool = False,
     faults: tuple[str, ...] | None = None,
     demand: float = DEMAND,
+    count: int = 1,
 ) -> Verdict:
-    """Load and faults for ``seconds``, then at most 150 s without faults, then the verdict; restore the node.
+    """Load and faults for ``seconds``, then at most 150 s without faults, then the verdict; restore the nodes.
 
     ``shared``: every device is offered to both APIs. ``faults``: how the names of those that happen begin; None: all.
+    ``count``: of nodes, each with a load of its own; what is found is added up.
     """
     verdict, began = Verdict(), time.monotonic()
     with contextlib.ExitStack() as files:
         file = files.enter_context(log.open("w")) if log is not None else None
         book = Logbook(file)
-        async with real_node(environ, book, shared=shared) as node:
-            said = files.enter_context(log.with_name(f"{log.name}.agent").open("w")) if log is not None else None
-            async with _beside(_follow(said), node.watch_checkpoint()):
-                await _run(node, seconds, seed, say, verdict, faults, demand)
+        async with real_nodes(environ, book, count, shared=shared) as nodes:
+            followed = []
+            for node in nodes:
+                name = f"{log.name}.agent{node.suffix}" if log is not None else ""
+                said = files.enter_context(log.with_name(name).open("w")) if log is not None else None
+                followed += [_follow(node, said), node.watch_checkpoint()]
+            async with _beside(*followed):
+                await _run(nodes, seconds, seed, say, verdict, faults, demand)
                 try:
-                    await node.restore()
+                    await restored(nodes)
                 except AssertionError as error:
                     verdict.leaks.append(str(error).partition("\n")[0])
             for kind, lines in (
@@ -137,7 +143,7 @@ async def soak(
 
 
 async def _run(
-    node: RealNode,
+    nodes: Sequence[RealNode],
     seconds: float,
     seed: int,
     say: Callable[[str], None],
@@ -145,66 +151,95 @@ async def _run(
     faults: tuple[str, ...] | None,
     demand: float,
 ) -> None:
-    began, memory = time.monotonic(), Memory(node.memory_kib)
-    memory.look()
-    say(f"soak: seed {seed}, {len(NAMES)} devices of {node.object_name}, for {seconds:.0f} s")
-    load = Load(node, random.Random(f"load {seed}"), demand)
-    kinds = tuple(one for one in (SHARED if node.shared else HALVES) if faults is None or one.startswith(faults))
-    storm = Storm(node, random.Random(f"storm {seed}"), began + seconds, kinds)
-    await load.prepare()
+    began, starts = time.monotonic(), Starts()
+    memories = [Memory(node.memory_kib) for node in nodes]
+    for memory in memories:
+        memory.look()
+    names = ", ".join(node.object_name for node in nodes)
+    say(f"soak: seed {seed}, {len(NAMES)} devices of {names}, for {seconds:.0f} s")
+    loads = [Load(node, random.Random(f"load {seed}{node.suffix}"), demand, starts=starts) for node in nodes]
+    known = (SHARED if nodes[0].shared else HALVES) + (OF_SEVERAL if len(nodes) > 1 else ())
+    kinds = tuple(one for one in known if faults is None or one.startswith(faults))
+    storm = Storm(nodes, random.Random(f"storm {seed}"), began + seconds, kinds)
+    await loads[0].prepare()
     async with asyncio.TaskGroup() as group:
-        working = group.create_task(load.run(), name="load")
+        working = [group.create_task(load.run(), name=f"load{load.node.suffix}") for load in loads]
         blowing = group.create_task(storm.run(), name="storm")
-        timing = group.create_task(load.watch_starts(), name="starts")
+        timing = group.create_task(loads[0].watch_starts(), name="starts")
         while (left := began + seconds - time.monotonic()) > 0:
             await asyncio.sleep(min(left, PROGRESS_SECONDS))
-            memory.look()
-            say(_progress(time.monotonic() - began, node, load, storm))
+            for memory in memories:
+                memory.look()
+            say(_progress(time.monotonic() - began, loads, storm))
         await blowing
-        load.finish()
-        node.log("the storm is over: those who wait get their turn")
+        for load in loads:
+            load.finish()
+        nodes[0].log("the storm is over: those who wait get their turn")
         calm = time.monotonic()
-        await comes_true(lambda: _calm(node), READY_SECONDS)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(working), max(1.0, calm + STUCK_SECONDS - time.monotonic()))
-        stuck = load.waits.stuck | {
-            uid: f"{name} still waits after {STUCK_SECONDS:.0f} s without faults" for uid, name in load.waiting.items()
-        }
-        terminating = [] if working.done() else [name for name in load.names if name not in load.waiting.values()]
-        working.cancel()
+        await comes_true(lambda: _calm(nodes), READY_SECONDS)
+        await asyncio.wait(working, timeout=max(1.0, calm + STUCK_SECONDS - time.monotonic()))
+        terminating = []
+        for load, work in zip(loads, working, strict=True):
+            stuck = load.waits.stuck | {
+                uid: f"{name} still waits after {STUCK_SECONDS:.0f} s without faults"
+                for uid, name in load.waiting.items()
+            }
+            verdict.stuck += stuck.values()
+            if not work.done():
+                terminating += [name for name in load.names if name not in load.waiting.values()]
+            work.cancel()
         timing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
-    last, growth = memory.look(), memory.last()
-    verdict.stuck = sorted(stuck.values())
-    verdict.leaks = await _settled(node)
+        await asyncio.gather(*working, return_exceptions=True)
+    verdict.stuck.sort()
+    last = [(memory.look(), memory.last()) for memory in memories]
+    settled = await asyncio.gather(*(_settled(node) for node in nodes))
+    verdict.leaks = [f"{line}{_of(node)}" for node, found in zip(nodes, settled, strict=True) for line in found]
     verdict.leaks += [f"pod {name} does not end" for name in terminating]
-    journal = judge.parse(node.journal())
-    record = node.kubelet_record()
-    ours, kubelets = judge.double_holds(journal, record)
-    verdict.double_holds = list(map(str, ours))
-    verdict.story = [line for conflict in ours for line in judge.explain(conflict, journal, record)]
-    verdict.failures = judge.broken(journal) + memory.grown
-    verdict.pods = len({line.uid for line in journal if line.verb == "has"})
-    verdict.refusals = len(load.refused)
-    if not verdict.pods:
-        verdict.failures.append("no container ever had a device")
-    say(f"faults: {listed(storm.counts)}; pods force-deleted {sum(line.verb == 'forced' for line in journal)}")
-    say(f"pods created: {listed(load.created)}; ends: {listed(load.deaths)}; failed: {listed(load.failed)}")
-    for line in load.starts.lines():
+    theirs, forced = [], 0
+    for load in loads:
+        node, journal = load.node, judge.parse(load.node.journal())
+        record = node.kubelet_record()
+        ours, kubelets = judge.double_holds(journal, record)
+        verdict.double_holds += [f"{one}{_of(node)}" for one in ours]
+        verdict.story += [line for conflict in ours for line in judge.explain(conflict, journal, record)]
+        verdict.failures += judge.broken(journal)
+        had = len({line.uid for line in journal if line.verb == "has"})
+        verdict.pods += had
+        if not had:
+            verdict.failures.append(f"no container ever had a device{_of(node)}")
+        verdict.refusals += len(load.refused)
+        forced += sum(line.verb == "forced" for line in journal)
+        theirs += [f"{one}{_of(node)}" for one in kubelets]
+    verdict.failures += [line for memory in memories for line in memory.grown]
+    say(f"faults: {listed(storm.counts)}; pods force-deleted {forced}")
+    created, deaths, failed = (
+        sum((getattr(load, what) for load in loads), Counter[str]()) for what in ("created", "deaths", "failed")
+    )
+    say(f"pods created: {listed(created)}; ends: {listed(deaths)}; failed: {listed(failed)}")
+    for line in starts.lines():
         say(line)
-    say(f"the longest wait for a free device: {load.waits.longest:.0f} s")
-    say(f"refusals: {listed(Counter(load.refused.values()))}")
-    say(f"memory of the agent, anonymous, KiB: start {memory.start}, end {last}, most {memory.most}; {growth}")
-    for conflict in kubelets:
-        say(f"kubelet's own double booking: {conflict}")
-        node.log(f"kubelet's own double booking: {conflict}")
-    say(f"kubelet's own double bookings: {len(kubelets)}")
+    say(f"the longest wait for a free device: {max(load.waits.longest for load in loads):.0f} s")
+    say(f"refusals: {listed(Counter(kind for load in loads for kind in load.refused.values()))}")
+    for node, memory, (end, growth) in zip(nodes, memories, last, strict=True):
+        say(
+            f"memory of the agent{_of(node)}, anonymous, KiB: start {memory.start}, end {end}, most {memory.most}; "
+            f"{growth}"
+        )
+    for booking in theirs:
+        say(f"kubelet's own double booking: {booking}")
+        nodes[0].log(f"kubelet's own double booking: {booking}")
+    say(f"kubelet's own double bookings: {len(theirs)}")
 
 
-async def _calm(node: RealNode) -> bool:
-    await apply_node(node, {})
-    return await node.ready()
+def _of(node: RealNode) -> str:
+    """`` on node-b``, where there are several."""
+    return f" on {node.object_name}" if node.suffix else ""
+
+
+async def _calm(nodes: Sequence[RealNode]) -> bool:
+    for node in nodes:
+        await apply_node(node, {})
+    return all([await node.ready() for node in nodes])
 
 
 async def _settled(node: RealNode) -> list[str]:
@@ -216,8 +251,8 @@ async def _settled(node: RealNode) -> list[str]:
         status = await node.status() or {"devices": []}
         claims = (await node.api.list(CLAIMS, namespace=NAMESPACE)).items
         objects = [
-            *(f"pod {one['metadata']['name']}" for one in await node.workload_pods()),
-            *(f"claim {one['metadata']['name']}" for one in claims),
+            *(f"pod {one['metadata']['name']}" for one in await node.workload_pods() if node.has_name(one)),
+            *(f"claim {one['metadata']['name']}" for one in claims if node.has_name(one)),
         ]
         found[:] = judge.left_over(
             status["devices"], len(NAMES), node.locked(), node.files(), objects, apis=2 if node.shared else 1
@@ -230,12 +265,14 @@ async def _settled(node: RealNode) -> list[str]:
     return found
 
 
-def _progress(at: float, node: RealNode, load: Load, storm: Storm) -> str:
-    journal = judge.parse(node.journal())
+def _progress(at: float, loads: Sequence[Load], storm: Storm) -> str:
+    lines = [line for load in loads for line in judge.parse(load.node.journal())]
     return (
-        f"soak: {at:4.0f} s  pods {len({line.uid for line in journal if line.verb == 'has'})} ({len(load.names)} now, "
-        f"{len(load.waiting)} waiting, {load.free} free)  refused {len(load.refused)}  locks taken "
-        f"{sum(line.verb == 'taken' for line in journal)}  stuck {len(load.waits.stuck)}  faults {storm.counts.total()}"
+        f"soak: {at:4.0f} s  pods {len({line.uid for line in lines if line.verb == 'has'})} "
+        f"({sum(len(load.names) for load in loads)} now, {sum(len(load.waiting) for load in loads)} waiting, "
+        f"{sum(load.free for load in loads)} free)  refused {sum(len(load.refused) for load in loads)}  locks taken "
+        f"{sum(line.verb == 'taken' for line in lines)}  stuck {sum(len(load.waits.stuck) for load in loads)}  "
+        f"faults {storm.counts.total()}"
     )
 
 
@@ -250,11 +287,11 @@ async def _beside(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _follow(out: TextIO | None) -> None:
+async def _follow(node: RealNode, out: TextIO | None) -> None:
     """Copy what every agent of the run says: kubelet removes a pod's log with the pod."""
     read: dict[Path, int] = {}
     while out is not None:
-        for path in sorted(POD_LOGS.glob(f"{NAMESPACE}_{AGENT}-*/agent/*.log")):
+        for path in sorted(node.on_node(POD_LOGS).glob(f"{NAMESPACE}_{AGENT}-*/agent/*.log")):
             with contextlib.suppress(OSError), path.open(errors="replace") as file:
                 file.seek(read.get(path, 0))
                 out.write(file.read())

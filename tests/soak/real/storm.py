@@ -1,4 +1,6 @@
-"""The storm on a real node: what goes wrong there, one thing after another, drawn by a seeded generator.
+"""The storm on real nodes: what goes wrong there, one thing after another, drawn by a seeded generator.
+
+Where there are several nodes each fault is one node's, drawn as well, if it is not the control plane's.
 
 Every kind comes once before any comes twice, so that three minutes have seen them all. Pods that are force-deleted are
 the load's business (:mod:`tests.soak.real.load`): that happens all the time.
@@ -13,7 +15,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from drabridge.errors import DrabridgeError
@@ -21,7 +23,7 @@ from tests.soak.real.bed import NAMES, READY_SECONDS, RealNode, comes_true
 
 CALM_SECONDS = (3.0, 9.0)
 """Between two faults. An agent needs 3 s to be back; shorter, and nobody would ever get a device."""
-AWAY_SECONDS = (10.0, 20.0)  # the API server; below 40 s, when a node would count as lost (nodeMonitorGracePeriod)
+AWAY_SECONDS = (10.0, 20.0)  # below 40 s, when a node would count as lost (nodeMonitorGracePeriod)
 KUBELET_AWAY_SECONDS = (1.0, 6.0)
 LONGEST_SECONDS = 40.0
 """What one fault may take: the API server away for 20 s, and starting."""
@@ -31,14 +33,19 @@ LONGEST_SECONDS = 40.0
 class Storm:
     """Runs until ``ends_at``; every fault is over by then."""
 
-    node: RealNode
+    nodes: Sequence[RealNode]
     rng: random.Random
     ends_at: float
     """Monotonic. No fault begins that would last longer."""
     kinds: tuple[str, ...]
     """Of :data:`FAULTS`: those that happen."""
     counts: Counter[str] = field(default_factory=Counter)
+    node: RealNode = field(init=False)
+    """Where the present fault happens."""
     _deck: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.node = self.nodes[0]
 
     async def run(self) -> None:
         while self.kinds:
@@ -48,7 +55,10 @@ class Storm:
                 return
             self.counts[name] += 1
             began = time.monotonic()
-            self.node.log(f"fault: {name}")
+            of_one = len(self.nodes) > 1 and name not in CONTROL_PLANE
+            if of_one:
+                self.node = self.rng.choice(self.nodes)
+            self.node.log(f"fault: {name}" + (f" ({self.node.object_name})" if of_one else ""))
             with contextlib.suppress(DrabridgeError, OSError):  # an agent that is away already cannot be killed
                 what = await FAULTS[name][1](self)
                 self.node.log(f"fault: {name}: {what}, {time.monotonic() - began:.1f} s")
@@ -142,6 +152,25 @@ class Storm:
         await self.node.move_lanes(legacy)
         return f"{legacy} to limits, {len(NAMES) - legacy} to claims"
 
+    async def _reboot(self) -> str:
+        """Its pods end, and are admitted anew or not; its devices are held until that is known."""
+        await self.node.reboot(agent_first=False)
+        back = await comes_true(self._node_is_back, READY_SECONDS)
+        self.node.rebooted = time.time()
+        return "powered off and on" + ("" if back else ", and does not come back")
+
+    async def _node_is_back(self) -> bool:
+        return self.node.own("tell").ready(self.node.object_name) and await self.node.ready()
+
+    async def _cut_cable(self) -> str:
+        machine, away = self.node.own("cut a cable").node(self.node.object_name), self.rng.uniform(*AWAY_SECONDS)
+        await asyncio.to_thread(machine.cut)
+        try:
+            await asyncio.sleep(away)
+        finally:
+            await asyncio.to_thread(machine.heal)
+        return f"no network for {away:.1f} s"
+
 
 FAULTS: dict[str, tuple[int, Callable[[Storm], Awaitable[str]]]] = {
     "agent killed": (4, Storm._kill),
@@ -153,7 +182,16 @@ FAULTS: dict[str, tuple[int, Callable[[Storm], Awaitable[str]]]] = {
     "containerd restarted": (2, Storm._restart_containerd),
     "lanes moved": (6, Storm._move_lanes),
     "scheduler restarted": (2, Storm._restart_scheduler),
+    "node rebooted": (1, Storm._reboot),
+    "cable cut": (2, Storm._cut_cable),
 }
-HALVES = tuple(name for name in FAULTS if name != "scheduler restarted")
-SHARED = tuple(name for name in FAULTS if name != "lanes moved")  # all devices are in one lane
-TAKES = {"API server away": LONGEST_SECONDS, "kubelet killed": 15.0}
+CONTROL_PLANE = ("API server away", "scheduler restarted")
+OF_SEVERAL = ("node rebooted", "cable cut")
+HALVES = tuple(name for name in FAULTS if name not in ("scheduler restarted", *OF_SEVERAL))
+SHARED = tuple(name for name in FAULTS if name not in ("lanes moved", *OF_SEVERAL))  # all devices are in one lane
+TAKES = {
+    "API server away": LONGEST_SECONDS,
+    "kubelet killed": 15.0,
+    "node rebooted": LONGEST_SECONDS,
+    "cable cut": 25.0,
+}

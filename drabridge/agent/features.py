@@ -1,0 +1,50 @@
+"""Say which features this cluster has, and which of them the configuration needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import to_builtins
+
+from drabridge.config.schema import Config
+from drabridge.kube import features
+from drabridge.kube.features import FeatureState, feature_rows
+from drabridge.offers.slices import Feature
+from drabridge.status.document import Document
+from podresources import KubeletFeatures, Support
+
+_STATES = {Support.YES: FeatureState.THERE, Support.NO: FeatureState.MISSING, Support.UNKNOWN: FeatureState.UNKNOWN}
+
+
+def of_kubelet(found: KubeletFeatures) -> Mapping[str, FeatureState]:
+    """Return the features that kubelet's PodResources answers have shown."""
+    return {features.CLAIMS_IN_LIST: _STATES[found.dynamic_resources], features.GET_OF_ONE_POD: _STATES[found.get]}
+
+
+def needed_by(config: Config, *, leases: bool) -> frozenset[str]:
+    """Return the features that this configuration makes use of. ``leases``: a device is to be offered to both sides.
+
+    Health in the status of pods is for whoever reads it: no configuration needs it.
+    """
+    serving = [one for one in config.resources if one.lanes.uses_dra] if config.dra.enabled else []
+    uses: Mapping[str, Callable[[], bool]] = {
+        Feature.TAINTS: lambda: bool(serving),
+        Feature.LEASES: lambda: leases,
+        Feature.SHARING: lambda: any(one.sharing.allow_multiple_allocations for one in serving),
+        Feature.PARTITIONS: lambda: any(one.partition is not None for one in serving),
+        features.EXTENDED_NAMES: lambda: any(
+            one.device_class is not None and one.device_class.extended_resource_name for one in serving
+        ),
+        features.DEVICE_STATUS: lambda: bool(serving) and config.dra.claim_status,
+        features.CLAIMS_IN_LIST: lambda: bool(serving),
+    }
+    return frozenset(name for name, is_used in uses.items() if is_used())
+
+
+def feature_documents(
+    config: Config, states: Mapping[str, FeatureState], kubelet: KubeletFeatures, *, leases: bool
+) -> list[Document]:
+    """Return the rows of the status document. ``states``: of the DRA side."""
+    needed = needed_by(config, leases=leases)
+    rows = feature_rows({**states, **of_kubelet(kubelet)})
+    return [{**to_builtins(row), "needed": row.name in needed} for row in rows]

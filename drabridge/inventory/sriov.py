@@ -1,0 +1,41 @@
+"""Tell which virtual function a PCI function is. sysfs knows it, udev does not.
+
+A physical function's folder has a link ``virtfn<number>`` to each of its virtual functions (Linux drivers/pci/iov.c),
+and, on a network card, the interfaces below ``net``. ``udev.py`` adds what is read here as properties ``SRIOV_*`` of
+the virtual function, so match rules and attributes need no words of their own: the network operator's
+``pfNames: ["ens1f0#1-4"]`` is ``property: {SRIOV_PF_NAME: ens1f0, SRIOV_VF: "[1-4]"}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from drabridge.inventory.udev_device import clean
+
+PREFIX = "SRIOV_"
+"""How the names of the properties begin; udev and its rules have none of that name."""
+
+
+def properties_of(syspath: str, physfn: str) -> dict[str, str]:
+    """``SRIOV_VF``: the number of the virtual function; ``SRIOV_PF_NAME``: the physical one's network interface.
+
+    What cannot be read is left out.
+    """
+    found = {}
+    name = os.path.basename(syspath)
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(physfn):
+            number = entry.removeprefix("virtfn")
+            if number != entry and number.isdecimal() and _target(os.path.join(physfn, entry)) == name:
+                found[f"{PREFIX}VF"] = number
+    with contextlib.suppress(OSError):
+        if interfaces := sorted(os.listdir(os.path.join(physfn, "net"))):
+            found[f"{PREFIX}PF_NAME"] = clean(interfaces[0])
+    return found
+
+
+def _target(link: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(link))
+    return ""

@@ -1,0 +1,46 @@
+"""Tell whether vfio can open an IOMMU group: whether all of it is free of the host's own drivers."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from drabridge.inventory.udev_device import clean
+
+GROUPS = "/sys/kernel/iommu_groups"
+_GROUP_NODE = re.compile(r"/dev/vfio/(\d+)", re.ASCII)
+_HARMLESS = frozenset({"pci-stub", "pcieport"})
+"""Drivers that leave DMA to vfio (``driver_managed_dma`` in Linux drivers/pci); vfio's own have it in their names."""
+
+
+def why_not_viable(path: str, groups: str = GROUPS) -> str:
+    """One sentence that names the functions in the way; empty for other nodes, and for a group that can be opened.
+
+    The kernel refuses a group, with EPERM at the first use, as long as another driver does DMA with a device of it
+    (Linux drivers/iommu/iommu.c, iommu_device_use_default_domain): a card's audio function, a neighbour on an old bus.
+    """
+    found = _GROUP_NODE.fullmatch(path)
+    if found is None:
+        return ""
+    folder = os.path.join(groups, found[1], "devices")
+    try:
+        devices = sorted(os.listdir(folder))
+    except OSError:
+        return ""
+    drivers = {name: _driver(os.path.join(folder, name)) for name in devices}
+    in_the_way = [f"{clean(name)} has the driver {driver}" for name, driver in drivers.items() if _does_dma(driver)]
+    if not in_the_way:
+        return ""
+    what_to_do = "give every function of the group to vfio-pci"
+    return f"vfio cannot open IOMMU group {found[1]}: {', '.join(in_the_way)}; {what_to_do}"
+
+
+def _driver(device: str) -> str:
+    try:
+        return clean(os.path.basename(os.readlink(os.path.join(device, "driver"))))
+    except OSError:
+        return ""
+
+
+def _does_dma(driver: str) -> bool:
+    return driver != "" and driver not in _HARMLESS and "vfio" not in driver

@@ -1,0 +1,80 @@
+"""Ask an API server which features it has: by discovery, and by dry runs that show what it would keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from drabridge.kube.api import (
+    Cluster,
+    InvalidError,
+    Kind,
+    UnreachableError,
+    UnservedError,
+    device_classes,
+    resource_slices,
+)
+from drabridge.kube.json_reader import Json
+from drabridge.kube.versions import RESOURCE_GROUP, slice_from_v1, slice_to_v1
+from drabridge.offers.slice_writes import dropped
+from drabridge.offers.slices import ALL_FEATURES, Feature, feature_probe
+from drabridge.system.untrusted import reading
+
+POLICY_KIND = Kind("admissionregistration.k8s.io", "v1", "mutatingadmissionpolicies", namespaced=False)
+_NAME = "drabridge-probe-"
+
+
+class SliceAnswer(Struct, frozen=True):
+    """The fields of slices that a server keeps, and those of which it refuses a dry run: why is in ``reason``."""
+
+    kept: frozenset[Feature]
+    refused: frozenset[Feature] = frozenset()
+    reason: str = ""
+
+
+async def serves_policies(cluster: Cluster) -> bool:
+    """Ask whether MutatingAdmissionPolicy is served, in version v1. Raises ClusterError."""
+    try:
+        group = await cluster.read(f"/apis/{POLICY_KIND.group}/{POLICY_KIND.version}")
+    except UnservedError:
+        return False
+    return any(isinstance(one, dict) and one.get("name") == POLICY_KIND.plural for one in group.get("resources") or ())
+
+
+async def keeps_extended_names(cluster: Cluster, version: str) -> bool:
+    """Ask whether a DeviceClass keeps its extendedResourceName. Raises ClusterError; DeniedError without the right."""
+    body = {
+        "apiVersion": f"{RESOURCE_GROUP}/{version}",
+        "kind": "DeviceClass",
+        "metadata": {"generateName": _NAME},
+        "spec": {"extendedResourceName": "drabridge.invalid/probe"},
+    }
+    answer = await cluster.create(device_classes(version), body, dry_run=True)
+    with reading("the answer to a DeviceClass", UnreachableError):
+        return bool(answer["spec"].get("extendedResourceName"))
+
+
+async def slice_features(cluster: Cluster, version: str, driver: str, node: str, pool: str) -> SliceAnswer:
+    """Ask which fields of a slice the server keeps. Raises ClusterError; DeniedError without the right.
+
+    One dry run has all of them. If it is refused, because of one field or by an admission webhook, each is tried alone.
+    """
+
+    async def kept(features: Iterable[Feature]) -> frozenset[Feature]:
+        probe: Json = {"metadata": {"generateName": _NAME}, "spec": feature_probe(driver, node, pool, features)}
+        answer = await cluster.create(resource_slices(version), slice_from_v1(probe, version), dry_run=True)
+        with reading("the answer to a slice", UnreachableError):
+            return frozenset(features) - dropped(probe, slice_to_v1(answer, version))
+
+    try:
+        return SliceAnswer(await kept(ALL_FEATURES))
+    except InvalidError:
+        found, refused, reason = frozenset[Feature](), frozenset[Feature](), ""
+        for feature in sorted(ALL_FEATURES):
+            try:
+                found |= await kept([feature])
+            except InvalidError as error:
+                refused |= {feature}
+                reason = error.message
+        return SliceAnswer(found, refused, reason)

@@ -1,0 +1,170 @@
+"""List the features that some clusters lack: how each is found out, what is different without it, what gives it.
+
+No version number is compared: the server or kubelet is asked, or its answers are looked at. A new feature is a row
+here, and its question where it is asked.
+
+Metadata files in containers (KEP-5304) have no row: no server takes part in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import Struct
+
+from drabridge.offers.slices import Feature
+
+
+class FeatureState(StrEnum):
+    """What is known of one feature."""
+
+    THERE = "there"
+    MISSING = "missing"
+    UNKNOWN = "unknown"  # not asked yet, or nobody here may ask
+
+    @classmethod
+    def of(cls, found: bool | None) -> FeatureState:
+        """Return the state for yes, no and not known."""
+        return cls.UNKNOWN if found is None else cls.THERE if found else cls.MISSING
+
+
+class AskedBy(StrEnum):
+    """How a feature is found out, in words."""
+
+    DISCOVERY = "discovery of admissionregistration.k8s.io/v1"
+    DEVICE_CLASS = "a dry run of a DeviceClass"
+    SLICE = "a dry run of a ResourceSlice"
+    CLAIM_STATUS = "what the API server keeps of the first claim's status that the agent writes"
+    HEALTH_STREAM = "whether kubelet opens the stream of devices' health"
+    POD_RESOURCES = "kubelet's PodResources answers"
+
+
+class ClusterFeature(Struct, frozen=True):
+    """One row. ``name`` is its feature gate's or its kind's; ``lacks``, ``given_by`` and ``without`` are phrases."""
+
+    name: str
+    asked_by: AskedBy
+    lacks: str
+    given_by: str
+    without: str
+
+    @property
+    def sentence(self) -> str:
+        """Say in one sentence what is missing, what that means, and what gives it."""
+        return f"{self.lacks} ({self.given_by}): {self.without}"
+
+
+class FeatureRow(Struct, frozen=True, rename="camel"):
+    """One feature of one cluster, as documents have it. ``sentence`` is empty unless the feature is missing."""
+
+    name: str
+    state: FeatureState
+    asked_by: AskedBy
+    sentence: str
+
+
+POLICIES = "MutatingAdmissionPolicy"
+EXTENDED_NAMES = "DRAExtendedResource"
+DEVICE_STATUS = "DRAResourceClaimDeviceStatus"
+HEALTH_IN_PODS = "ResourceHealthStatus"
+CLAIMS_IN_LIST = "KubeletPodResourcesDynamicResources"
+GET_OF_ONE_POD = "KubeletPodResourcesGet"
+
+_ON_IN_1_36 = "gate {}, on by default from Kubernetes 1.36"
+_ON_IN_1_34 = "kubelet's gate {}, on by default from Kubernetes 1.34"
+
+FEATURES: Mapping[str, ClusterFeature] = {
+    row.name: row
+    for row in (
+        ClusterFeature(
+            POLICIES,
+            AskedBy.DISCOVERY,
+            "the API server has no MutatingAdmissionPolicy of version v1",
+            "Kubernetes 1.36 and later; v1beta1 of earlier ones is not used",
+            "namespaces cannot be switched to claims, so their manifests must be rewritten",
+        ),
+        ClusterFeature(
+            EXTENDED_NAMES,
+            AskedBy.DEVICE_CLASS,
+            "the API server keeps no extendedResourceName of a DeviceClass",
+            _ON_IN_1_36.format(EXTENDED_NAMES),
+            "pods with limits get devices from kubelet alone, and only pods that name claims get them from DRA",
+        ),
+        ClusterFeature(
+            Feature.LEASES,
+            AskedBy.SLICE,
+            "the API server keeps no binding conditions",
+            f"gates {Feature.LEASES} and {DEVICE_STATUS}, on by default from Kubernetes 1.36, in the scheduler as well",
+            "no device can be leased, so those of lanes.shared are for pods with limits only",
+        ),
+        ClusterFeature(
+            Feature.TAINTS,
+            AskedBy.SLICE,
+            "the API server keeps no device taints",
+            _ON_IN_1_36.format(Feature.TAINTS),
+            "a faulty device leaves the ResourceSlices, and the pods whose claims have it are not evicted",
+        ),
+        ClusterFeature(
+            Feature.SHARING,
+            AskedBy.SLICE,
+            "the API server keeps no allowMultipleAllocations of devices",
+            _ON_IN_1_36.format(Feature.SHARING),
+            "a device that claims are to share goes to one claim at a time",
+        ),
+        ClusterFeature(
+            Feature.PARTITIONS,
+            AskedBy.SLICE,
+            "the API server keeps no shared counters of devices",
+            _ON_IN_1_36.format(Feature.PARTITIONS),
+            "the parts of a device are not offered to claims while the whole device is",
+        ),
+        ClusterFeature(
+            DEVICE_STATUS,
+            AskedBy.CLAIM_STATUS,
+            "the API server keeps no status.devices of a claim",
+            f"gate {DEVICE_STATUS}, on by default from Kubernetes 1.33",
+            "a claim does not show the state of its devices, and drabridge status does",
+        ),
+        ClusterFeature(
+            HEALTH_IN_PODS,
+            AskedBy.HEALTH_STREAM,
+            "kubelet does not ask for the health of devices",
+            f"gate {HEALTH_IN_PODS} of kubelet and API server, on by default from Kubernetes 1.36",
+            "the status of a pod does not say that a device of its claims is faulty, and drabridge status does",
+        ),
+        ClusterFeature(
+            CLAIMS_IN_LIST,
+            AskedBy.POD_RESOURCES,
+            "kubelet's PodResources List shows no claims",
+            _ON_IN_1_34.format(CLAIMS_IN_LIST),
+            "which pods have devices by claims is known from the agent's own records and the API server alone",
+        ),
+        ClusterFeature(
+            GET_OF_ONE_POD,
+            AskedBy.POD_RESOURCES,
+            "kubelet's PodResources has no Get",
+            _ON_IN_1_34.format(GET_OF_ONE_POD),
+            "podresources get reads the whole List, which may have pods that have ended",
+        ),
+    )
+}
+
+
+def feature_rows(states: Mapping[str, FeatureState]) -> list[FeatureRow]:
+    """Return a row for every feature, in the table's order. What ``states`` does not have is unknown."""
+    return [
+        FeatureRow(
+            row.name,
+            state := states.get(row.name, FeatureState.UNKNOWN),
+            row.asked_by,
+            row.sentence if state is FeatureState.MISSING else "",
+        )
+        for row in FEATURES.values()
+    ]
+
+
+def reference() -> str:
+    """Return the table of all features for ``docs/reference/features.md``, as Markdown."""
+    head = ["| feature | found out by | what is told where it is missing |", "|---|---|---|"]
+    return "\n".join([*head, *(f"| `{row.name}` | {row.asked_by} | {row.sentence} |" for row in FEATURES.values())])

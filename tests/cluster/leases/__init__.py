@@ -1,0 +1,1 @@
+"""Devices that both APIs may have, whichever asks first."""

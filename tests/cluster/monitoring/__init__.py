@@ -1,0 +1,1 @@
+"""What people and programs see of it: podresources, the page, labels of the Node."""

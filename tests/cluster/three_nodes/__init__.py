@@ -1,0 +1,1 @@
+"""Three nodes, each with devices of its own."""

@@ -1,0 +1,100 @@
+"""Configurations for the shelf, and what the tests in the guest ask of a node again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from drabridge.sim.kubelet.kubelet import SimKubelet
+from tests.support.agent_process import AgentProcess, cdi_devices
+from tests.support.waiting import until
+
+DRIVER = "lab.example.com"
+HEAD = f"""\
+apiVersion: drabridge/v1alpha1
+kind: AgentConfig
+driver: {DRIVER}
+safety: {{minHoldSeconds: 0.4, unconfirmedSeconds: 2, absentSeconds: 0.4, settleSeconds: 1}}
+resources:
+"""
+SERIAL = "example.com/serial"
+SERIAL_PORTS = f"""\
+- name: {SERIAL}
+  match: [{{subsystem: tty, sysname: "ttyUSB*"}}]
+  id: ["{{property:ID_SERIAL_SHORT}}", "{{property:ID_PATH}}"]
+  nodes: [{{from: devnode, as: /dev/radio}}]
+  env: {{RADIO: "{{property:ID_SERIAL_SHORT}}"}}
+"""
+NVME = "example.com/nvme"
+DISKS = f"""\
+- name: {NVME}
+  match: [{{subsystem: block, devtype: disk, sysname: "nvme*"}}]
+  id: ["{{parent.attr:serial}}"]
+  nodes: [{{from: devnode, as: /dev/disk0}}]
+"""
+CARD = "example.com/card"
+CARDS = f"""\
+- name: {CARD}
+  match: [{{subsystem: pci, attr: {{vendor: "0x1234", device: "0x11e8"}}, driver: vfio-pci}}]
+  id: ["{{pci}}"]
+  nodes: [{{path: "/dev/vfio/{{iommu_group}}"}}, {{path: /dev/vfio/vfio}}]
+"""
+
+
+def ids(kubelet: SimKubelet, resource: str) -> tuple[set[str], set[str]]:
+    """The healthy and the other devices that kubelet has in its list."""
+    view = kubelet.resources.get(resource)
+    return (set(view.healthy), set(view.devices - view.healthy)) if view else (set(), set())
+
+
+async def listed(agent: AgentProcess, kubelet: SimKubelet, resource: str, healthy: set[str], other: set[str]) -> None:
+    """Wait until kubelet's list is exactly this."""
+    await until(
+        lambda: ids(kubelet, resource) == (healthy, other),
+        20,
+        lambda: f"{ids(kubelet, resource)}, not {(healthy, other)}\n{agent.text()[-3000:]}",
+    )
+
+
+async def holder(agent: AgentProcess, name: str) -> tuple[str, str]:
+    """(presence, owner) of a device in the agent's status."""
+    row = await agent.device(name)
+    return str(row.get("presence")), str(row.get("owner"))
+
+
+def given_nodes(agent: AgentProcess) -> list[dict[str, Any]]:
+    """The device nodes of all CDI files."""
+    return [node for one in cdi_devices(agent.cdi) for node in one["containerEdits"].get("deviceNodes", ())]
+
+
+def number(node: str) -> tuple[int, int]:
+    """Major and minor of a node under /dev."""
+    status = os.stat(node)
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+async def run(*words: str) -> None:
+    """Run a program of the guest to its good end, while the loop goes on."""
+    await asyncio.to_thread(subprocess.run, words, check=True)
+
+
+def bind(address: str, driver: str) -> None:
+    """Give a PCI function to a driver, as ``driverctl`` does."""
+    function = Path("/sys/bus/pci/devices") / address
+    (function / "driver_override").write_text(f"{driver}\n")
+    if (function / "driver").exists():
+        (function / "driver/unbind").write_text(address)
+    Path("/sys/bus/pci/drivers_probe").write_text(address)
+    assert (function / "driver").resolve().name == driver
+
+
+def release(address: str) -> None:
+    """Take a PCI function from the driver that :func:`bind` gave it to."""
+    function = Path("/sys/bus/pci/devices") / address
+    if (function / "driver").exists():
+        (function / "driver/unbind").write_text(address)
+    (function / "driver_override").write_text("\n")
+    Path("/sys/bus/pci/drivers_probe").write_text(address)
