@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from drabridge.sim.apiserver import validation, validation_claims
@@ -45,8 +44,6 @@ def validate(
         errors += _VALIDATORS[resource.plural](new, old, release)
         if old is None and resource.plural in ("resourceclaims", "resourceclaimtemplates"):
             errors += validation_claims.admin_access(resource.plural, new, namespace_labels)
-    if not release.declarative_validation:
-        errors = [replace(one, path=f"{one.path}.{one.key}") if one.key else one for one in errors]
     if errors:
         raise unprocessable(resource.group, resource.kind, name, errors)
 

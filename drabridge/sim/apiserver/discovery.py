@@ -96,7 +96,7 @@ def _entry(one: Resource, release: Release) -> JSON:
     entry["verbs"] = _VERBS
     if one.group != DRA_GROUP:
         return entry
-    stored = f"{one.group}/{release.storage_version}/{one.kind}"
+    stored = f"{one.group}/{release.storage_versions.get(one.plural, 'v1')}/{one.kind}"
     # StorageVersionHash of k8s.io/apiserver/pkg/endpoints/discovery
     short = base64.b64encode(hashlib.sha256(stored.encode()).digest()[:8])
     return entry | {"storageVersionHash": short.decode()}

@@ -20,6 +20,10 @@ SUBDOMAIN_TEXT = (
     "and end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
     f"'{_LABEL}(\\.{_LABEL})*')"
 )
+CASELESS_SUBDOMAIN_TEXT = (
+    "an RFC 1123 subdomain must consist of alphanumeric characters, '-' or '.', and must start and end with an "
+    f"alphanumeric character (e.g. 'Example.com', regex used for validation is '{_LABEL}(\\.{_LABEL})*')"
+)
 IDENTIFIER_TEXT = (
     "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric "
     "characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is "
@@ -54,6 +58,11 @@ def label_problems(text: str) -> Sequence[str]:
 def subdomain_problems(text: str, limit: int = 253) -> Sequence[str]:
     """RFC 1123 subdomain."""
     return _problems(text, _SUBDOMAIN, limit, SUBDOMAIN_TEXT)
+
+
+def caseless_subdomain_problems(text: str) -> Sequence[str]:
+    """RFC 1123 subdomain in either case (``LongNameCaseless`` of apimachinery)."""
+    return _problems(text.lower(), _SUBDOMAIN, 253, CASELESS_SUBDOMAIN_TEXT)
 
 
 def identifier_problems(text: str, limit: int = 32) -> Sequence[str]:

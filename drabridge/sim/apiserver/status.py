@@ -24,8 +24,6 @@ class FieldError:
     path: str
     reason: str
     message: str
-    key: str = ""
-    """Of a duplicate in a list: the field that tells its items apart. Older releases have it in the path."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"
@@ -47,8 +45,8 @@ def required(path: str, detail: str = "") -> FieldError:
     return FieldError(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
 
 
-def duplicate(path: str, value: object, key: str = "") -> FieldError:
-    return FieldError(path, "FieldValueDuplicate", f"Duplicate value: {_shown(value)}", key)
+def duplicate(path: str, value: object) -> FieldError:
+    return FieldError(path, "FieldValueDuplicate", f"Duplicate value: {_shown(value)}")
 
 
 def too_many(path: str, actual: int, limit: int) -> FieldError:

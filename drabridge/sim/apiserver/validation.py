@@ -26,7 +26,7 @@ from drabridge.sim.apiserver.status import (
     too_many,
     unsupported,
 )
-from drabridge.sim.releases import Release
+from drabridge.sim.releases import Release, Words
 
 # staging/src/k8s.io/api/resource/v1/types.go
 MAX_DEVICES = 128
@@ -42,8 +42,8 @@ MAX_DRIVER_BYTES = 63
 
 _VALUE_FIELDS = ("int", "bool", "string", "version", "ints", "bools", "strings", "versions")
 _NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection")
-_EFFECTS = ("NoExecute", "NoSchedule", "None")
 
+_ONE_VALUE = "exactly one value must be specified"
 _PER_DEVICE_TEXT = (
     "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true "
     "in the ResourceSlice spec"
@@ -62,7 +62,7 @@ def named(path: str, text: str, problems: NameFormat) -> Errors:
 
 def driver_name(path: str, text: str, release: Release) -> Errors:
     yield from named(path, text, lambda name: subdomain_problems(name, MAX_DRIVER_BYTES))
-    if not text and not release.declarative_validation:
+    if not text and release.words is Words.OLD:
         yield from (invalid(path, text, problem) for problem in subdomain_problems(text))
 
 
@@ -80,6 +80,13 @@ def qualified_name(path: str, text: str) -> Errors:
         yield required(path, "the name must not be empty")
     else:
         yield from named(path, name, identifier_problems)
+
+
+def twice(path: str, item: JSON, key: str, release: Release, *, declared: bool = True) -> FieldError:
+    """An item of a list whose ``key`` another one has; ``declared``: in 1.37 by declarative validation."""
+    if release.words is Words.OLD:
+        return duplicate(f"{path}.{key}", item[key])
+    return duplicate(path, item if declared and release.words is Words.DECLARATIVE else item[key])
 
 
 def resource_slice(new: JSON, old: JSON | None, release: Release) -> Errors:
@@ -103,9 +110,9 @@ def resource_slice(new: JSON, old: JSON | None, release: Release) -> Errors:
         if release.counters_beside_devices:
             yield from _known_counter_sets(path, device, counter_sets)
         if device.get("name") in seen:
-            yield duplicate(path, device["name"], "name")
+            yield twice(path, device, "name", release, declared=False)
         seen.add(device.get("name", ""))
-    yield from _counter_sets(counter_sets)
+    yield from _counter_sets(counter_sets, release)
 
 
 def _known_counter_sets(path: str, device: JSON, counter_sets: Sequence[JSON]) -> Errors:
@@ -177,14 +184,14 @@ def _device(path: str, device: JSON, release: Release, *, per_device: bool) -> E
         limit = MAX_ATTRIBUTES_AND_CAPACITIES
         yield invalid(path, total, f"the total number of attributes and capacities must not exceed {limit}")
     for name, value in attributes.items():
-        yield from qualified_name(f"{path}.attributes[{name}]", name)
+        yield from _key(f"{path}.attributes", name, release)
         yield from _attribute(f"{path}.attributes[{name}]", value, release)
     many = bool(device.get("allowMultipleAllocations"))
     for name, value in capacity.items():
-        yield from qualified_name(f"{path}.capacity[{name}]", name)
+        yield from _key(f"{path}.capacity", name, release)
         yield from _capacity(f"{path}.capacity[{name}]", value, many=many)
-    yield from _taints(f"{path}.taints", device.get("taints", []), release.max_taints)
-    yield from _consumes(f"{path}.consumesCounters", device.get("consumesCounters", []))
+    yield from _taints(f"{path}.taints", device.get("taints", []), release)
+    yield from _consumes(f"{path}.consumesCounters", device.get("consumesCounters", []), release)
     yield from _binding(path, device)
     chosen = [name for name in ("nodeName", "nodeSelector", "allNodes") if name in device]
     if per_device and not chosen:
@@ -195,13 +202,18 @@ def _device(path: str, device: JSON, release: Release, *, per_device: bool) -> E
         yield forbidden_field(f"{path}.{chosen[0]}", "can only be set when `perDeviceNodeSelection` is true")
 
 
+def _key(path: str, name: str, release: Release) -> Errors:
+    """Complaints about the name of an attribute or a capacity."""
+    yield from qualified_name(f"{path}[{name}]" if release.errors_name_keys else path, name)
+
+
 def _attribute(path: str, value: JSON, release: Release) -> Errors:
     given = [name for name in _VALUE_FIELDS if name in value]
     if not given:
-        words = "exactly one value must be specified"
-        yield invalid(path, "", words) if release.declarative_validation else required(path, words)
+        yield required(path, _ONE_VALUE) if release.words is Words.OLD else invalid(path, "", _one_value(release))
     elif len(given) > 1:
-        yield invalid(path, value, "exactly one value must be specified")
+        shown = "{" + ", ".join(given) + "}" if release.words is Words.DECLARATIVE else value
+        yield invalid(path, shown, _one_value(release, "exactly "))
     if "string" in value:
         yield from _attribute_string(f"{path}.string", value["string"])
     if "version" in value:
@@ -210,6 +222,11 @@ def _attribute(path: str, value: JSON, release: Release) -> Errors:
         yield from _attribute_string(f"{path}.strings[{index}]", text)
     for index, text in enumerate(value.get("versions", [])):
         yield from _attribute_version(f"{path}.versions[{index}]", text)
+
+
+def _one_value(release: Release, how: str = "") -> str:
+    fields = ", ".join(f"`{name}`" for name in _VALUE_FIELDS)
+    return f"must specify {how}one of: {fields}" if release.words is Words.DECLARATIVE else _ONE_VALUE
 
 
 def _attribute_string(path: str, text: str) -> Errors:
@@ -279,27 +296,27 @@ def _range(path: str, span: JSON, default: Quantity | None, maximum: Quantity) -
 
 
 def device_taint_rule(new: JSON, old: JSON | None, release: Release) -> Errors:
-    yield from _taint("spec.taint", new["spec"].get("taint", {}))
+    yield from _taint("spec.taint", new["spec"].get("taint", {}), release)
 
 
-def _taints(path: str, taints: Sequence[JSON], limit: int) -> Errors:
-    if len(taints) > limit:
-        yield too_many(path, len(taints), limit)
+def _taints(path: str, taints: Sequence[JSON], release: Release) -> Errors:
+    if len(taints) > release.max_taints:
+        yield too_many(path, len(taints), release.max_taints)
     for index, taint in enumerate(taints):
-        yield from _taint(f"{path}[{index}]", taint)
+        yield from _taint(f"{path}[{index}]", taint, release)
 
 
-def _taint(path: str, taint: JSON) -> Errors:
+def _taint(path: str, taint: JSON, release: Release) -> Errors:
     yield from named(f"{path}.key", taint.get("key", ""), label_key_problems)
     if taint.get("value"):
         yield from named(f"{path}.value", taint["value"], label_key_problems)
     if not taint.get("effect"):
         yield required(f"{path}.effect")
-    elif taint["effect"] not in _EFFECTS:
-        yield unsupported(f"{path}.effect", taint["effect"], _EFFECTS)
+    elif taint["effect"] not in release.taint_effects:
+        yield unsupported(f"{path}.effect", taint["effect"], release.taint_effects)
 
 
-def _consumes(path: str, consumed: Sequence[JSON]) -> Errors:
+def _consumes(path: str, consumed: Sequence[JSON], release: Release) -> Errors:
     if len(consumed) > MAX_CONSUMED_SETS:
         yield too_many(path, len(consumed), MAX_CONSUMED_SETS)
     names: set[str] = set()
@@ -307,12 +324,12 @@ def _consumes(path: str, consumed: Sequence[JSON]) -> Errors:
         where = f"{path}[{index}]"
         yield from named(f"{where}.counterSet", one.get("counterSet", ""), label_problems)
         if one.get("counterSet") in names:
-            yield duplicate(where, one["counterSet"], "counterSet")
+            yield twice(where, one, "counterSet", release)
         names.add(one.get("counterSet", ""))
         yield from _counters(where, one.get("counters", {}))
 
 
-def _counter_sets(sets: Sequence[JSON]) -> Errors:
+def _counter_sets(sets: Sequence[JSON], release: Release) -> Errors:
     if len(sets) > MAX_COUNTER_SETS:
         yield too_many("spec.sharedCounters", len(sets), MAX_COUNTER_SETS)
     names: set[str] = set()
@@ -320,7 +337,7 @@ def _counter_sets(sets: Sequence[JSON]) -> Errors:
         where = f"spec.sharedCounters[{index}]"
         yield from named(f"{where}.name", one.get("name", ""), label_problems)
         if one.get("name") in names:
-            yield duplicate(where, one["name"], "name")
+            yield twice(where, one, "name", release)
         names.add(one.get("name", ""))
         yield from _counters(where, one.get("counters", {}))
 
@@ -339,7 +356,7 @@ def _binding(path: str, device: JSON) -> Errors:
     if bool(wanted) != bool(failed):
         missing = "bindingFailureConditions" if wanted else "bindingConditions"
         other = "bindingConditions" if wanted else "bindingFailureConditions"
-        yield required(f"{path}.{missing}", f"{missing} are required to use {other}")
+        yield invalid(f"{path}.{missing}", None, f"{missing} are required to use {other}")
     for name, conditions in (("bindingConditions", wanted), ("bindingFailureConditions", failed)):
         if len(conditions) > MAX_BINDING_CONDITIONS:
             yield too_many(f"{path}.{name}", len(conditions), MAX_BINDING_CONDITIONS)

@@ -6,7 +6,12 @@ import json
 import re
 from collections.abc import Sequence
 
-from drabridge.sim.apiserver.names import label_key_problems, label_problems, subdomain_problems
+from drabridge.sim.apiserver.names import (
+    caseless_subdomain_problems,
+    label_key_problems,
+    label_problems,
+    subdomain_problems,
+)
 from drabridge.sim.apiserver.status import (
     JSON,
     FieldError,
@@ -18,8 +23,8 @@ from drabridge.sim.apiserver.status import (
     too_many,
     unsupported,
 )
-from drabridge.sim.apiserver.validation import Errors, driver_name, named, qualified_name
-from drabridge.sim.releases import Release
+from drabridge.sim.apiserver.validation import Errors, driver_name, named, qualified_name, twice
+from drabridge.sim.releases import Release, Words
 
 # staging/src/k8s.io/api/resource/v1/types.go
 MAX_REQUESTS = 32
@@ -45,6 +50,7 @@ _REASON_TEXT = (
     "characters or '_,:', and must end with an alphanumeric character or '_' (e.g. 'my_name',  or 'MY_NAME',  or "
     f"'MyName',  or 'ReasonA,ReasonB',  or 'ReasonA:ReasonB', regex used for validation is '{_REASON}')"
 )
+_NO_DOMAIN = ("a fully qualified name must be a domain and a name separated by a slash", "must include a domain")
 _MODES = ("All", "ExactCount")
 _CONDITION_STATUS = ("False", "True", "Unknown")
 ADMIN_ACCESS_LABEL = "resource.kubernetes.io/admin-access"
@@ -53,7 +59,8 @@ ADMIN_ACCESS_LABEL = "resource.kubernetes.io/admin-access"
 def resource_claim(new: JSON, old: JSON | None, release: Release) -> Errors:
     yield from claim_spec("spec", new.get("spec", {}), release)
     if old is not None and new.get("spec") != old.get("spec"):
-        yield invalid("spec", new.get("spec"), "field is immutable")
+        shown = None if release.words is Words.DECLARATIVE else new.get("spec")
+        yield invalid("spec", shown, "field is immutable")
 
 
 def resource_claim_template(new: JSON, old: JSON | None, release: Release) -> Errors:
@@ -84,10 +91,10 @@ def claim_spec(path: str, spec: JSON, release: Release) -> Errors:
     known: set[str] = set()
     for index, request in enumerate(requests):
         one = f"{where}.requests[{index}]"
-        yield from _request(one, request)
+        yield from _request(one, request, release)
         name = request.get("name", "")
         if name in known:
-            yield duplicate(one, name, "name")
+            yield twice(one, request, "name", release)
         known |= {name} | {f"{name}/{sub.get('name', '')}" for sub in request.get("firstAvailable", [])}
     constraints = devices.get("constraints", [])
     if len(constraints) > MAX_CONSTRAINTS:
@@ -99,13 +106,13 @@ def claim_spec(path: str, spec: JSON, release: Release) -> Errors:
         if not attribute:
             yield required(f"{one}.matchAttribute")
         elif "/" not in attribute:
-            yield invalid(f"{one}.matchAttribute", attribute, "must include a domain")
+            yield invalid(f"{one}.matchAttribute", attribute, _NO_DOMAIN[release.words is Words.OLD])
         else:
             yield from qualified_name(f"{one}.matchAttribute", attribute)
     yield from _configs(f"{where}.config", devices.get("config", []), known, release)
 
 
-def _request(path: str, request: JSON) -> Errors:
+def _request(path: str, request: JSON, release: Release) -> Errors:
     yield from named(f"{path}.name", request.get("name", ""), label_problems)
     exactly, subs = request.get("exactly"), request.get("firstAvailable", [])
     if exactly is None and not subs:
@@ -117,7 +124,7 @@ def _request(path: str, request: JSON) -> Errors:
             "exactly one of `exactly` or `firstAvailable` is required, but multiple fields are set",
         )
     if exactly is not None:
-        yield from _wanted(f"{path}.exactly", exactly)
+        yield from _wanted(f"{path}.exactly", exactly, release)
     if len(subs) > MAX_SUB_REQUESTS:
         yield too_many(f"{path}.firstAvailable", len(subs), MAX_SUB_REQUESTS)
     names: set[str] = set()
@@ -125,12 +132,12 @@ def _request(path: str, request: JSON) -> Errors:
         one = f"{path}.firstAvailable[{index}]"
         yield from named(f"{one}.name", sub.get("name", ""), label_problems)
         if sub.get("name") in names:
-            yield duplicate(one, sub["name"], "name")
+            yield twice(one, sub, "name", release)
         names.add(sub.get("name", ""))
-        yield from _wanted(one, sub)
+        yield from _wanted(one, sub, release)
 
 
-def _wanted(path: str, request: JSON) -> Errors:
+def _wanted(path: str, request: JSON, release: Release) -> Errors:
     if not request.get("deviceClassName"):
         yield required(f"{path}.deviceClassName")
     else:
@@ -143,7 +150,7 @@ def _wanted(path: str, request: JSON) -> Errors:
     elif mode == "ExactCount" and (count is None or count <= 0):
         yield invalid(f"{path}.count", count or 0, "must be greater than zero")
     yield from _selectors(f"{path}.selectors", request.get("selectors", []))
-    yield from _tolerations(f"{path}.tolerations", request.get("tolerations", []))
+    yield from _tolerations(f"{path}.tolerations", request.get("tolerations", []), release)
     for name in request.get("capacity", {}).get("requests", {}):
         yield from qualified_name(f"{path}.capacity.requests[{name}]", name)
 
@@ -161,7 +168,7 @@ def _selectors(path: str, selectors: Sequence[JSON]) -> Errors:
             yield too_long(f"{where}.expression", MAX_CEL_BYTES)
 
 
-def _tolerations(path: str, tolerations: Sequence[JSON]) -> Errors:
+def _tolerations(path: str, tolerations: Sequence[JSON], release: Release) -> Errors:
     if len(tolerations) > MAX_TOLERATIONS:
         yield too_many(path, len(tolerations), MAX_TOLERATIONS)
     for index, one in enumerate(tolerations):
@@ -172,8 +179,8 @@ def _tolerations(path: str, tolerations: Sequence[JSON]) -> Errors:
             yield invalid(f"{where}.value", one["value"], "must be empty for operator `Exists`")
         if one.get("operator") == "Equal" and not one.get("key"):
             yield required(f"{where}.key", "must not be empty for operator `Equal`")
-        if one.get("effect") and one["effect"] not in ("NoExecute", "NoSchedule"):
-            yield unsupported(f"{where}.effect", one["effect"], ("NoExecute", "NoSchedule"))
+        if one.get("effect") and one["effect"] not in release.taint_effects:
+            yield unsupported(f"{where}.effect", one["effect"], release.taint_effects)
 
 
 def _references(path: str, names: Sequence[str], known: set[str]) -> Errors:
@@ -197,8 +204,15 @@ def _configs(path: str, configs: Sequence[JSON], known: set[str] | None, release
         if opaque is None:
             yield required(f"{where}.opaque", "")
             continue
-        yield from driver_name(f"{where}.opaque.driver", opaque.get("driver", ""), release)
+        yield from _driver(f"{where}.opaque.driver", opaque.get("driver", ""), release)
         yield from _raw(f"{where}.opaque.parameters", opaque.get("parameters"))
+
+
+def _driver(path: str, text: str, release: Release) -> Errors:
+    if text and release.words is Words.DECLARATIVE:
+        yield from (invalid(path, text, problem) for problem in caseless_subdomain_problems(text))
+    else:
+        yield from driver_name(path, text, release)
 
 
 def _raw(path: str, value: object) -> Errors:
@@ -249,7 +263,7 @@ def _device_statuses(status: JSON) -> Errors:
         if key not in held:
             yield invalid(path, shown, "must be an allocated device in the claim")
         if key in seen:
-            yield duplicate(path, shown, "deviceID")
+            yield duplicate(path, shown)
         seen.add(key)
         conditions = one.get("conditions", [])
         if len(conditions) > MAX_STATUS_CONDITIONS:

@@ -10,6 +10,7 @@ from typing import Any
 
 from drabridge.sim.apiserver.objects import timestamp
 from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.releases import Release
 from drabridge.sim.scheduler import consumable
 from drabridge.sim.scheduler.cel import Selectors
 from drabridge.sim.scheduler.pools import Device, DeviceId, Pool, node_term
@@ -324,10 +325,12 @@ def _counter(device: Device, group: str, name: str) -> Quantity:
 # --- from picked devices to claim.status.allocation -------------------------------------------------------------------
 
 
-def allocation(claim: JSON, picks: Sequence[Pick], node: str, *, dated: bool) -> JSON:
+def allocation(claim: JSON, picks: Sequence[Pick], node: str, release: Release, *, dated: bool) -> JSON:
     """The allocation as it is written into the claim's status; ``dated`` with the time, which binding counts from."""
     devices: JSON = {"results": [pick.result() for pick in picks]}
-    config = [*_from_classes(picks), *_from_claim(claim, picks)]
+    config = [*_from_classes(picks), *_from_claim(claim, picks, release)]
+    if release.configurations_for_all_name_none:
+        config = [_for_all(one, claim, picks) for one in config]
     if config:
         devices["config"] = config
     out: JSON = {"devices": devices} | ({"allocationTimestamp": timestamp()} if dated else {})
@@ -336,23 +339,40 @@ def allocation(claim: JSON, picks: Sequence[Pick], node: str, *, dated: bool) ->
 
 
 def _from_classes(picks: Sequence[Pick]) -> list[JSON]:
-    """Configuration of each request's class, for that request alone."""
-    out: list[JSON] = []
-    for request, wanted in {pick.wanted.request: pick.wanted for pick in picks}.items():
-        configs = wanted.device_class["spec"].get("config", [])
-        out += [{"source": "FromClass", "requests": [request], "opaque": one["opaque"]} for one in configs]
-    return out
+    """Each class's configurations once, for all requests of the class."""
+    requests: dict[str, dict[str, None]] = {}
+    configs: dict[str, list[JSON]] = {}
+    for pick in picks:
+        name = pick.wanted.device_class["metadata"]["name"]
+        requests.setdefault(name, {})[pick.wanted.request] = None
+        configs[name] = pick.wanted.device_class["spec"].get("config", [])
+    return [
+        {"source": "FromClass", "requests": list(requests[name]), "opaque": one["opaque"]}
+        for name, listed in configs.items()
+        for one in listed
+    ]
 
 
-def _from_claim(claim: JSON, picks: Sequence[Pick]) -> list[JSON]:
-    """The claim's configuration, except what is for alternatives that were not taken."""
-    used = {name for pick in picks for name in (pick.wanted.request, pick.wanted.base)}
+def _from_claim(claim: JSON, picks: Sequence[Pick], release: Release) -> list[JSON]:
+    """The claim's configurations, except those for alternatives that were not taken."""
+    taken = {pick.wanted.base: pick.wanted.request for pick in picks}
     out: list[JSON] = []
     for one in claim["spec"].get("devices", {}).get("config", []):
         names = one.get("requests", [])
-        if not names or used & set(names):
-            out.append({"source": "FromClaim", **({"requests": names} if names else {}), "opaque": one["opaque"]})
+        config = {"source": "FromClaim", **({"requests": names} if names else {}), "opaque": one["opaque"]}
+        uses = [request for request in _requests(claim) if {request["name"], taken.get(request["name"])} & set(names)]
+        times = len(uses) if release.configurations_repeat else bool(uses)
+        out += [config] * (times if names else 1)
     return out
+
+
+def _for_all(config: JSON, claim: JSON, picks: Sequence[Pick]) -> JSON:
+    """The configuration without its requests, if it is for every request of the claim."""
+    named = set(config.get("requests", []))
+    taken = {pick.wanted.base: pick.wanted.request for pick in picks}
+    if not all({one["name"], taken.get(one["name"])} & named for one in _requests(claim)):
+        return config
+    return {name: value for name, value in config.items() if name != "requests"}
 
 
 def _node_selector(picks: Sequence[Pick], node: str) -> JSON | None:

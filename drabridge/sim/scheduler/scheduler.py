@@ -272,7 +272,8 @@ class Scheduler:
                 self._note_extended(pod, stored["metadata"]["name"], plan.mappings)
             found = plan.picks.get(index)
             dated = self._gates["DRADeviceBindingConditions"]
-            made = allocation(stored, found, plan.node, dated=dated) if found is not None else None
+            release = self.objects.release
+            made = allocation(stored, found, plan.node, release, dated=dated) if found is not None else None
             claim_controller.reserve(self.objects, stored, pod, made)
             held.append(stored["metadata"]["name"])
         uid = pod["metadata"]["uid"]

@@ -85,10 +85,10 @@ D0 = "spec.devices[0]"
         ),
         (slice_body("s", "d0", driver="Not.Lower"), "spec.driver", None),
         (slice_body("s", "d0", driver=""), "spec.driver", "Required value"),
-        (with_device(attributes={"a-b": {"int": 1}}), f"{D0}.attributes[a-b]", None),
+        (with_device(attributes={"a-b": {"int": 1}}), f"{D0}.attributes", None),
         (
             with_device(attributes={"/a": {"int": 1}}),
-            f"{D0}.attributes[/a]",
+            f"{D0}.attributes",
             "Required value: the domain must not be empty",
         ),
         (
@@ -100,7 +100,7 @@ D0 = "spec.devices[0]"
         (
             with_device(bindingConditions=["a"]),
             f"{D0}.bindingFailureConditions",
-            "Required value: bindingFailureConditions are required to use bindingConditions",
+            "Invalid value: null: bindingFailureConditions are required to use bindingConditions",
         ),
         (with_device(nodeName="node-a"), f"{D0}.nodeName", None),
         (

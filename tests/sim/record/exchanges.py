@@ -32,6 +32,12 @@ def slice_of(name: str, /, *, metadata: Json = None, **spec: Any) -> Json:
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": meta, "spec": body | spec}
 
 
+def _without_devices(name: str, **spec: Any) -> Json:
+    made = slice_of(name, **spec)
+    del made["spec"]["devices"]
+    return made
+
+
 def claim_of(name: str, *requests: Json, **devices: Any) -> Json:
     listed = list(requests) or [{"name": "gpu", "exactly": {"deviceClassName": "obs"}}]
     return {
@@ -71,6 +77,16 @@ BAD_CLAIMS: Mapping[str, Json] = {
     "constraint of an unknown request": claim_of(
         "bad", constraints=[{"requests": ["two"], "matchAttribute": "d.example.com/a"}]
     ),
+    "class that is none": claim_of("bad", _exactly(deviceClassName="No_Class")),
+    "request that is none": claim_of("bad", _exactly() | {"name": "GPU"}),
+    "attribute without a domain": claim_of("bad", constraints=[{"matchAttribute": "a"}]),
+    "two alternatives of one name": claim_of(
+        "bad", {"name": "any", "firstAvailable": [{"name": "a", "deviceClassName": "obs"}] * 2}
+    ),
+    "many requests": claim_of("bad", *(_exactly() | {"name": f"r{index}"} for index in range(33))),
+    "toleration of an unknown effect": claim_of(
+        "bad", _exactly(tolerations=[{"key": "a", "operator": "Exists", "effect": "Never"}])
+    ),
     "alternatives and one at once": claim_of(
         "bad", _exactly() | {"firstAvailable": [{"name": "a", "deviceClassName": "obs"}]}
     ),
@@ -78,6 +94,15 @@ BAD_CLAIMS: Mapping[str, Json] = {
 BAD_SLICES: Mapping[str, Json] = {
     "two devices of one name": slice_of("bad", devices=[{"name": "d0"}, {"name": "d0"}]),
     "no driver": slice_of("bad", driver=""),
+    "driver that is none": slice_of("bad", driver="No_Domain"),
+    "pool that is none": slice_of("bad", pool={"name": "No_Pool", "generation": 1, "resourceSliceCount": 1}),
+    "attribute that is none": slice_of("bad", devices=[{"name": "d0", "attributes": {"a-b": {"int": 1}}}]),
+    "two counter sets of one name": _without_devices("bad", sharedCounters=[_counters("c"), _counters("c")]),
+    "many counter sets": _without_devices("bad", sharedCounters=[_counters(f"c{index}") for index in range(9)]),
+    "one condition alone": slice_of("bad", devices=[{"name": "d0", "bindingConditions": ["example.com/ready"]}]),
+    "default without shares": slice_of(
+        "bad", devices=[{"name": "d0", "capacity": {"m": {"value": "1", "requestPolicy": {"default": "1"}}}}]
+    ),
     "two ways to say where": slice_of("bad", allNodes=True),
     "no slices in the pool": slice_of("bad", pool={"name": "p", "generation": 1, "resourceSliceCount": 0}),
     "a version that is none": slice_of("bad", devices=[{"name": "d0", "attributes": {"a": {"version": "580.95"}}}]),
@@ -107,15 +132,7 @@ WITH_GATES: Mapping[str, Json] = {
         "gate-counters",
         devices=[{"name": "d0", "consumesCounters": [{"counterSet": "c", "counters": {"memory": {"value": "1"}}}]}],
     ),
-    "counter set": {
-        **slice_of("gate-set"),
-        "spec": {
-            "driver": DRIVER,
-            "nodeName": "node-a",
-            "pool": {"name": "node-a", "generation": 1, "resourceSliceCount": 1},
-            "sharedCounters": [_counters("c")],
-        },
-    },
+    "counter set": _without_devices("gate-set", sharedCounters=[_counters("c")]),
     "several allocations": slice_of(
         "gate-shared",
         devices=[

@@ -78,6 +78,7 @@ async def record(place: Place, gates: Json) -> dict[str, Json]:
     plugin, driver = RecordedPlugin(place.kubelet), RecordedDriver(place.kubelet)
     async with _serving(place, plugin, driver):
         await _claims(place, driver)
+        await _configurations(place, driver)
         await _extended(place, driver)
         await _shared(place, driver)
         await _binding(place)
@@ -161,6 +162,7 @@ async def _serving(place: Place, plugin: RecordedPlugin, driver: RecordedDriver)
     classes = [
         _device_class("obs", DRIVER),
         _device_class("obs-ext", DRIVER, extendedResourceName=EXTENDED),
+        _device_class("obs-set", DRIVER, config=[{"opaque": {"driver": DRIVER, "parameters": {"mode": "fast"}}}]),
         _device_class("bind", "bind.example.com"),
     ]
     try:
@@ -296,6 +298,29 @@ async def _claims(place: Place, driver: RecordedDriver) -> None:
     driver.error = ""
     await _gone(place, "b4")
     await api.delete(f"{TEMPLATES}/t")
+
+
+async def _configurations(place: Place, driver: RecordedDriver) -> None:
+    """Two requests of a class with a configuration, one request that has its own, and one of all."""
+    names = ("one", "two", "three")
+    requests = [{"name": name, "exactly": {"deviceClassName": "obs-set"}} for name in names]
+    opaque = {"driver": DRIVER, "parameters": {"mode": "slow"}}
+    config = [
+        {"opaque": opaque, "requests": ["two"]},
+        {"opaque": opaque},
+        {"opaque": opaque, "requests": [*names]},
+    ]
+    await place.api.create(CLAIMS, claim_of("set", *requests, config=config))
+    claimed = {"resourceClaims": [{"name": "g", "resourceClaimName": "set"}]}
+    driver.gate.clear()
+    await place.api.create(PODS, pod_of(place, "b5", _with_claim("c", "one"), _with_claim("d", "two"), **claimed))
+    place.documents["resourceclaim-configured"] = await _allocated(place, "set")
+    driver.grant(place.documents["resourceclaim-configured"])
+    driver.gate.set()
+    await _started(place, "b5")
+    place.documents["podresources-configured"] = await _podresources(place, "b5")
+    await _gone(place, "b5")
+    await place.api.delete(f"{CLAIMS}/set")
 
 
 async def _health(place: Place, pod: str, health: str) -> Json:

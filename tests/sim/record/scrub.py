@@ -140,6 +140,9 @@ def _machine(name: str, document: Json) -> Json:
         for key in ("hostIP", "podIP"):
             if key in status:
                 status[key] = "192.0.2.2"
+        for one in status.get("containerStatuses", ()):
+            for each in one.get("allocatedResourcesStatus", ()):  # written from a map
+                each["resources"].sort(key=lambda health: str(health["resourceID"]))
         for key in ("hostIPs", "podIPs"):
             if key in status:
                 status[key] = [{"ip": "192.0.2.2"}]
