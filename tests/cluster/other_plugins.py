@@ -13,7 +13,6 @@ import pytest
 from tests.cluster.bed import NODES, Bed, wait_for
 from tests.cluster.real_bed import RealBed
 
-
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins/"
 
 
