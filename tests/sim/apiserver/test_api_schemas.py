@@ -37,7 +37,7 @@ class OpenApi:
     def __init__(self, resource: Resource) -> None:
         group = resource.group.partition(".")[0]
         name = "-".join(filter(None, (resource.kind.lower(), group, resource.version)))
-        names = [DEFAULT, *reversed(RELEASES)]
+        names = [DEFAULT, *reversed([*RELEASES])]
         release = next(one for one in names if not resource.optional or resource.plural in RELEASES[one].kinds)
         folder = SCHEMAS / f"v{release}.0-local"
         self.root: Json = json.loads((folder / f"{name}.json").read_text())
