@@ -280,7 +280,7 @@ async def lanes(bed: Bed, resource: str = RESOURCE) -> tuple[int, int]:
     published = [
         device
         for one in slices.items
-        for device in one["spec"].get("devices", ())
+        for device in one["spec"].get("devices") or ()
         if not device.get("taints") and device["attributes"]["resource"] == {"string": resource}
     ]
     return int(node["status"].get("allocatable", {}).get(resource, "0")), len(published)

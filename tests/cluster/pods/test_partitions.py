@@ -99,7 +99,7 @@ async def offered(bed: Bed, wholes: tuple[int, int], parts: tuple[int, int]) -> 
 
 async def taints(bed: Bed, device: str) -> list[str]:
     slices = (await bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")).items
-    published = [one for item in slices for one in item["spec"].get("devices", ()) if one["name"] == device]
+    published = [one for item in slices for one in item["spec"].get("devices") or () if one["name"] == device]
     return [f"{taint['key']}={taint.get('value', '')}" for one in published for taint in one.get("taints", ())]
 
 
@@ -130,7 +130,7 @@ async def seen(bed: Bed) -> bool:
 async def disks(bed: Bed) -> tuple[str, str]:
     """The one in the legacy lane, the one in the dra lane; they may have changed places before."""
     slices = (await bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")).items
-    names = {one["name"] for item in slices for one in item["spec"].get("devices", ())}
+    names = {one["name"] for item in slices for one in item["spec"].get("devices") or ()}
     claimed = CLAIMED if CLAIMED in names else LIMITED
     return (LIMITED if claimed == CLAIMED else CLAIMED), claimed
 
