@@ -24,6 +24,7 @@ ABSENT = f"{NOT_THERE}binding conditions"
         ({TEST: ABSENT, f"{TOLD}::test_it[binding conditions]": PASSED}, "missing, and told"),
         ({TEST: ABSENT, f"{TOLD}::test_it[binding conditions]": FAILED}, "missing"),
         ({TEST: "no podman here"}, "not run"),
+        ({TEST: PASSED, "leases/test_x.py::test_two[real]": "no podman here"}, "in part (1 of 2 tests)"),
         ({"pods/test_pods.py::test_one[real]": PASSED}, "not run"),
     ],
 )
