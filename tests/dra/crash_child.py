@@ -29,6 +29,11 @@ CONFIG = with_profile("prepare: {command: [/bin/true]}, unprepare: {command: [/b
 FEW, MANY = tuple(map(gpu, range(4))), tuple(map(gpu, range(130)))
 
 
+def writes(*arguments: Any, dry_run: bool = False, **more: Any) -> bool:
+    """Whether a call changes something: a dry run, by which features are found out, does not."""
+    return not dry_run
+
+
 class Steps:
     """Counts steps while the phase lasts; ends the process at the n-th."""
 
@@ -44,13 +49,13 @@ class Steps:
         if not self.at:
             (self.root / "steps").write_text(str(self.count))
 
-    def before(self, owner: Any, name: str, matters: Callable[..., bool] = lambda *args: True) -> None:
+    def before(self, owner: Any, name: str, matters: Callable[..., bool] = lambda *args, **more: True) -> None:
         """A step is due before every call of ``owner.name``."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if matters(*args):
+            if matters(*args, **kwargs):
                 self.step()
             return original(*args, **kwargs)
 
@@ -61,10 +66,10 @@ async def main(root: Path, kubeconfig: Path, phase: str, at: int) -> None:
     steps = Steps(root, at)
     if phase == "publish":
         for name in ("create", "replace", "delete"):
-            steps.before(KubernetesCluster, name)
+            steps.before(KubernetesCluster, name, writes)
     else:
         events = (Prepare, Unprepare)
-        steps.before(LedgerService, "apply", lambda ledger_service, event: isinstance(event, events))
+        steps.before(LedgerService, "apply", lambda ledger_service, event, **more: isinstance(event, events))
         steps.before(HookRunner, "run")
         steps.before(os, "replace")  # every atomic write: the file is there, under its hidden name
         for owner, names in (

@@ -30,9 +30,13 @@ class KubeletApi:
 
 
 @contextlib.asynccontextmanager
-async def kubelet_beside(node: DraNode, *, version: str = "1.36", **options: Any) -> AsyncIterator[SimKubelet]:
+async def kubelet_beside(
+    node: DraNode, *, version: str = "1.36", gates: Mapping[str, bool] | None = None, **options: Any
+) -> AsyncIterator[SimKubelet]:
     timings = Timings.fast(**options)
-    kubelet = SimKubelet(node.root, node_name=NODE, api=KubeletApi(node.api), timings=timings, version=version)
+    kubelet = SimKubelet(
+        node.root, node_name=NODE, api=KubeletApi(node.api), timings=timings, version=version, gates=gates
+    )
     await kubelet.start()
     try:
         yield kubelet
