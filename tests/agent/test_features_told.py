@@ -17,7 +17,6 @@ from drabridge.kube.features import FEATURES, FeatureState
 from drabridge.offers.slices import Feature
 from drabridge.sim.cluster import SimCluster
 from drabridge.wire import pluginregistration_pb2 as registration
-from tests.dra.test_publisher import published
 from tests.migrate.cluster_objects import migrate, namespace, node, parsed, pod, serving
 from tests.support.agent_on_cluster import bridge, claim_pod, limits_pod
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drabridge
@@ -148,7 +147,7 @@ async def test_a_kubelet_that_asks_for_no_health(opens: bool, monkeypatch: pytes
 
     monkeypatch.setattr(driver, "HEALTH_STREAM_SECONDS", 0.2)
     async with a_node() as one:
-        await published(one)
+        await one.until_published(["gpu-0", "gpu-1", "gpu-2", "gpu-3"])
         service = one.driver._registration
         assert one.driver.features[features.HEALTH_IN_PODS] is FeatureState.UNKNOWN, "not registered"
         if opens:

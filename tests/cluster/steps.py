@@ -22,6 +22,7 @@ from tests.cluster.bed import (
     Json,
     ScenarioError,
     apply_node,
+    at_the_beginning,
     failed,
     lanes,
     wait_for,
@@ -150,3 +151,19 @@ async def finished(bed: Bed, name: str, completions: int) -> None:
         return bool(status.get("succeeded", 0) == completions)
 
     await wait_for(bed, f"Job {name} to finish", done)
+
+
+async def a_day(bed: Bed) -> None:
+    """Pods of all kinds, a device that moves, and all free at the end."""
+    await at_the_beginning(bed)
+    await legacy_pod(bed, "l1")
+    await claim_pod(bed, "c1")
+    await template_pod(bed, "t1")
+    await running(bed, "l1", "c1", "t1")
+    await move(bed, legacy=1, dra=3)
+    await offered(bed, legacy=1, dra=3)
+    await claim_pod(bed, "c2")
+    await running(bed, "l1", "c1", "t1", "c2")
+    await deleted(bed, "l1", "c1", "t1", "c2")
+    await move(bed, legacy=2, dra=2)
+    await offered(bed, legacy=2, dra=2)

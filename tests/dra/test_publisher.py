@@ -23,13 +23,9 @@ from tests.support.waiting import PATIENCE, until
 ALL = [f"gpu-{n}" for n in range(4)]
 
 
-async def published(node: DraNode, names: list[str] = ALL) -> None:
-    await until(lambda: node.published() == names and node.driver.state.publisher.published, why=f"slices with {names}")
-
-
 async def test_the_inventory_is_published_once_and_then_there_is_silence() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         await until(lambda: any(r.verb == "watch" for r in node.api.requests), why="the watch")
         (slice_,) = node.slices()
         assert slice_["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
@@ -58,48 +54,48 @@ async def test_nothing_is_published_before_discovery_is_complete() -> None:
         await node.discover()
         node.driver.publish()
         await starting
-        await published(node)
+        await node.until_published(ALL)
 
 
 async def test_a_wipe_is_undone_at_once() -> None:
     """DR20: a kubelet that starts deletes the node's slices under a healthy plugin."""
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         wiped = time.monotonic()
         for slice_ in node.slices():
             node.api.objects.delete("resourceslices", slice_["metadata"]["name"])
         assert node.published() == []
-        await published(node)
+        await node.until_published(ALL)
         assert time.monotonic() - wiped < 1 * PATIENCE
 
 
 async def test_an_edited_slice_is_restored() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         (slice_,) = node.slices()
         slice_["spec"]["devices"] = slice_["spec"]["devices"][:1]
         node.api.objects.update(slice_)
         assert node.published() == ["gpu-0"]
-        await published(node)
+        await node.until_published(ALL)
         assert node.slices()[0]["spec"]["pool"]["generation"] == 1
 
 
 async def test_a_restart_changes_nothing_and_nothing_is_deleted_at_shutdown() -> None:
     """DR21: a driver that restarts quickly finds its slices unchanged and does not write them."""
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         before = node.slices()
         await node.stop()
         assert node.slices() == before
         await node.start()
-        await published(node)
+        await node.until_published(ALL)
         await asyncio.sleep(0.3)
         assert node.slices() == before
 
 
 async def test_a_faulty_device_is_tainted_until_it_works_again() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
 
         def taints() -> object:
@@ -115,29 +111,29 @@ async def test_a_faulty_device_is_tainted_until_it_works_again() -> None:
 
 async def test_where_the_server_drops_taints_the_device_is_removed() -> None:
     async with a_node(gates={"DRADeviceTaints": False}) as node:
-        await published(node)
+        await node.until_published(ALL)
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
-        await published(node, ["gpu-0", "gpu-2", "gpu-3"])
+        await node.until_published(["gpu-0", "gpu-2", "gpu-3"])
         gates = ("DRADeviceTaints",)
         await until(lambda: node.missing() == gates, why="the gate's name")
         writes = node.writes()
         await asyncio.sleep(0.3)
         assert node.writes() == writes  # no hot loop
         await node.change(gpu_1=(Presence.PRESENT, ""))
-        await published(node)
+        await node.until_published(ALL)
 
 
 async def test_devices_of_the_legacy_lane_are_in_no_slice() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
-        await published(node, ALL[1:])
+        await node.until_published(ALL[1:])
 
 
 @pytest.mark.parametrize("versions", [("v1",), ("v1beta2",), ("v1beta1",)])
 async def test_every_version_of_the_api_is_supported(versions: tuple[str, ...]) -> None:
     async with a_node(versions=versions) as node:
-        await published(node)
+        await node.until_published(ALL)
         assert node.driver.state.api_version == versions[0]
         await asyncio.sleep(0.1)
         assert node.writes() == 1
@@ -151,7 +147,7 @@ async def test_versions_are_chosen_anew_when_the_control_plane_changes_them(
 ) -> None:
     """After an upgrade or rollback, 404 for an API version that the server lacks frees no device."""
     async with a_node(versions=before) as node:
-        await published(node)
+        await node.until_published(ALL)
         held = node.claims.add("held", "gpu-0")
         await node.prepared(held)
         node.api.versions = after
@@ -163,7 +159,7 @@ async def test_versions_are_chosen_anew_when_the_control_plane_changes_them(
         await until(lambda: not node.driver.state.publisher.published, why="the watch that is refused")
         await node.prepared(node.claims.add("new", "gpu-1"))
         await node.set_devices(*map(gpu, range(3)))
-        await published(node, ALL[:3])
+        await node.until_published(ALL[:3])
         assert node.driver.state.api_version == after[0]
         assert not await node.driver.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
         node.claims.deallocate("held")
@@ -184,17 +180,17 @@ async def test_a_version_that_worked_for_long_makes_the_next_search_quick_again(
     monkeypatch.setattr(driver, "backoff", counted)
     async with a_node(versions=("v1",)) as node:
         for versions in (("v1beta1",), ("v1",)) * 2:
-            await published(node)
+            await node.until_published(ALL)
             node.api.versions = versions
             node.api.faults.drop_watches()
             await until(lambda: not node.driver.state.publisher.published, why="the watch that is refused")
-        await published(node)
+        await node.until_published(ALL)
     assert set(drawn) == {0}
 
 
 async def test_a_recreated_node_owns_the_slices_again() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         node.api.objects.delete("nodes", NODE)
         await until(lambda: node.slices() == [], why="garbage collection")
         uid = add_node(node.api)
@@ -207,31 +203,31 @@ async def test_an_api_server_that_fails_is_retried_and_one_that_is_away_is_waite
     async with a_node(start=False) as node:
         node.api.faults.fail(2, 500, verb="create", resource="resourceslices")
         await node.start()
-        await published(node)
+        await node.until_published(ALL)
         assert any(isinstance(fact, PublishFailed) for fact in node.facts)
         node.api.faults.partition()
         await node.set_devices(gpu(0))
         await until(lambda: "no answer" in node.driver.state.publisher.error, why="an error")
         assert not node.driver.state.publisher.published
         node.api.faults.heal()
-        await published(node, ["gpu-0"])
+        await node.until_published(["gpu-0"])
 
 
 async def test_watches_that_end_are_restarted_and_a_list_follows_status_410() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         for _ in range(3):
             node.api.faults.drop_watches()
             await asyncio.sleep(0.05)
             node.api.objects.delete("resourceslices", node.slices()[0]["metadata"]["name"])
-            await published(node)
+            await node.until_published(ALL)
 
 
 async def test_slices_are_not_reported_as_published_while_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that finds nothing to write sends no request, so nothing may wait for an answer of the API server."""
     monkeypatch.setattr(publisher, "LOOK_SECONDS", 0.05)
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         node.api.faults.partition()
         await until(lambda: not node.driver.state.publisher.published, why="the lost watch")
         synced, facts = node.driver.synced_seq, len(node.facts)
@@ -242,16 +238,16 @@ async def test_slices_are_not_reported_as_published_while_that_is_not_known(monk
             await asyncio.sleep(0.01)
         assert "no answer" in node.driver.state.publisher.error
         node.api.faults.heal()
-        await published(node)
+        await node.until_published(ALL)
         assert node.driver.synced_seq == node.ledger_service.ledger.seq
         assert not [fact for fact in node.facts[facts:] if isinstance(fact, SlicesPublished)]  # there was no write
 
 
 async def test_the_result_of_an_unanswered_write_is_read_before_it_is_reported() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
-        await published(node, ALL[1:])
+        await node.until_published(ALL[1:])
         node.api.faults.watch_lag_seconds = 120
         node.api.faults.fail(1, 504, verb="update", resource="resourceslices", after_commit=True)
         await node.ledger_service.apply(SetLane("gpu-0", Lane.DRA, time.time()))
@@ -271,33 +267,33 @@ async def test_a_slice_that_is_taken_away_before_its_write_is_answered_comes_bac
         (slice_,) = node.slices()
         node.api.objects.delete("resourceslices", slice_["metadata"]["name"])
         await starting
-        await published(node)
+        await node.until_published(ALL)
 
 
 async def test_a_slice_that_is_edited_before_its_write_is_answered_is_restored() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         node.api.faults.answer_lag_seconds = 0.5
         await node.set_devices(*map(gpu, range(2)))
         await until(lambda: node.published() == ALL[:2], why="the write")
         (slice_,) = node.slices()
         slice_["spec"]["devices"][0]["name"] = "strange"
         node.api.objects.update(slice_)
-        await published(node, ALL[:2])
+        await node.until_published(ALL[:2])
 
 
 async def test_a_change_that_the_watch_does_not_report_is_found_by_a_list() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         await node.ledger_service.apply(SetLane("gpu-0", Lane.LEGACY, time.time()))
         before = node.slices()[0]["spec"]["devices"]
-        await published(node, ALL[1:])
+        await node.until_published(ALL[1:])
         node.api.faults.watch_lag_seconds = 120
         (slice_,) = node.slices()
         slice_["spec"]["devices"] = before
         node.api.objects.update(slice_)
         assert await node.driver.withdrawn({"gpu-0", "another"}) == {"another"}
-        await published(node, ALL[1:])
+        await node.until_published(ALL[1:])
         assert await node.driver.withdrawn({"gpu-0"}) == {"gpu-0"}
 
 
@@ -314,15 +310,15 @@ async def test_where_watches_are_refused_slices_are_kept_by_lists() -> None:
 
 async def test_without_devices_there_is_one_empty_slice() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         await node.set_devices()
-        await published(node, [])
+        await node.until_published([])
         assert len(node.slices()) == 1
 
 
 async def test_many_devices_fill_slices_of_64() -> None:
     async with a_node(devices=tuple(map(gpu, range(130)))) as node:
-        await published(node, [f"gpu-{n}" for n in range(130)])
+        await node.until_published([f"gpu-{n}" for n in range(130)])
         assert [len(s["spec"]["devices"]) for s in node.slices()] == [64, 64, 2]
         assert node.writes() == 3
 
@@ -337,12 +333,12 @@ async def test_a_cluster_without_dra_is_reported_and_the_sockets_serve_anyway() 
 
 async def test_a_watch_that_lags_behind_our_own_writes_causes_no_others() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         node.api.faults.watch_lag_seconds = 0.2
         writes = node.writes()
         for index in range(3):
             await node.set_devices(*map(gpu, range(index + 1)))
-            await published(node, [f"gpu-{n}" for n in range(index + 1)])
+            await node.until_published([f"gpu-{n}" for n in range(index + 1)])
         await asyncio.sleep(0.6)
         assert node.writes() == writes + 3
         assert not [fact for fact in node.facts if isinstance(fact, PublishFailed)]
@@ -371,14 +367,14 @@ def dry_runs(node: DraNode) -> int:
 async def test_a_successor_never_shows_a_faulty_device_where_the_server_drops_taints() -> None:
     """What an earlier agent learned about the server is not saved: the agent asks again before it writes."""
     async with a_node(gates={"DRADeviceTaints": False}) as node:
-        await published(node)
+        await node.until_published(ALL)
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
-        await published(node, ["gpu-0", "gpu-2", "gpu-3"])
+        await node.until_published(["gpu-0", "gpu-2", "gpu-3"])
         await node.stop()
         shown = Shown(node, "gpu-1")
         node.snapshot = replace(node.snapshot, devices=node.snapshot.devices[:3])
         await node.start()
-        await published(node, ["gpu-0", "gpu-2"])
+        await node.until_published(["gpu-0", "gpu-2"])
         assert shown.writes
         assert not shown.untainted
         assert node.missing() == ("DRADeviceTaints",)
@@ -386,7 +382,7 @@ async def test_a_successor_never_shows_a_faulty_device_where_the_server_drops_ta
 
 async def test_a_server_is_asked_once_after_each_list_whatever_changes() -> None:
     async with a_node() as node:
-        await published(node)
+        await node.until_published(ALL)
         for _ in range(2):
             await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
             await until(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), why="the taint")
@@ -394,7 +390,7 @@ async def test_a_server_is_asked_once_after_each_list_whatever_changes() -> None
             await until(lambda: not node.slices()[0]["spec"]["devices"][1].get("taints"), why="its end")
         assert dry_runs(node) == 1
         await node.restart()
-        await published(node)
+        await node.until_published(ALL)
         assert dry_runs(node) == 2
 
 
@@ -403,24 +399,24 @@ async def test_where_dry_runs_are_refused_a_device_that_needs_a_field_is_left_ou
     async with a_node(start=False) as node:
         node.api.faults.fail(5, 400, verb="create", resource="resourceslices")
         await node.start()
-        await published(node)
+        await node.until_published(ALL)
         assert len(node.missing()) == 4
         await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
-        await published(node, ["gpu-0", "gpu-2", "gpu-3"])
+        await node.until_published(["gpu-0", "gpu-2", "gpu-3"])
 
 
 async def test_a_server_that_refuses_all_fields_together_is_asked_for_each() -> None:
     async with a_node(start=False) as node:
         node.api.faults.fail(1, 400, verb="create", resource="resourceslices")
         await node.start()
-        await published(node)
+        await node.until_published(ALL)
         assert (node.missing(), dry_runs(node)) == ((), 5)
 
 
 async def test_without_the_gate_a_shared_device_goes_to_one_claim_and_that_is_reported() -> None:
     device = replace(gpu(0), name="shared-0", id="S0", resource="example.com/shared", capacity={"memory": 8 * 2**30})
     async with a_node(devices=(device,), gates={"DRAConsumableCapacity": False}) as node:
-        await published(node, ["shared-0"])
+        await node.until_published(["shared-0"])
         assert node.missing() == ("DRAConsumableCapacity",)
         assert node.writes() == 1  # known before the first write
         await node.prepared(node.claims.add("one", "shared-0"))

@@ -291,6 +291,11 @@ class DraNode:
     def published(self) -> list[str]:
         return [device["name"] for slice_ in self.slices() for device in slice_["spec"].get("devices", ())]
 
+    async def until_published(self, names: list[str]) -> None:
+        await until(
+            lambda: self.published() == names and self.driver.state.publisher.published, why=f"slices with {names}"
+        )
+
     def tainted(self) -> list[str]:
         return [d["name"] for slice_ in self.slices() for d in slice_["spec"].get("devices", ()) if d.get("taints")]
 

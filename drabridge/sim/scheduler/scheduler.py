@@ -73,9 +73,7 @@ class SchedulerTimings:
     @classmethod
     def fast(cls, **changes: float) -> SchedulerTimings:
         """For tests: binding conditions are polled 100 times as often."""
-        return replace(
-            cls(binding_poll_seconds=0.05, binding_timeout_seconds=5.0, binding_retry_seconds=0.013), **changes
-        )
+        return replace(cls(binding_poll_seconds=0.05, binding_retry_seconds=0.013), **changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import pytest
 from tests.cluster import workloads as w
 from tests.cluster.bed import RESOURCE, Bed, Settings, at_the_beginning, clear, wait_for
 from tests.cluster.sim_bed import simulated
-from tests.cluster.steps import claim_pod, deleted, legacy_pod, move, offered, phase, running, template_pod
+from tests.cluster.steps import a_day, legacy_pod, phase, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,22 +34,6 @@ async def set_up(bed: Bed, settings: Settings) -> AsyncIterator[None]:
         await clear(bed)
     finally:
         await bed.configure(before)
-
-
-async def a_day(bed: Bed) -> None:
-    """Pods of all kinds, a device that moves, and all free at the end."""
-    await at_the_beginning(bed)
-    await legacy_pod(bed, "l1")
-    await claim_pod(bed, "c1")
-    await template_pod(bed, "t1")
-    await running(bed, "l1", "c1", "t1")
-    await move(bed, legacy=1, dra=3)
-    await offered(bed, legacy=1, dra=3)
-    await claim_pod(bed, "c2")
-    await running(bed, "l1", "c1", "t1", "c2")
-    await deleted(bed, "l1", "c1", "t1", "c2")
-    await move(bed, legacy=2, dra=2)
-    await offered(bed, legacy=2, dra=2)
 
 
 async def test_a_kubelet_that_wants_one_numa_node(bed: Bed) -> None:

@@ -13,9 +13,8 @@ import pytest
 import pytest_asyncio
 
 from tests.cluster.bed import Bed, at_the_beginning, clear, wait_for
-from tests.cluster.life.test_node_variants import a_day
 from tests.cluster.real_bed import RealBed, own_cluster, real
-from tests.cluster.steps import claim_pod, deleted, legacy_pod, phase, running
+from tests.cluster.steps import a_day, claim_pod, deleted, legacy_pod, phase, running
 from tests.node import build
 from tests.node.cluster import Cluster, NodeSpec
 from tests.node.releases import Release, releases
