@@ -24,8 +24,13 @@ _WIDE = 1 << 20  # characters of a line: a folded action would not be read
 _HEAD = """\
 {{- /* Made by `python -m deploy.generate` from the policies of `drabridge migrate switch`; a test compares. */ -}}
 {{- with .Values.migration.namespaces }}
+{{- $version := "v1" }}
 {{- if not (semverCompare ">=1.36.0-0" (include "drabridge.kubeVersion" $)) }}
-{{- fail "migration.namespaces needs Kubernetes 1.36, which has MutatingAdmissionPolicy" }}
+{{- $version = "v1beta1" }}
+{{- if not ($.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy") }}
+{{- $on := "or 1.34 with its gate and --runtime-config=admissionregistration.k8s.io/v1beta1=true" }}
+{{- fail (printf "migration.namespaces needs Kubernetes 1.36, which has MutatingAdmissionPolicy, %s" $on) }}
+{{- end }}
 {{- end }}
 {{- $parts := list }}
 {{- range $resource := $.Values.config.resources }}
@@ -90,7 +95,7 @@ class _Ranged(Parts):
 def template() -> str:
     """Return the text of ``deploy/chart/templates/switch.yaml``."""
     teams = {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "In", "values": _TEAMS}]}
-    form = Form(policy=_NAME, guard=f"{_NAME}-templates", known=_KNOWN, namespaces=teams)
+    form = Form(policy=_NAME, guard=f"{_NAME}-templates", known=_KNOWN, namespaces=teams, version="{{ $version }}")
     text = "".join(f"---\n{_dumped(obj)}" for obj in objects(_Ranged(), form))
     return _HEAD + text + _TAIL
 

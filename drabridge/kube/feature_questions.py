@@ -22,6 +22,7 @@ from drabridge.offers.slices import ALL_FEATURES, Feature, feature_probe
 from drabridge.system.untrusted import reading
 
 POLICY_KIND = Kind("admissionregistration.k8s.io", "v1", "mutatingadmissionpolicies", namespaced=False)
+POLICY_VERSIONS = ("v1", "v1beta1")  # v1beta1 of Kubernetes 1.34 and 1.35 has the same fields; the first one served
 _NAME = "drabridge-probe-"
 
 
@@ -33,13 +34,22 @@ class SliceAnswer(Struct, frozen=True):
     reason: str = ""
 
 
+async def policy_version(cluster: Cluster) -> str:
+    """Ask in which version MutatingAdmissionPolicy is served; "" where it is not. Raises ClusterError."""
+    for version in POLICY_VERSIONS:
+        try:
+            group = await cluster.read(f"/apis/{POLICY_KIND.group}/{version}")
+        except UnservedError:
+            continue
+        names = [one.get("name") for one in group.get("resources") or () if isinstance(one, dict)]
+        if POLICY_KIND.plural in names:
+            return version
+    return ""
+
+
 async def serves_policies(cluster: Cluster) -> bool:
-    """Ask whether MutatingAdmissionPolicy is served, in version v1. Raises ClusterError."""
-    try:
-        group = await cluster.read(f"/apis/{POLICY_KIND.group}/{POLICY_KIND.version}")
-    except UnservedError:
-        return False
-    return any(isinstance(one, dict) and one.get("name") == POLICY_KIND.plural for one in group.get("resources") or ())
+    """Ask whether MutatingAdmissionPolicy is served, in a version that a switch can use. Raises ClusterError."""
+    return bool(await policy_version(cluster))
 
 
 async def keeps_extended_names(cluster: Cluster, version: str) -> bool:

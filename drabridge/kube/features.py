@@ -32,7 +32,7 @@ class FeatureState(StrEnum):
 class AskedBy(StrEnum):
     """How a feature is found out, in words."""
 
-    DISCOVERY = "discovery of admissionregistration.k8s.io/v1"
+    DISCOVERY = "discovery of admissionregistration.k8s.io"
     DEVICE_CLASS = "a dry run of a DeviceClass"
     SLICE = "a dry run of a ResourceSlice"
     CLAIM_STATUS = "what the API server keeps of the first claim's status that the agent writes"
@@ -80,8 +80,9 @@ FEATURES: Mapping[str, ClusterFeature] = {
         ClusterFeature(
             POLICIES,
             AskedBy.DISCOVERY,
-            "the API server has no MutatingAdmissionPolicy of version v1",
-            "Kubernetes 1.36 and later; v1beta1 of earlier ones is not used",
+            "the API server has no MutatingAdmissionPolicy",
+            "Kubernetes 1.36 and later; in 1.34 and 1.35 its gate MutatingAdmissionPolicy with "
+            "--runtime-config=admissionregistration.k8s.io/v1beta1=true, both of the API server",
             "namespaces cannot be switched to claims, so their manifests must be rewritten",
         ),
         ClusterFeature(

@@ -201,6 +201,16 @@ async def test_what_the_report_may_not_ask_is_not_said_to_be_missing() -> None:
     assert FEATURES[features.POLICIES].sentence in text, "discovery is everybody's"
 
 
+async def test_a_switch_uses_the_beta_version_where_it_is_on() -> None:
+    gates = {features.POLICIES: True}
+    async with serving(namespace(switched=False), release=OLD, gates=gates) as (_, kubeconfig):
+        code, text, error = await migrate("switch", *cluster_of(kubeconfig))
+        _, report, _ = await migrate("report", *cluster_of(kubeconfig))
+    assert (code, error) == (0, "")
+    assert "No namespace is switched" in text
+    assert FEATURES[features.POLICIES].sentence not in one_line(report)
+
+
 @pytest.mark.parametrize("release", [OLD, NEW])
 async def test_a_switch_without_admission_policies_says_so(release: str) -> None:
     async with serving(namespace(switched=False), release=release) as (_, kubeconfig):

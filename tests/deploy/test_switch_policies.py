@@ -9,7 +9,7 @@ import yaml
 
 from deploy.helm import HelmRefusedError, manifests
 from drabridge.migrate.convert.templates import Template
-from drabridge.migrate.switch.policy import Form, Parts, objects
+from drabridge.migrate.switch.policy import Form, Parts, objects, policies
 
 Json = dict[str, Any]
 RESOURCES = {"nvidia.com/gpu": "gpu.example.com", "example.net/RDMA_nic.v2": "nic.example.com"}
@@ -71,6 +71,17 @@ def test_the_templates_are_those_of_the_command() -> None:
         spec["spec"]["devices"]["requests"][0]["exactly"].setdefault("count", 1)
         assert one["spec"] == spec
         assert one["metadata"]["namespace"] == template.namespace
+
+
+def test_the_policies_that_change_pods_are_of_the_version_that_is_served() -> None:
+    for version in ("v1", "v1beta1"):
+        found = {one["kind"]: one["apiVersion"].rpartition("/")[2] for one in policies(RESOURCES, version)}
+        assert found == {
+            "MutatingAdmissionPolicy": version,
+            "MutatingAdmissionPolicyBinding": version,
+            "ValidatingAdmissionPolicy": "v1",
+            "ValidatingAdmissionPolicyBinding": "v1",
+        }
 
 
 def test_nothing_is_switched_by_default() -> None:

@@ -238,7 +238,7 @@ def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool
     missing: list[str] = []
     notes: list[str] = []
     if way is Way.SWITCH and not serves_policies:
-        missing.append("the API server has no MutatingAdmissionPolicy (Kubernetes 1.36 has): plan with --manifests")
+        missing.append("the API server serves no MutatingAdmissionPolicy (Kubernetes 1.36 does): plan with --manifests")
     for demand in group:
         for words, lacks in packing.move(demand):
             (missing if lacks else notes).append(words)

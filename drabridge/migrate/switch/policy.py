@@ -19,7 +19,6 @@ from drabridge.migrate.switch.claims_of_pod import BUCKETS, LETTERS, MOST_DEVICE
 
 Json = dict[str, Any]
 GROUP = "admissionregistration.k8s.io"
-API_VERSION = f"{GROUP}/v1"
 MISSING = "has no ResourceClaimTemplate"  # in what the second policy says
 _PODS = {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]}
 _NOTES = "has(namespaceObject.metadata.annotations) ? namespaceObject.metadata.annotations : {}"
@@ -39,6 +38,8 @@ class Form(Struct, frozen=True):
     """CEL of the list of the namespace's templates."""
     namespaces: Json = field(default_factory=lambda: {"matchLabels": {marks.LABEL: marks.CLAIMS}})
     """The selector of the namespaces that are switched."""
+    version: str = "v1"
+    """Of MutatingAdmissionPolicy; the policy that refuses pods is of v1 everywhere."""
 
 
 class Parts:
@@ -56,10 +57,13 @@ class Parts:
         return (variable for part in self._parts for variable in part.variables())
 
 
-def policies(classes: Mapping[str, str]) -> list[Json]:
-    """Return the four objects of a switch: both policies and their bindings. ``classes``: resource -> DeviceClass."""
+def policies(classes: Mapping[str, str], version: str = "v1") -> list[Json]:
+    """Return the four objects of a switch: both policies and their bindings.
+
+    ``classes``: resource -> DeviceClass. ``version``: of the two that change pods.
+    """
     listed = ",".join(f"{resource}={name}" for resource, name in sorted(classes.items()))
-    found = objects(Parts(sorted(classes)), Form())
+    found = objects(Parts(sorted(classes)), Form(version=version))
     found[0]["metadata"]["annotations"] = {marks.RESOURCES: listed}
     return found
 
@@ -77,7 +81,7 @@ def objects(parts: Parts, form: Form) -> list[Json]:
             spec["matchResources"] = {"namespaceSelector": form.namespaces}
     return [
         {
-            "apiVersion": API_VERSION,
+            "apiVersion": f"{GROUP}/{form.version if kind.startswith('Mutating') else 'v1'}",
             "kind": kind,
             "metadata": {"name": name, "labels": dict(marks.MANAGED_BY)},
             "spec": spec,

@@ -22,7 +22,7 @@ from drabridge.kube.api import (
     device_classes,
     served_version,
 )
-from drabridge.kube.feature_questions import keeps_extended_names, serves_policies
+from drabridge.kube.feature_questions import keeps_extended_names, policy_version
 from drabridge.kube.features import FEATURES
 from drabridge.migrate.convert.templates import Template
 from drabridge.migrate.report.reads import NAMESPACES, WORKLOADS, claim_templates
@@ -34,16 +34,24 @@ Json = Mapping[str, Any]
 Tell = Callable[[str], None]
 """Called with each thing that was done, in a line."""
 
-POLICIES = {
-    kind: Kind(GROUP, "v1", plural, namespaced=False)
-    for kind, plural in {
-        "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
-        "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
-        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
-        "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
-    }.items()
+_SWITCH = "MutatingAdmissionPolicy"
+_PLURALS = {
+    _SWITCH: "mutatingadmissionpolicies",
+    "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 }
-_SWITCH = POLICIES["MutatingAdmissionPolicy"]
+
+
+def policy_kinds(version: str) -> dict[str, Kind]:
+    """Return the kinds of a switch's objects. ``version``: of those that change pods; the others are of v1."""
+    return {
+        kind: Kind(GROUP, version if kind.startswith(_SWITCH) else "v1", plural, namespaced=False)
+        for kind, plural in _PLURALS.items()
+    }
+
+
+POLICIES = policy_kinds("v1")
 EFFECT_SECONDS = 30.0  # an API server compiles a new policy within a second or two; then each pod sees it
 _POLL_SECONDS = 0.5
 _COUNTS = range(1, MOST_DEVICES + 1)  # that a template of ours can have
@@ -76,9 +84,9 @@ class State(Struct, frozen=True):
 
 async def state_of(cluster: Cluster) -> State:
     """Read what is switched. Raises ClusterError."""
-    await _require_policies(cluster)
+    kinds = await _policy_kinds(cluster)
     found = await cluster.list(NAMESPACES, label_selector=f"{marks.LABEL}={marks.CLAIMS}")
-    return State(await _classes_in_use(cluster), tuple(_switched(one) for one in found.items))
+    return State(await _classes_in_use(cluster, kinds), tuple(_switched(one) for one in found.items))
 
 
 async def to_claims(cluster: Cluster, namespaces: Sequence[str], choice: Choice, tell: Tell) -> None:
@@ -86,21 +94,21 @@ async def to_claims(cluster: Cluster, namespaces: Sequence[str], choice: Choice,
 
     Raises ConfigError for what cannot be meant, ClusterError for the API server's answers.
     """
-    await _require_policies(cluster)
+    kinds = await _policy_kinds(cluster)
     version = await served_version(cluster)
     if not version:
         raise ConfigError("this API server serves no claims", hint="Kubernetes 1.34 and later have resource.k8s.io/v1")
     for namespace in namespaces:
         await _namespace(cluster, namespace)
-    classes = await _classes(cluster, version, choice)
+    classes = await _classes(cluster, version, choice, kinds)
     templates = {}
     for namespace in namespaces:
         specs = await _pod_specs(cluster, namespace)
         templates[namespace] = await _make_templates(cluster, version, namespace, specs, classes, choice, tell)
     of_these = _resources({name for names in templates.values() for name in names}, classes)
-    wanted = await _classes_in_use(cluster) | {resource: classes[resource] for resource in of_these}
-    for policy in policies(wanted):  # before a label, so that no labelled namespace is without
-        await cluster.apply(POLICIES[policy["kind"]], policy, manager=marks.MANAGER)
+    wanted = await _classes_in_use(cluster, kinds) | {resource: classes[resource] for resource in of_these}
+    for policy in policies(wanted, kinds[_SWITCH].version):  # before a label, so that no labelled namespace is without
+        await cluster.apply(kinds[policy["kind"]], policy, manager=marks.MANAGER)
     for namespace, names in templates.items():
         await cluster.apply(NAMESPACES, _labelled(namespace, names, choice), manager=marks.MANAGER)
         tell(f"namespace {namespace}: new pods get claims instead of limits")
@@ -112,7 +120,7 @@ async def to_limits(cluster: Cluster, namespaces: Sequence[str], tell: Tell) -> 
 
     Raises ConfigError for a label that somebody else set, ClusterError for the API server's answers.
     """
-    await _require_policies(cluster)
+    kinds = await _policy_kinds(cluster)
     for namespace in namespaces:
         before = await _namespace(cluster, namespace)
         if marks.CLAIMS not in (before["metadata"].get("labels") or {}).get(marks.LABEL, ""):
@@ -128,18 +136,20 @@ async def to_limits(cluster: Cluster, namespaces: Sequence[str], tell: Tell) -> 
         tell(f"namespace {namespace}: new pods keep their limits")
     left = await cluster.list(NAMESPACES, label_selector=f"{marks.LABEL}={marks.CLAIMS}")
     if not left.items:
-        for policy in reversed(policies(await _classes_in_use(cluster))):
-            await cluster.delete(POLICIES[policy["kind"]], policy["metadata"]["name"])
+        for policy in reversed(policies(await _classes_in_use(cluster, kinds))):
+            await cluster.delete(kinds[policy["kind"]], policy["metadata"]["name"])
         tell("no namespace is switched any more: the policies are removed")
 
 
 # --- what is there --------------------------------------------------------------------------------------------------
 
 
-async def _require_policies(cluster: Cluster) -> None:
-    """Raise ConfigError where the API server has no MutatingAdmissionPolicy."""
-    if not await serves_policies(cluster):
+async def _policy_kinds(cluster: Cluster) -> dict[str, Kind]:
+    """Return the kinds of policies as this API server serves them. Raises ConfigError where it has none."""
+    version = await policy_version(cluster)
+    if not version:
         raise ConfigError(FEATURES[features.POLICIES].sentence, hint="To rewrite them: drabridge migrate convert")
+    return policy_kinds(version)
 
 
 async def _namespace(cluster: Cluster, name: str) -> Json:
@@ -149,9 +159,9 @@ async def _namespace(cluster: Cluster, name: str) -> Json:
         raise ConfigError(f"there is no namespace {name}", hint="kubectl get namespaces lists them") from error
 
 
-async def _classes_in_use(cluster: Cluster) -> dict[str, str]:
+async def _classes_in_use(cluster: Cluster, kinds: Mapping[str, Kind]) -> dict[str, str]:
     try:
-        return classes_of(await cluster.get(_SWITCH, marks.POLICY))
+        return classes_of(await cluster.get(kinds[_SWITCH], marks.POLICY))
     except NotFoundError:
         return {}
 
@@ -166,13 +176,13 @@ async def _pod_specs(cluster: Cluster, namespace: str) -> list[Json]:
     return specs
 
 
-async def _classes(cluster: Cluster, version: str, choice: Choice) -> dict[str, str]:
+async def _classes(cluster: Cluster, version: str, choice: Choice, kinds: Mapping[str, Kind]) -> dict[str, str]:
     """Return the DeviceClass of every resource that is known: from the policy, the choice, and the classes themselves.
 
     A class says with ``extendedResourceName`` which resource it is for.
     """
     there = (await cluster.list(device_classes(version))).items
-    before = await _classes_in_use(cluster)
+    before = await _classes_in_use(cluster, kinds)
     for resource, name in choice.classes.items():
         if before.get(resource, name) != name:
             raise ConfigError(

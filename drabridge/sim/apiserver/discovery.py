@@ -68,7 +68,8 @@ def _groups() -> list[str]:
 def _versions(group: str, served: Served) -> tuple[str, ...]:
     if group == DRA_GROUP:
         return served.dra_versions
-    return ("v1",) if group in _groups() else ()
+    beta = any(one.group == group and "v1beta1" in served.versions(one) for one in RESOURCES)
+    return (("v1", "v1beta1") if beta else ("v1",)) if group in _groups() else ()
 
 
 def _group(group: str, served: Served) -> JSON | None:

@@ -35,6 +35,8 @@ class Resource:
     """Not every release serves the kind (``Release.kinds``), and none but as ``version``."""
     gate: str = ""
     """The feature gate that the kind is behind."""
+    beta_gate: str = ""
+    """Releases that do not serve the kind serve it as v1beta1 with this gate (and their runtime-config)."""
     delete_returns_object: bool = False
     blank: Mapping[str, object] = field(default_factory=dict)
     """What Go prints for an empty object of the kind: the body of bookmarks, the zero of field ownership."""
@@ -66,9 +68,9 @@ class Served:
 
     def versions(self, resource: Resource) -> tuple[str, ...]:
         """Return in which versions; nothing for a kind that comes later, or is switched off."""
-        if (resource.optional and resource.plural not in self.release.kinds) or (
-            resource.gate and not self.gates[resource.gate]
-        ):
+        if resource.optional and resource.plural not in self.release.kinds:
+            return ("v1beta1",) if resource.beta_gate and self.gates[resource.beta_gate] else ()
+        if resource.gate and not self.gates[resource.gate]:
             return ()
         if resource.group != DRA_GROUP:
             return (resource.version,)
@@ -199,6 +201,7 @@ RESOURCES: tuple[Resource, ...] = (
         "admissionregistration.k8s.io",
         namespaced=False,
         optional=True,
+        beta_gate="MutatingAdmissionPolicy",
         blank={"spec": {}},
     ),
     Resource("jobs", "Job", schema.JOB, "batch", subresources=("status",), counts_generations=True),

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from deploy.helm import manifests
 from drabridge.kube.api import InvalidError, Kind
 from drabridge.kube.client import KubernetesCluster as Api
+from drabridge.kube.feature_questions import policy_version
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.claims_of_pod import bucket, claims_of_pod, owner_of
-from drabridge.migrate.switch.switcher import POLICIES
+from drabridge.migrate.switch.switcher import policy_kinds
 from tests.cluster.bed import (
     CLASS,
     CLASSES,
@@ -274,7 +275,7 @@ async def test_the_policies_are_there_while_anything_is_switched(api: Api, team:
     assert "policies are removed" not in await switch(team, "--to", "limits")
     assert not (await tried(api, one_gpu())).get("resourceClaims")
     assert "policies are removed" in await switch("default", "--to", "limits")
-    for kind in POLICIES.values():
+    for kind in policy_kinds(await policy_version(api)).values():
         there = {one["metadata"]["name"] for one in (await api.list(kind)).items}
         assert not there & {marks.POLICY, marks.GUARD}
     assert "No namespace is switched" in await switch()
@@ -288,18 +289,19 @@ async def test_the_policies_of_the_chart_do_the_same(api: Api, team: str) -> Non
         "kubeVersion": "1.36.2",
     }
     chart = manifests(values, name=TEAM, namespace=TEAM)
-    made = [one for one in chart if one["kind"] in POLICIES and "-switch" in one["metadata"]["name"].removeprefix(TEAM)]
-    assert len(made) == len(POLICIES)
+    kinds = policy_kinds(await policy_version(api))
+    made = [one for one in chart if one["kind"] in kinds and "-switch" in one["metadata"]["name"].removeprefix(TEAM)]
+    assert len(made) == len(kinds)
     try:
         for one in made:
-            await api.apply(POLICIES[one["kind"]], one, manager=MANAGER)
+            await api.apply(kinds[one["kind"]], one, manager=MANAGER)
         pod = pod_of({"containers": [container("c", {GPU: "2"})]})
         await until(lambda: _claims(api, pod), HANG_SECONDS)
         assert await _claims(api, pod) == [{"name": "example-gpu-c0", "resourceClaimTemplateName": "example-gpu-2"}]
         await until(lambda: _refused(api), HANG_SECONDS)
     finally:
         for one in made:
-            await api.delete(POLICIES[one["kind"]], one["metadata"]["name"])
+            await api.delete(kinds[one["kind"]], one["metadata"]["name"])
 
 
 async def _refused(api: Api) -> bool:

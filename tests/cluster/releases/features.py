@@ -22,16 +22,16 @@ _GATE = re.compile(r'^kubernetes_feature_enabled\{name="(\w+)",stage="\w*"\} ([0
 
 @dataclass(frozen=True)
 class Feature:
-    """``gates``: of the API server. ``field``: of the schema. ``path``: of an API that has to be served."""
+    """``gates``: of the API server. ``field``: of the schema. ``paths``: of APIs of which one has to be served."""
 
     name: str
     gates: tuple[str, ...] = ()
     field: str = ""
-    path: str = ""
+    paths: tuple[str, ...] = ()
 
     def there(self, ask: Ask) -> bool:
-        if self.path:
-            return ask(self.path) is not None
+        if self.paths:
+            return any(ask(path) is not None for path in self.paths)
         on = {name: value == "1" for name, value in _GATE.findall(ask("/metrics") or "")}
         in_schema = f'"{self.field}"' in (ask(SCHEMA) or "")
         return in_schema and all(on.get(gate, True) for gate in self.gates)
@@ -50,7 +50,7 @@ FEATURES = {
         Feature("device status", STATUS, "devices"),
         Feature(
             "admission policies that change pods",
-            path=f"{ADMISSION}/v1/mutatingadmissionpolicies",
+            paths=tuple(f"{ADMISSION}/{version}/mutatingadmissionpolicies" for version in ("v1", "v1beta1")),
         ),
     )
 }
