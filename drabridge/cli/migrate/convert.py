@@ -17,7 +17,7 @@ from drabridge.errors import ConfigError, HostError
 
 if TYPE_CHECKING:
     from drabridge.migrate.convert.batch import Outcome, Source
-    from drabridge.migrate.convert.settings import Finding, Settings
+    from drabridge.migrate.convert.settings import Device, Finding, Settings
 
 STDIN = "-"
 UNDO_SUFFIX = ".undo"  # of the file beside a JSON manifest that keeps what its lines were
@@ -25,7 +25,11 @@ UNDO_SUFFIX = ".undo"  # of the file beside a JSON manifest that keeps what its 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="files, folders, kustomizations; - for standard input")
-    cluster.add_class(parser, "convert this resource to this DeviceClass")
+    cluster.add_class(parser, "convert this resource to this DeviceClass; without it, to that of its vendor's driver")
+    parser.add_argument(
+        "--from-cluster", action="store_true", help="ask the cluster which DeviceClass a resource has, and nothing else"
+    )
+    cluster.add_arguments(parser)
     parser.add_argument(
         "--config",
         "-c",
@@ -41,6 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     ways.add_argument("--diff", action="store_true", help="print what would change, and change nothing")
     ways.add_argument("--check", action="store_true", help="fail if anything is left to convert, and change nothing")
     ways.add_argument("--in-place", action="store_true", help="write the files, each with a backup beside it")
+    ways.add_argument(
+        "--list", action="store_true", help="print every place that names devices, and what becomes of it"
+    )
     ways.add_argument(
         "--post-renderer", action="store_true", help="be a filter for rendered manifests, as Helm calls it"
     )
@@ -75,9 +82,13 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     settings = None if arguments.reverse else _settings(arguments)
     groups, findings = _sources(arguments, settings)
+    if settings is not None and not settings.devices:
+        settings = _by_default(arguments, settings, groups)
     outcomes = list(_outcomes(groups, settings, can_undo=not arguments.post_renderer))
     for outcome in outcomes:
         findings += outcome.findings()
+        if arguments.output == "kustomize":
+            findings += _nameless(outcome)
     for finding in findings:
         print(cell(finding), file=sys.stderr)
     broken = any(finding.level is Level.ERROR for finding in findings)
@@ -87,7 +98,11 @@ def run(arguments: argparse.Namespace) -> int:
             _print(outcomes)
         return int(broken)
     changed = [outcome for outcome in outcomes if outcome.changed]
-    if arguments.check:
+    if arguments.list:
+        for outcome in outcomes:
+            for place in outcome.places():
+                print(cell(place))
+    elif arguments.check:
         for outcome in changed:
             print(f"{outcome.source.name}: {_counted(outcome)} to convert")
         left |= bool(changed)
@@ -116,6 +131,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ConfigError("standard input cannot be written in place", hint="Leave --in-place out")
     if (arguments.output == "kustomize") != (arguments.to is not None):
         raise ConfigError("-o kustomize and --to FOLDER belong together")
+    if arguments.list and arguments.reverse:
+        raise ConfigError("--list says what a conversion makes of each place", hint="Leave --reverse out")
+    if arguments.from_cluster and (arguments.classes or arguments.config or arguments.reverse):
+        raise ConfigError("--from-cluster asks instead of --class and --config", hint="Leave one of them out")
     if arguments.output == "kustomize" and arguments.reverse:
         raise ConfigError("-o kustomize changes no manifest", hint="To go back, take the component out")
 
@@ -128,9 +147,6 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     from drabridge.migrate.convert.settings import Settings
 
     devices = devices_of(arguments.config, dict(arguments.classes))
-    if not devices:
-        hint = "Give --class nvidia.com/gpu=gpu.example.com, or --config with a deviceClass for each resource"
-        raise ConfigError("no resource was named", hint=hint)
     paths: dict[str, tuple[str, ...]] = {}
     for text in arguments.path:
         kind, equals, path = text.partition("=")
@@ -140,21 +156,73 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     return Settings(devices, paths)
 
 
+def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[list[Source]]) -> Settings:
+    """Return the settings with the resources that the texts speak of: by the cluster's classes, or the vendors'.
+
+    Raises ConfigError where nothing was read, or the cluster cannot be asked.
+    """
+    from msgspec.structs import replace
+
+    from drabridge.migrate.convert.default_classes import default_devices
+
+    texts = [source.text for group in groups for source in group]
+    if not texts:
+        hint = "Give --class nvidia.com/gpu=gpu.example.com, or --config with a deviceClass for each resource"
+        raise ConfigError("no resource was named", hint=hint)
+    if arguments.from_cluster:
+        devices, without = _of_cluster(arguments, texts)
+        for name in without:
+            print(cell(f"note: {name} stays: the cluster has no DeviceClass for it"), file=sys.stderr)
+    else:
+        devices = default_devices(texts)
+    whose = "of the cluster" if arguments.from_cluster else "by default; --class or --from-cluster say another"
+    for name, device in devices.items():
+        print(cell(f"note: {name}: DeviceClass {device.device_class}, {whose}"), file=sys.stderr)
+    return replace(settings, devices=devices)
+
+
+def _of_cluster(arguments: argparse.Namespace, texts: list[str]) -> tuple[dict[str, Device], list[str]]:
+    """Return the resources of texts for which the cluster has a DeviceClass, and those for which it has none."""
+    import asyncio
+
+    from drabridge.kube.api import device_classes, served_version
+    from drabridge.kube.json_reader import ObjectView
+    from drabridge.migrate.convert.default_classes import of_classes
+    from drabridge.migrate.report import facts, fields
+
+    api = cluster.connect(arguments.kubeconfig, arguments.context)
+
+    async def listed() -> list[facts.ClassFacts]:
+        version = await served_version(api)
+        if not version:
+            hint = "Kubernetes 1.34 and later have resource.k8s.io/v1"
+            raise ConfigError("this API server serves no claims", hint=hint)
+        view = ObjectView(facts.class_facts, fields.ClassFields)
+        return list((await api.list(device_classes(version), view=view)).items)
+
+    try:
+        return of_classes({one.name: one.extended for one in asyncio.run(listed())}, texts)
+    finally:
+        api.close()
+
+
 def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[list[list[Source]], list[Finding]]:
     """Read everything that was named: texts by what is deployed together, and what could not be read."""
     from drabridge.migrate.convert import files
+    from drabridge.migrate.convert.default_classes import WORDS
 
     paths = [Path(name) for name in arguments.files if name != STDIN]
-    found = files.find(paths, settings.devices if settings else ())
+    resources = WORDS if settings and not settings.devices else settings.devices if settings else ()
+    found = files.find(paths, resources)
     findings = found.findings
     groups = [list(_texts(((str(path), path) for path in group.files), findings)) for group in found.groups]
     if arguments.post_renderer or STDIN in arguments.files:
         groups.append(list(_texts([("(standard input)", None)], findings)))
     several = sum(map(len, groups)) > 1
-    if several and not (arguments.diff or arguments.check or arguments.in_place or arguments.to):
+    if several and not (arguments.diff or arguments.check or arguments.list or arguments.in_place or arguments.to):
         raise ConfigError(
             "several files cannot be printed as one",
-            hint="Add --diff, --check, --in-place, or -o kustomize --to FOLDER",
+            hint="Add --diff, --check, --in-place, --list, or -o kustomize --to FOLDER",
         )
     return groups, findings
 
@@ -242,6 +310,14 @@ def _write(changed: Iterable[Outcome], backup: str) -> None:
         except OSError as error:
             raise HostError(f"{path} cannot be written: {error.strerror}") from error
         print(f"{outcome.source.name}: {'converted' if backup else 'as it was'}")
+
+
+def _nameless(outcome: Outcome) -> list[Finding]:
+    from msgspec.structs import replace
+
+    from drabridge.migrate.convert.kustomize import nameless
+
+    return [replace(one, file=outcome.source.name) for one in nameless(outcome.conversion.pods)]
 
 
 def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:

@@ -60,7 +60,8 @@ def read_manifests(paths: Sequence[Path], config: Path | None, classes: Mapping[
             else:
                 sources.append(Source(str(path), text))
         outcomes = convert_group(sources, settings)
-        templates = [one for outcome in outcomes for one in _documents(outcome.conversion.text) if one["kind"] == KIND]
+        readable = [one for one in outcomes if all(said.level is not Level.ERROR for said in one.findings())]
+        templates = [one for outcome in readable for one in _documents(outcome.conversion.text) if one["kind"] == KIND]
         for outcome in outcomes:
             found.findings += outcome.findings()
             if outcome.changed:

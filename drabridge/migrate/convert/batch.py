@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from drabridge.migrate.convert.conversion import Conversion, convert, existing_templates, reverse
+from drabridge.migrate.convert.left_over import Listed
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.templates import Existing
 
@@ -41,6 +42,10 @@ class Outcome(Struct):
     def findings(self) -> list[Finding]:
         """Return the findings with the file's name."""
         return [structs.replace(one, file=self.source.name) for one in self.conversion.findings]
+
+    def places(self) -> list[Listed]:
+        """Return the places that name devices, with the file's name."""
+        return [structs.replace(one, file=self.source.name) for one in self.conversion.places]
 
 
 def convert_group(sources: Sequence[Source], settings: Settings, *, can_undo: bool = True) -> list[Outcome]:

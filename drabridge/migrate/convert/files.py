@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import yaml
 from msgspec import Struct, field
 
-from drabridge.migrate.convert.conversion import HELM_HINT
+from drabridge.migrate.convert.json_nodes import documents
+from drabridge.migrate.convert.left_over import HELM_HINT
 from drabridge.migrate.convert.settings import Finding, Level
+from drabridge.migrate.convert.yaml_nodes import NotYaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
 KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
@@ -96,8 +97,8 @@ class _Walk:
             group = Group()
             self.groups.append(group)
         try:
-            document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            document = next(documents(path.read_text(encoding="utf-8")), None)
+        except (OSError, ValueError, NotYaml) as error:
             self.error(path, f"the kustomization cannot be read: {' '.join(str(error).split())}", "")
             return
         document = document if isinstance(document, dict) else {}

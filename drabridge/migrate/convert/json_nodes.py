@@ -10,9 +10,17 @@ import json
 import re
 from collections.abc import Iterator
 
-import yaml
-
-from drabridge.migrate.convert.yaml_nodes import DEPTH_MAX, Mapping, Node, NotYaml, Scalar, Sequence, key_text
+from drabridge.migrate.convert.yaml_nodes import (
+    DEPTH_MAX,
+    Mapping,
+    Node,
+    NotYaml,
+    Scalar,
+    Sequence,
+    key_text,
+    loaded,
+    parse,
+)
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]++|\\.)*+"')
@@ -36,12 +44,12 @@ def parse_json(text: str) -> list[Node]:
 
 
 def documents(text: str) -> Iterator[object]:
-    """Yield what each document of a text says, as Python has it: JSON, or else YAML. Raises yaml.YAMLError."""
+    """Yield what each document of a text says, as Python has it: JSON, or else YAML. Raises NotYaml."""
     text = text.removeprefix("\ufeff")
     try:
         roots = parse_json(text)
     except NotYaml:
-        yield from yaml.safe_load_all(text)
+        yield from map(loaded, parse(text))
         return
     for root in roots:
         yield json.loads(text[root.start : root.end])

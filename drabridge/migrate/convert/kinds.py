@@ -13,9 +13,16 @@ from drabridge.migrate.operators import counting_operator
 EACH = "*"  # in a path: every key of the mapping, every item of the list
 
 # kind -> the paths of its pod specs. Sources: the Kubernetes API; the CRDs of KubeRay 1.4, Kubeflow's training operator
-# 1.9 and trainer 2.0, mpi-operator 0.6, JobSet 0.8, LeaderWorkerSet 0.6, Volcano 1.12, Argo Rollouts 1.8, KServe 0.15.
+# 1.9 and trainer 2.0, mpi-operator 0.6, JobSet 0.8, LeaderWorkerSet 0.6, Volcano 1.12, Argo Rollouts 1.8, KServe 0.20.
 _TRAINING = "template.spec"
 _RAY_CLUSTER = ("headGroupSpec.template.spec", "workerGroupSpecs.*.template.spec")
+_LLM = (
+    "spec.template",
+    "spec.worker",
+    "spec.prefill.template",
+    "spec.prefill.worker",
+    "spec.router.scheduler.template",
+)
 POD_SPECS: Mapping[str, tuple[str, ...]] = {
     "Pod": ("spec",),
     "PodTemplate": ("template.spec",),
@@ -40,6 +47,10 @@ POD_SPECS: Mapping[str, tuple[str, ...]] = {
     "JobSet": ("spec.replicatedJobs.*.template.spec.template.spec",),
     "TrainingRuntime": ("spec.template.spec.replicatedJobs.*.template.spec.template.spec",),
     "ClusterTrainingRuntime": ("spec.template.spec.replicatedJobs.*.template.spec.template.spec",),
+    "LLMInferenceService": _LLM,
+    "LLMInferenceServiceConfig": _LLM,
+    "ServingRuntime": ("spec", "spec.workerSpec"),
+    "ClusterServingRuntime": ("spec", "spec.workerSpec"),
     "LeaderWorkerSet": (
         "spec.leaderWorkerTemplate.leaderTemplate.spec",
         "spec.leaderWorkerTemplate.workerTemplate.spec",
@@ -55,6 +66,21 @@ ARGO_TEMPLATES: Mapping[str, str] = {
     "CronWorkflow": "spec.workflowSpec.templates.*",
 }
 _ARGO_PODS = ("container", "script", "containerSet")  # one of them is in a template that makes a pod
+# KubeVirt: a VM's devices name a claim and a request of it instead of a device plugin's resource, and the VM lists its
+# claims as a pod does (schema.go and types.go of its API).
+KUBEVIRT_VMS: Mapping[str, str] = {
+    "VirtualMachine": "spec.template.spec",
+    "VirtualMachineInstance": "spec",
+    "VirtualMachineInstanceReplicaSet": "spec.template.spec",
+    "VirtualMachinePool": "spec.virtualMachineTemplate.spec.template.spec",
+}
+# NIM's operator: one container, with resources beside draResources (api/apps/v1alpha1 nimservice_types.go).
+_NIM = "NIMService"
+# KServe: what a predictor has instead of containers: a model, or the same by the name of its framework (predictor.go).
+MODELS = (
+    "model", "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml", "lightgbm",
+    "paddle",
+)  # fmt: skip
 # KServe: a predictor has the keys of a pod spec beside its model, resourceClaims as well (pkg/apis/serving/v1beta1
 # podspec.go). Without Knative alone: Knative refuses claims (knative/serving issue 15332).
 _KSERVE_MODE = "serving.kserve.io/deploymentMode"
@@ -67,35 +93,48 @@ NO_POD_TEMPLATE: Mapping[str, str] = {
         f"a model is converted where {_KSERVE_MODE} is Standard, since Knative refuses claims, and not beside a "
         f"workerSpec; {_UNIFIED}"
     ),
-    "ServingRuntime": f"its pod has no resourceClaims: write containers into the InferenceService; {_UNIFIED}",
-    "ClusterServingRuntime": f"its pod has no resourceClaims: write containers into the InferenceService; {_UNIFIED}",
+    "NIMService": f"NIM's operator takes claims for its one container, as draResources; {_UNIFIED}",
     "TrainJob": "convert the pod template of its TrainingRuntime, and take resourcesPerNode out",
     **dict.fromkeys(
         ARGO_TEMPLATES, "name the claim in a podSpecPatch: resourceClaims, and resources.claims of the container"
     ),
-    "HelmRelease": "its values go into a chart: write the patches of -o kustomize into spec.postRenderers",
-    "Application": f"its values go into a chart: have what it makes converted in a plugin of Argo CD; {_UNIFIED}",
     "ResourceQuota": "set extendedResourceName on the DeviceClass, or limit CLASS.deviceclass.resource.k8s.io/devices",
+    **dict.fromkeys(
+        ("ClusterQueue", "Cohort", "ResourceFlavor"),
+        "Kueue counts claims by deviceClassMappings of its configuration: name their DeviceClass there",
+    ),
+    "Queue": "Volcano counts limits: set extendedResourceName on the DeviceClass, or leave its jobs on limits",
     "LimitRange": "it does not count claims: limit CLASS.deviceclass.resource.k8s.io/devices by a ResourceQuota",
 }
-COUNT_LIMITS = frozenset({"ResourceQuota", "LimitRange"})  # they ask for nothing, so they may stay as they are
+COUNT_LIMITS = frozenset(
+    {"ResourceQuota", "LimitRange", "Queue", "ClusterQueue", "Cohort"}
+)  # they ask for nothing, so they may stay as they are
 OTHERWISE = f"name its pod template with --path KIND=PATH if it has one; {_UNIFIED}"
-# Their controllers make pods of parts of a pod: what looks like a pod's spec is none, and has no place for a claim.
-_NO_PODS = frozenset(
-    {
-        "ServingRuntime",
-        "ClusterServingRuntime",
-    }
-)
-
 # kind -> what to do beside a conversion, but for operators that count limits.
 _ARGO_NOTE = "needs an Argo Workflows that knows resourceClaims in podSpecPatch, as 4.0 does: try one workflow"
 _NOTES: Mapping[str, str] = {
     **dict.fromkeys(ARGO_TEMPLATES, _ARGO_NOTE),
     "ClusterWorkflowTemplate": f"{_ARGO_NOTE}, and apply the ResourceClaimTemplate in each namespace that uses it",
     "InferenceService": "Knative refuses claims, and limits of a ServingRuntime stay: see that it uses neither",
+    "LLMInferenceService": (
+        "limits of the LLMInferenceServiceConfig that it takes are merged with it: convert those, too"
+    ),
+    **dict.fromkeys(
+        ("ServingRuntime", "ClusterServingRuntime"),
+        "needs a KServe whose runtimes have resourceClaims, as 0.20 does, and Knative refuses claims; its "
+        "ResourceClaimTemplate must be in each namespace that uses it",
+    ),
+    **dict.fromkeys(
+        KUBEVIRT_VMS,
+        "needs KubeVirt's feature gates GPUsWithDRA and HostDevicesWithDRA (alpha in 1.6, beta in 1.9), and "
+        "devices that are bound to VFIO",
+    ),
+    _NIM: "draResources of a NIMService that is there cannot change: delete it and create it again",
     "Job": "the pod template of a Job that is there cannot change: delete the Job and create it again",
 }
+
+
+_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 class Form(Enum):
@@ -104,6 +143,10 @@ class Form(Enum):
     POD = "pod"
     ARGO = "a template of Argo Workflows"
     MODEL = "a predictor of KServe with a model"
+    VM = "a virtual machine of KubeVirt"
+    NIM = "a service of NIM's operator"
+    VALUES = "values of a chart that go into a pod with one container"
+    OLLAMA = "values of ollama's chart, which makes the claim"
 
 
 class PodSpec(Struct, frozen=True):
@@ -122,6 +165,14 @@ class Manifest(Struct, frozen=True):
     name: str
     namespace: str
     body: dict[str, Value]
+
+    @property
+    def pods_namespace(self) -> str:
+        """Return where its pods are: what installs a chart says that apart from its own namespace."""
+        spec = at(self.body, ("spec",))
+        if self.kind == "HelmRelease":
+            return text_at(spec, "targetNamespace") or self.namespace
+        return text_at(at(spec, ("destination",)), "namespace") if self.kind == "Application" else self.namespace
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" if self.name else self.kind
@@ -145,10 +196,16 @@ def _manifests(document: Value, path: Path) -> Iterator[Manifest]:
     yield Manifest(path, kind, name, text_at(metadata, "namespace"), document)
 
 
-def remark_on(manifest: Manifest) -> str:
-    """Return what to do beside a conversion of this object; "" where there is nothing."""
+def remarks_on(manifest: Manifest) -> Iterator[str]:
+    """Yield what to do beside a conversion of this object."""
     operator = counting_operator(text_at(manifest.body, "apiVersion").rpartition("/")[0], manifest.kind)
-    return (operator.after if operator else "") or _NOTES.get(manifest.kind, "")
+    if message := (operator.after if operator else "") or _NOTES.get(manifest.kind, ""):
+        yield message
+    if text_at(at(manifest.body, ("metadata", "labels")), _KUEUE_QUEUE):
+        yield (
+            "its queue of Kueue counts claims only where deviceClassMappings of Kueue's configuration has their "
+            "DeviceClass: else they escape the quota"
+        )
 
 
 def pod_specs(manifest: Manifest, own_paths: Mapping[str, tuple[str, ...]]) -> list[PodSpec]:
@@ -156,16 +213,18 @@ def pod_specs(manifest: Manifest, own_paths: Mapping[str, tuple[str, ...]]) -> l
 
     A path of the caller's may name the template or the spec in it.
     """
-    if manifest.kind in _NO_PODS:
-        return []
+    if (vm := _virtual_machine(manifest)) is not None:
+        return [vm]
+    if manifest.kind == _NIM and isinstance(at(manifest.body, ("spec", "resources")), dict):
+        return [PodSpec((*manifest.path, "spec"), form=Form.NIM)]
     if manifest.kind in ARGO_TEMPLATES:
         return list(_argo_templates(manifest))
     predictor = at(manifest.body, ("spec", "predictor"))
-    if manifest.kind == "InferenceService" and isinstance(predictor, dict) and "model" in predictor:
+    if manifest.kind == "InferenceService" and isinstance(predictor, dict) and any(key in predictor for key in MODELS):
         return list(_predictor(manifest, predictor))
     found: dict[Path, PodSpec] = {}
     for pattern in (*own_paths.get(manifest.kind, ()), *POD_SPECS.get(manifest.kind, ())):
-        for path in _matching(manifest.body, tuple(pattern.split("."))):
+        for path in matching(manifest.body, tuple(pattern.split("."))):
             inner = (*path, "spec") if at(manifest.body, (*path, "containers")) is None else path
             if isinstance(at(manifest.body, (*inner, "containers")), list):
                 found[inner] = PodSpec((*manifest.path, *inner))
@@ -174,11 +233,19 @@ def pod_specs(manifest: Manifest, own_paths: Mapping[str, tuple[str, ...]]) -> l
     return list(found.values())
 
 
+def _virtual_machine(manifest: Manifest) -> PodSpec | None:
+    if manifest.kind not in KUBEVIRT_VMS:
+        return None
+    path = tuple(KUBEVIRT_VMS[manifest.kind].split("."))
+    devices = at(manifest.body, (*path, "domain", "devices"))
+    return PodSpec((*manifest.path, *path), form=Form.VM) if isinstance(devices, dict) else None
+
+
 def _argo_templates(manifest: Manifest) -> Iterator[PodSpec]:
     pattern = ARGO_TEMPLATES[manifest.kind]
     if at(manifest.body, (*pattern.split(".")[:-2], "templateDefaults", "podSpecPatch")) is not None:
         return  # a podSpecPatch of a template would come instead of it
-    for path in _matching(manifest.body, tuple(pattern.split("."))):
+    for path in matching(manifest.body, tuple(pattern.split("."))):
         template = at(manifest.body, path)
         if isinstance(template, dict) and any(key in template for key in _ARGO_PODS):
             yield PodSpec((*manifest.path, *path), form=Form.ARGO)
@@ -190,7 +257,8 @@ def _predictor(manifest: Manifest, predictor: dict[str, Value]) -> Iterator[PodS
         yield PodSpec((*manifest.path, "spec", "predictor"), form=Form.MODEL)
 
 
-def _matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:
+def matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the paths that a pattern stands for; ``*`` is each key or item."""
     if not pattern:
         yield ()
         return
@@ -200,7 +268,7 @@ def _matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:
     elif isinstance(body, list) and pattern[0] == EACH:
         children = enumerate(body)
     for key, child in children:
-        yield from ((key, *rest) for rest in _matching(child, pattern[1:]))
+        yield from ((key, *rest) for rest in matching(child, pattern[1:]))
 
 
 def _shaped(body: Value, path: Path) -> Iterator[Path]:
@@ -219,6 +287,19 @@ def _shaped(body: Value, path: Path) -> Iterator[Path]:
 
 def _is_container(body: Value) -> bool:
     return bool(text_at(body, "name") and text_at(body, "image"))
+
+
+_COPIES = ("replicas", "parallelism", "size", "numNodes")
+
+
+def copies(document: Value, path: Path) -> int:
+    """Return how many pods are made of the pod spec at a path, as far as what is around it says so; else 1."""
+    found = 1
+    for length in range(len(path)):
+        around = at(document, path[:length])
+        said = next((text for key in _COPIES if (text := text_at(around, key))), "")
+        found *= int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 1
+    return found
 
 
 def at(document: Value | None, path: Path) -> Value | None:

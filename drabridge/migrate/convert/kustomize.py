@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drabridge.migrate.convert.conversion import ConvertedPod
-from drabridge.migrate.convert.kinds import text_at
+from drabridge.migrate.convert.converter import ConvertedPod
+from drabridge.migrate.convert.kinds import at, text_at
+from drabridge.migrate.convert.settings import Finding, Level
 from drabridge.migrate.convert.splice import Add, Append, Operation, flow_text, scalar
 from drabridge.migrate.convert.templates import Template, missing
 from drabridge.migrate.convert.yaml_nodes import Path, Value
@@ -17,9 +18,9 @@ COMPONENT_FILE = "kustomization.yaml"
 def component(pods: Iterable[ConvertedPod]) -> dict[str, str]:
     """Return the component's files by name: add its folder to ``components:`` of a kustomization.
 
-    A patch is written for each object, as RFC 6902 has it, and fails if the object is not as it was read.
+    A patch is written for each object with a name, as RFC 6902 has it, and fails if the object is not as it was read.
     """
-    pods = list(pods)
+    pods = [pod for pod in pods if _named(pod)]
     templates = missing([template for pod in pods for template in pod.templates], ())
     lines = [
         "# Written by drabridge migrate convert: name this folder under components: of your kustomization.",
@@ -38,6 +39,18 @@ def component(pods: Iterable[ConvertedPod]) -> dict[str, str]:
         lines += [f"    {key}: {scalar(text)}" for key, text in target.items() if text]
         lines += ["  patch: |-", *(f"    - {line}" for line in map(_patch, pod.operations))]
     return {COMPONENT_FILE: "\n".join(lines) + "\n", TEMPLATES_FILE: templates_file(templates)}
+
+
+def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
+    """Return a finding for each object without a name of its own: a patch of Kustomize has nothing to aim at."""
+    message = "it has generateName only, and a patch of Kustomize needs the object's name"
+    hint = "convert the file itself with --in-place, or what Kustomize makes of it with --post-renderer"
+    found = [Finding(Level.LEFT, pod.line, str(pod.manifest), message, hint) for pod in pods if not _named(pod)]
+    return list(dict.fromkeys(found))
+
+
+def _named(pod: ConvertedPod) -> bool:
+    return bool(text_at(at(pod.manifest.body, ("metadata",)), "name"))
 
 
 def templates_file(templates: Iterable[Template]) -> str:

@@ -14,7 +14,7 @@ from itertools import chain, count
 
 from msgspec import Struct, field
 
-from drabridge.migrate.convert.kinds import Form, at, text_at
+from drabridge.migrate.convert.kinds import MODELS, Form, at, text_at
 from drabridge.migrate.convert.labels import PROFILES, Term, cel
 from drabridge.migrate.convert.settings import Settings
 from drabridge.migrate.convert.splice import Add, Append, Operation, Remove
@@ -33,10 +33,27 @@ _PLACES: Mapping[Form, tuple[tuple[Path, str], ...]] = {
         (("containerSet", "containers"), "app"),
         (("sidecars",), "sidecar"),
     ),
-    Form.MODEL: ((("initContainers",), "init"), (("model",), "app"), (("containers",), "app")),
+    Form.MODEL: (
+        (("initContainers",), "init"),
+        *(((model,), "app") for model in MODELS),
+        (("containers",), "app"),
+    ),
+    Form.VM: ((("domain", "devices", "gpus"), "device"), (("domain", "devices", "hostDevices"), "device")),
+    Form.NIM: (((), "app"),),
+    Form.VALUES: (((), "app"),),
+    Form.OLLAMA: (),
 }
+_DEVICE_NAME = "deviceName"
+_NIM_CLAIMS = "draResources"
 _PATCH = "podSpecPatch"
 _SECTIONS = ("limits", "requests")
+# Parts of a device, as schedulers that share GPUs name them: HAMi (pkg/device of its source), Volcano's vGPU, Aliyun's
+# and Tencent's GPU sharing. Their plugins enforce them; a claim's device has no such limit.
+PART = re.compile(
+    r"nvidia\.com/(?:gpumem(?:-percentage)?|gpucores|priority)|volcano\.sh/v?gpu-(?:memory(?:-percentage)?|cores)"
+    r"|[^/]+/(?:[-\w.]*[-._])?(?:v?gpu-?mem(?:ory)?|gpu-core(?:\.percentage)?|vmemory|vcores?|dcu(?:mem|cores)|"
+    r"sgpu-(?:memory|core)|vcuda-(?:memory|core)|smlu\.(?:vmemory|vcore))|huawei\.com/Ascend[\w-]*-memory"
+)
 _SELECTOR = ("nodeSelector",)
 _NODE_AFFINITY = ("affinity", "nodeAffinity")
 _TERMS = (*_NODE_AFFINITY, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
@@ -71,7 +88,7 @@ class PodPlan(Struct):
 class _Container(Struct):
     path: Path
     name: str
-    role: str  # app, init or sidecar
+    role: str  # app, init or sidecar; device: of a virtual machine
     counts: dict[str, int]  # resource -> devices; never 0
 
 
@@ -83,6 +100,8 @@ class _Claim(Struct):
 
 def plan_pod(spec: Value, namespace: str, settings: Settings, form: Form = Form.POD) -> PodPlan | None:
     """Return the plan of one pod spec; None where it asks for none of the resources. Raises Refused."""
+    if form is Form.OLLAMA:
+        return _plan_ollama(spec, settings)
     containers = [one for one in _containers(spec, settings, form) if one.counts]
     if not containers:
         return None
@@ -94,10 +113,14 @@ def plan_pod(spec: Value, namespace: str, settings: Settings, form: Form = Form.
         )
     for container in containers:
         _refuse_shares(container, settings)
+        _refuse_parts(at(spec, container.path), container.path)
     plan = PodPlan()
+    if (scheduler := text_at(spec, "schedulerName")) not in ("", "default-scheduler"):
+        message = f"the scheduler {scheduler} must allocate its claims"
+        plan.remarks.append(Remark(("schedulerName",), message, "see that it knows ResourceClaims, and has them on"))
     claims, uses = _claims(spec, containers, plan)
     for container in containers:
-        plan.operations += _container_operations(spec, container, uses[container.path])
+        plan.operations += _container_operations(spec, container, uses[container.path], form)
     selectors = _selectors(spec, {claim.resource for claim in claims}, settings, plan)
     entries: list[Value] = []
     for claim in claims:
@@ -105,7 +128,7 @@ def plan_pod(spec: Value, namespace: str, settings: Settings, form: Form = Form.
         if device.claims_share and claim.count > 1:
             message = f"the {claim.count} devices of claim {claim.name} may be {claim.count} times the same one"
             plan.remarks.append(Remark((), message, "claims share these devices, so one may be given several times"))
-        chosen = selectors.get(claim.resource, ())
+        chosen = (*device.selectors, *selectors.get(claim.resource, ()))
         template = Template(namespace, claim.resource, device.device_class, claim.count, chosen)
         plan.templates.append(template)
         entries.append({"name": claim.name, "resourceClaimTemplateName": template.name})
@@ -113,9 +136,28 @@ def plan_pod(spec: Value, namespace: str, settings: Settings, form: Form = Form.
         if at(spec, (_PATCH,)) is not None:
             raise Refused((_PATCH,), "it has a podSpecPatch already", "write resourceClaims into it by hand")
         plan.operations.append(Add((), _PATCH, json.dumps({"resourceClaims": entries})))
+    elif form is Form.NIM:
+        names: list[Value] = [{"resourceClaimTemplateName": template.name} for template in plan.templates]
+        plan.operations += _put(spec, (), _NIM_CLAIMS, names)
     else:
         plan.operations += _put(spec, (), "resourceClaims", entries)
     return plan
+
+
+def _plan_ollama(gpu: Value, settings: Settings) -> PodPlan | None:
+    """Return the plan of ollama's values: ``draEnabled`` lets the chart make the claim, of ``draDriverClass``."""
+    resource = text_at(gpu, "nvidiaResource") or "nvidia.com/gpu"
+    if text_at(gpu, "type") == "amd":
+        resource = "amd.com/gpu"
+    device = settings.devices.get(resource)
+    if device is None or text_at(gpu, "enabled") != "true" or text_at(gpu, "draEnabled") == "true":
+        return None
+    taken = next((key for key in ("mig", "draEnabled", "draDriverClass") if at(gpu, (key,)) is not None), None)
+    if taken is not None or device.selectors or device.shares > 1 or device.claims_share:
+        message = f"the chart's claim has a class and a number alone, and there is {taken or 'more to select'}"
+        raise Refused((taken,) if taken else (), message, "set draEnabled and draDriverClass by hand")
+    yes = Leaf("true", plain=True)
+    return PodPlan([Add((), "draDriverClass", device.device_class), Add((), "draEnabled", yes)])
 
 
 # --- who needs what -------------------------------------------------------------------------------------------------
@@ -127,9 +169,13 @@ def _containers(spec: Value, settings: Settings, form: Form) -> Iterator[_Contai
         listed = [((*place, number), body) for number, body in enumerate(found)] if isinstance(found, list) else []
         for path, body in [(place, found)] if isinstance(found, dict) else listed:
             restarts = role == "init" and text_at(body, "restartPolicy") == "Always"
-            counts = {name: _count(body, path, name) for name in settings.devices}
+            if role == "device":
+                counts = {name: int(text_at(body, _DEVICE_NAME) == name) for name in settings.devices}
+            else:
+                counts = {name: _count(body, path, name) for name in settings.devices}
             wanted = {resource: number for resource, number in counts.items() if number}
-            yield _Container(path, text_at(body, "name") or str(path[-1]), "sidecar" if restarts else role, wanted)
+            name = text_at(body, "name") or str(path[-1] if path else form.name.lower())
+            yield _Container(path, name, "sidecar" if restarts else role, wanted)
 
 
 def _count(container: Value, path: Path, resource: str) -> int:
@@ -176,6 +222,19 @@ def _refuse_shares(container: _Container, settings: Settings) -> None:
             )
 
 
+def _refuse_parts(container: Value | None, path: Path) -> None:
+    """Raise Refused where a container asks for a part of a device's memory or processors, as HAMi's resources do."""
+    for section in _SECTIONS:
+        found = at(container, ("resources", section))
+        for name in found if isinstance(found, dict) else ():
+            if PART.fullmatch(name):
+                raise Refused(
+                    (*path, "resources", section, name),
+                    f"{name} asks for a part of a device, and nobody would enforce it for a claim",
+                    "leave the pod on limits, with the scheduler and the plugin that know this name",
+                )
+
+
 def _claims(spec: Value, containers: list[_Container], plan: PodPlan) -> tuple[list[_Claim], dict[Path, list[_Claim]]]:
     """Return the pod's claims, and for each container those that it uses."""
     claims: list[_Claim] = []
@@ -183,7 +242,7 @@ def _claims(spec: Value, containers: list[_Container], plan: PodPlan) -> tuple[l
     namer = _Namer(spec, containers)
     for resource in dict.fromkeys(name for container in containers for name in container.counts):
         shared: list[_Claim] = []  # what init containers may use again
-        for container in sorted(containers, key=lambda one: ("app", "sidecar", "init").index(one.role)):
+        for container in sorted(containers, key=lambda one: ("app", "device", "sidecar", "init").index(one.role)):
             wanted = container.counts.get(resource, 0)
             if not wanted:
                 continue
@@ -251,16 +310,33 @@ class _Namer:
 # --- what changes ---------------------------------------------------------------------------------------------------
 
 
-def _container_operations(spec: Value, container: _Container, claims: list[_Claim]) -> Iterator[Operation]:
+def _container_operations(spec: Value, container: _Container, claims: list[_Claim], form: Form) -> Iterator[Operation]:
+    if container.role == "device":
+        (claim,) = claims
+        yield Remove((*container.path, _DEVICE_NAME))
+        yield Add(container.path, "requestName", request_name(claim.resource))
+        yield Add(container.path, "claimName", claim.name)
+        return
     resources: Path = (*container.path, "resources")
+    gone: list[Path] = []
     for section in _SECTIONS:
         found = at(spec, (*resources, section))
-        gone = [name for name in container.counts if isinstance(found, dict) and name in found]
-        if gone and isinstance(found, dict) and len(gone) == len(found):
-            yield Remove((*resources, section))
+        names = [name for name in container.counts if isinstance(found, dict) and name in found]
+        if names and isinstance(found, dict) and len(names) == len(found):
+            gone.append((*resources, section))
         else:
-            yield from (Remove((*resources, section, name)) for name in gone)
-    yield from _put(spec, resources, "claims", [{"name": claim.name} for claim in claims])
+            gone += [(*resources, section, name) for name in names]
+    if form is Form.NIM and {path for path in gone if len(path) == 2} == {("resources", key) for key in _keys(spec)}:
+        yield Remove(("resources",))
+        return
+    yield from map(Remove, gone)
+    if form is not Form.NIM:
+        yield from _put(spec, resources, "claims", [{"name": claim.name} for claim in claims])
+
+
+def _keys(spec: Value) -> Iterator[str]:
+    resources = at(spec, ("resources",))
+    yield from resources if isinstance(resources, dict) else ()
 
 
 def _put(spec: Value, path: Path, key: str, items: list[Value]) -> Iterator[Operation]:

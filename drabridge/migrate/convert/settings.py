@@ -14,12 +14,14 @@ class Device(Struct, frozen=True):
     """How devices of an extended resource are claimed: the DeviceClass, and what selectors can ask for.
 
     ``shares``: how many of the resource one device counts as. ``claims_share``: several claims may hold one device.
+    ``selectors``: CEL that each of its claims has.
     """
 
     device_class: str
     published: Published | None = None  # None: node selectors stay as they are
     shares: int = 1
     claims_share: bool = False
+    selectors: tuple[str, ...] = ()
 
 
 class Settings(Struct, frozen=True):

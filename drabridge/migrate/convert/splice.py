@@ -210,7 +210,11 @@ class _Writer:
         if owner.flow:
             return self._flow(owner, change)
         if isinstance(owner, Mapping):
-            found = [self._removed_entry(*owner.entries[number]) for number in sorted(change.removed)]
+            replaced = bool(change.added) and 0 in change.removed and self._before(owner.entries[0][0].start).strip()
+            gone = sorted(change.removed - {0} if replaced else change.removed)
+            found = [self._removed_entry(*owner.entries[number]) for number in gone]
+            if replaced:
+                return [self._replaced_first(owner, change.added), *found]
             return [*self._added_to_block(owner, change.added), *found]
         found = [self._removed_item(owner.items[number]) for number in sorted(change.removed)]
         return [*found, *self._appended_to_block(owner, change.appended)]
@@ -249,6 +253,8 @@ class _Writer:
                 raise Unspliceable("something else begins in the same line")
             end = self._line_end(end)
         start = self._line_start(start)
+        while end and not (last := self._text[self._line_start(end - 1) : end]).strip() and end - len(last) > start:
+            end -= len(last)  # empty lines after a block scalar stay
         return Edit(start, end, self._comments(start, end))
 
     def _comments(self, start: int, end: int) -> str:
@@ -289,6 +295,15 @@ class _Writer:
         start = self._above_comments(start)
         return [Edit(start, start, "".join(f"{before}{line}{self._newline}" for line in lines))]
 
+    def _replaced_first(self, owner: Mapping, added: dict[str, Value]) -> Edit:
+        """Return the edit that puts new keys where the first one stood, behind a list's dash."""
+        key, child = owner.entries[0]
+        if not isinstance(child, Scalar) or child.style in ("|", ">"):
+            raise Unspliceable(f"{key_text(key)} shares its line with what stands before it")
+        indent = " " * len(self._before(key.start))
+        lines = [line for name, new in added.items() for line in self._block_lines(name, new)]
+        return Edit(key.start, child.end, f"{self._newline}{indent}".join(lines))
+
     def _above_comments(self, start: int) -> int:
         """Return the start of the comment lines directly above a line: they belong to it."""
         while start:
@@ -315,7 +330,7 @@ class _Writer:
 
     def _block_lines(self, key: str, new: Value) -> list[str]:
         if isinstance(new, str | Leaf):
-            return [f"{scalar(key)}: {scalar(leaf_text(new))}"]
+            return [f"{scalar(key)}: {flow_text(new, json_style=False)}"]
         if isinstance(new, list):
             indent = " " * self._dash_offset
             return [f"{scalar(key)}:", *(indent + line for item in new for line in self._item_lines(item))]
@@ -369,6 +384,8 @@ def _flow_removals(spans: Items[tuple[int, int]], kept: Items[int]) -> Iterable[
 
 
 def flow_text(new: Value, json_style: bool) -> str:
+    if isinstance(new, Leaf) and new.plain:
+        return new.text
     if isinstance(new, str | Leaf):
         return scalar(leaf_text(new), json_style)
     if isinstance(new, list):

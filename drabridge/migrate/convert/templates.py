@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceClaimTemplate"
 _NAME_MAX = 63  # a template may have 253 characters; its name is also the start of the claims' names
 _HASH = 6
+_OWN_NAME = re.compile(r"([-a-z0-9]+?)-[1-9][0-9]?(?:-[0-9a-f]{6})?")
 
 
 class Template(Struct, frozen=True):
@@ -84,6 +85,23 @@ class Existing(Struct, frozen=True):
 def request_name(resource: str) -> str:
     """Return the name of the one request, and of the pod's claim: ``gpu`` for ``nvidia.com/gpu``."""
     return slug(resource.rpartition("/")[2], 40)
+
+
+def is_template_of(template: str, claim: str) -> bool:
+    """Return whether a template and a pod's claim have names that a conversion gives: nvidia-gpu-2 for gpu.
+
+    ``claim``: "" where it has no name.
+    """
+    found = _OWN_NAME.fullmatch(template)
+    return found is not None and (not claim or any(claim.startswith(word) for word in _beginnings(found[1])))
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    """Yield what a claim's name may begin with: the resource's own name, cut where it is long, or its domain."""
+    yield name.partition("-")[0] + "-"
+    while name:
+        yield name[:16]
+        name = name.partition("-")[2]
 
 
 def missing(wanted: Iterable[Template], there: Iterable[Existing]) -> list[Template]:

@@ -282,6 +282,58 @@ def _entries(mapping: Mapping, key: Key) -> Iterator[tuple[Mapping, int, Node]]:
                 yield source, number, child
 
 
+def loaded(node: Node) -> object:
+    """Return what a node says as Python has it, by the rules of YAML 1.1, as kubectl reads it; dates stay text."""
+    return _loaded(node, {})
+
+
+def _loaded(node: Node, seen: dict[int, object]) -> object:
+    node = target(node)
+    if isinstance(node, Scalar):
+        return node.text if node.style or node.string else _plain_value(node.text)
+    if id(node) not in seen:
+        if isinstance(node, Sequence):
+            seen[id(node)] = [_loaded(item, seen) for item in node.items]
+        else:
+            assert isinstance(node, Mapping)
+            found: dict[str, object] = {}
+            for source in reversed(list(merged(node))):
+                found |= {
+                    key_text(key): _loaded(child, seen) for key, child in source.entries if key_text(key) != _MERGE
+                }
+            seen[id(node)] = found
+    return seen[id(node)]
+
+
+def _plain_value(text: str) -> object:
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
+    if not any(pattern.match(text) for _, pattern in resolvers):
+        return text
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # "=", or the 31st of February
+        return text
+    return found if found is None or isinstance(found, bool | int | float) else text
+
+
+def starts(node: Node) -> frozenset[int]:
+    """Return where the keys and values of a node begin, and of all that aliases in it stand for."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    pending = [node]
+    while pending:
+        node = target(pending.pop())
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        found.add(node.start)
+        if isinstance(node, Mapping):
+            pending += [part for entry in node.entries for part in entry]
+        elif isinstance(node, Sequence):
+            pending += node.items
+    return frozenset(found)
+
+
 def content_end(node: Node) -> int:
     """Return where a node's own text ends; what a block's end mark covers beyond it are comments and empty lines."""
     if isinstance(node, Mapping) and not node.flow and node.entries:

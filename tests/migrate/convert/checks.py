@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from drabridge.migrate.convert.conversion import Conversion, convert, reverse
-from drabridge.migrate.convert.kinds import Form, manifests, pod_specs
+from drabridge.migrate.convert.kinds import MODELS, Form, manifests, pod_specs
 from drabridge.migrate.convert.labels import Published
 from drabridge.migrate.convert.settings import Device, Settings
 from drabridge.migrate.convert.undo import BEGIN
@@ -33,15 +33,18 @@ SETTINGS = Settings(
         "devices.kubevirt.io/kvm": Device("kvm.example.com"),
         "smarter-devices/ttyUSB0": Device("serial.example.com"),
         "radio.example.com/rtl-sdr": Device("radio.example.com"),
+        "nvidia.com/TU104GL_Tesla_T4": Device("vfio.example.com"),
     }
 )
 RESOURCE = ("--class", "nvidia.com/gpu=gpu.example.com")
 CONVERT = ("migrate", "convert")
 # Lines that a conversion may change: what is not of these words must stay.
 _MAY_CHANGE = re.compile(
-    r"limits|requests|resources|[cC]laims|nodeSelector|requiredDuring|[aA]ffinity|matchExpressions|operator:|values:"
+    r"limits|requests|resources|[cC]laims|nodeSelector|draDriverClass|draEnabled|claimName|requestName|deviceName|draResources|requiredDuring|[aA]ffinity|matchExpressions|operator:|values:"
     + "".join(f"|{re.escape(name)}" for name in [*SETTINGS.devices, "nvidia.com/gpu"])
 )
+
+_OF_RUNTIMES = frozenset({"supportedModelFormats", "multiModel", "protocolVersions", "workerSpec"})  # of KServe
 
 Json = dict[str, Any]
 
@@ -92,9 +95,25 @@ def pods_of(text: str, settings: Settings = SETTINGS) -> Iterator[Json]:
 def _pod(found: Json, form: Form) -> Json:
     """What the controller makes of parts of a pod."""
     if form is Form.POD:
-        return found
+        return {key: child for key, child in found.items() if key not in _OF_RUNTIMES}
+    if form is Form.VM:
+        devices = [one for key in ("gpus", "hostDevices") for one in found["domain"]["devices"].get(key, ())]
+        claims = [{"name": one["claimName"], "request": one["requestName"]} for one in devices if "claimName" in one]
+        limits = {one["deviceName"]: 1 for one in devices if "deviceName" in one}
+        compute = {"name": "compute", "image": "v", "resources": {"limits": limits, "claims": claims}}
+        return {"resourceClaims": found.get("resourceClaims", []), "containers": [compute]}
+    if form is Form.VALUES:
+        container = {"name": "ray", "image": "r", "resources": found["resources"]}
+        return {"resourceClaims": found.get("resourceClaims", []), "containers": [container]}
+    if form is Form.OLLAMA:
+        return {"containers": [{"name": "ollama", "image": "o"}]}
+    if form is Form.NIM:
+        claims = [{"name": f"claim-{number}", **one} for number, one in enumerate(found.get("draResources", ()))]
+        resources = {**found.get("resources", {}), "claims": [{"name": one["name"]} for one in claims]}
+        return {"resourceClaims": claims, "containers": [{"name": "nim", "image": "n", "resources": resources}]}
     if form is Form.MODEL:
-        model = {key: child for key, child in found["model"].items() if key == "resources"}
+        kind = next(one for one in MODELS if one in found)
+        model = {key: child for key, child in found[kind].items() if key == "resources"}
         containers = [{"name": "kserve-container", "image": "m", **model}, *found.get("containers", [])]
         return {**{key: child for key, child in found.items() if key == "resourceClaims"}, "containers": containers}
     containers = [{**found[key], "name": "main"} for key in ("container", "script") if key in found]

@@ -344,3 +344,53 @@ def test_a_template_that_is_there_is_used() -> None:
     assert not templates_of(outcome.conversion.text)
     before, _ = convert_group([Source("p", POD), there], SETTINGS)
     assert not templates_of(before.conversion.text)
+
+
+# --- platforms whose controllers have rules of their own ------------------------------------------------------------
+
+
+VM = """\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {name: vm}
+spec:
+  domain:
+    devices:
+      gpus:
+      - deviceName: nvidia.com/gpu
+        name: a
+"""
+
+
+def test_a_virtual_machine_names_a_claim_and_its_request() -> None:
+    found = check(VM)
+    assert "      - requestName: gpu\n        claimName: gpu\n        name: a\n" in found.text
+    assert "  resourceClaims:\n  - name: gpu\n    resourceClaimTemplateName: nvidia-gpu-1\n" in found.text
+    assert "GPUsWithDRA" in only(found, Level.NOTE).message
+    left = check(VM.replace("nvidia.com/gpu", "example.com/tpu"))
+    assert not left.pods
+    named = check(VM.replace("nvidia.com/gpu", "nvidia.com/GV100"))
+    assert "stays with its device plugin" in only(named, Level.NOTE).message
+    assert [one.state.value for one in named.places] == ["left on limits"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvidia.com/gpumem",
+        "nvidia.com/gpucores",
+        "volcano.sh/vgpu-memory",
+        "aliyun.com/gpu-mem",
+        "cambricon.com/mlu.smlu.vcore",
+    ],
+)
+def test_a_part_of_a_device_keeps_its_pod_on_limits(name: str) -> None:
+    found = check(POD.replace("nvidia.com/gpu: 1", f"nvidia.com/gpu: 1, {name}: 10"))
+    assert f"{name} asks for a part of a device" in only(found).message
+    settings = Settings({name: Device("part.example.com"), **SETTINGS.devices})
+    assert not check(POD.replace("nvidia.com/gpu: 1", f"{name}: 10"), settings).pods
+
+
+def test_a_scheduler_of_its_own_is_named() -> None:
+    found = check(POD.replace("spec:\n", "spec:\n  schedulerName: volcano\n"))
+    assert "the scheduler volcano must allocate its claims" in only(found, Level.NOTE).message

@@ -1,0 +1,346 @@
+"""Convert one text that is YAML or JSON: what is there, what changes in it, and what stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from msgspec import Struct, structs
+
+from drabridge.migrate.convert.charts import pods_in, releases, values_alone
+from drabridge.migrate.convert.json_nodes import parse_json
+from drabridge.migrate.convert.json_templates import placed, takes_templates, with_templates_said
+from drabridge.migrate.convert.kinds import (
+    Manifest,
+    PodSpec,
+    at,
+    copies,
+    manifests,
+    pod_specs,
+    remarks_on,
+    text_at,
+)
+from drabridge.migrate.convert.left_over import Listed, Repeated, State, judge
+from drabridge.migrate.convert.mentions import Mention, Place, finder, mentions
+from drabridge.migrate.convert.pods import PodPlan, Refused, plan_pod
+from drabridge.migrate.convert.settings import Finding, Level, Settings
+from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, in_order, spliced
+from drabridge.migrate.convert.templates import KIND, Existing, Template, foreign, missing
+from drabridge.migrate.convert.undo import (
+    block_alone,
+    with_block,
+    with_templates,
+)
+from drabridge.migrate.convert.yaml_nodes import (
+    Mapping,
+    Node,
+    NotYaml,
+    Path,
+    Value,
+    node_at,
+    owner_of,
+    parse,
+    same,
+    starts,
+    value,
+)
+
+_NO_OBJECT = Manifest((), "", "", "", {})
+
+
+class ConvertedPod(Struct, frozen=True):
+    """One pod spec that is converted: whose it is, and what changes, with paths from the object."""
+
+    line: int  # of the object
+    manifest: Manifest
+    operations: tuple[Operation, ...]
+    templates: tuple[Template, ...]
+
+
+class Moving(Struct, frozen=True):
+    """One object of which pods move to claims: ``devices`` are those of all its pods, as far as it says how many."""
+
+    line: int
+    group: str
+    kind: str
+    namespace: str
+    name: str
+    devices: dict[str, int]
+
+
+class _Pod(Struct):
+    """The plan of one pod spec."""
+
+    document: int
+    manifest: Manifest
+    path: Path
+    plan: PodPlan
+
+    def operations(self) -> list[Operation]:
+        """The operations with paths from the document's root."""
+        return [structs.replace(one, path=(*self.path, *one.path)) for one in self.plan.operations]
+
+    def within_manifest(self) -> list[Operation]:
+        """The operations with paths from the object, in an order in which each can be done after the other."""
+        start = len(self.manifest.path)
+        return in_order([structs.replace(one, path=one.path[start:]) for one in self.operations()])
+
+
+class Converter:
+    """The conversion of one text that is YAML or JSON."""
+
+    def __init__(self, text: str, settings: Settings, there: Iterable[Existing]) -> None:
+        roots, self._is_json = parsed(text)
+        self._text = text
+        self._roots = roots
+        self._settings = settings
+        self._documents = [value(root) for root in roots]
+        self.known = [*there, *(one for document in self._documents for one in templates_in(document))]
+        self.findings: list[Finding] = []
+        self._pattern = finder(settings.devices)
+        self._objects: list[list[Manifest]] = [manifests(document) for document in self._documents]
+        self._pod_paths: list[list[Path]] = [[] for _ in roots]
+        self._refused: list[set[Path]] = [set() for _ in roots]
+        self._reached: dict[tuple[int, Path], frozenset[int]] = {}
+        self._said: list[tuple[int, Path, str]] = []  # document, path and message of each finding
+
+    def pods(self) -> list[_Pod]:
+        """Return the pod specs that can be converted; findings say what else there is."""
+        taken = list(self.known)
+        found: list[_Pod] = []
+        for number, objects in enumerate(self._objects):
+            for manifest in objects:
+                found += self._of_manifest(number, manifest, taken)
+            if not objects and (alone := values_alone(self._documents[number])) is not None:
+                found += self._of_specs(number, _NO_OBJECT, list(pods_in(alone, self._documents[number])), taken)
+        if found and not self._is_json and self._text.lstrip().startswith("{"):
+            message = "kubectl takes for JSON what begins with {, and this is none"
+            self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
+            return []
+        if found and self._is_json and not takes_templates(self._roots):
+            hint = "write List instead, with apiVersion v1"
+            self.find(Level.LEFT, found[0], (), "a list of one kind, in which no template can stand", hint)
+            return []
+        return found
+
+    def converted(self, pod: _Pod) -> ConvertedPod:
+        """Return a pod spec's conversion without its place in the text."""
+        line = self._line(pod.document, pod.manifest.path)
+        return ConvertedPod(line, pod.manifest, tuple(pod.within_manifest()), tuple(pod.plan.templates))
+
+    def moving(self, pods: Sequence[_Pod]) -> list[Moving]:
+        """Return the objects of these pod specs, each once."""
+        found: dict[tuple[int, Path], Moving] = {}
+        for pod in pods:
+            manifest = pod.manifest
+            key = pod.document, manifest.path
+            if key not in found:
+                line = self._line(pod.document, manifest.path)
+                group = _group(manifest)
+                name = str(manifest)
+                found[key] = Moving(line, group, manifest.kind, manifest.pods_namespace, name, {})
+            times = copies(self._documents[pod.document], pod.path)
+            for template in pod.plan.templates:
+                devices = found[key].devices
+                devices[template.resource] = devices.get(template.resource, 0) + template.count * times
+        return list(found.values())
+
+    def named(self) -> dict[str, tuple[str, str, str]]:
+        """Return group, kind and namespace of each object by what findings call it."""
+        every = [one for objects in self._objects for one in objects]
+        return {str(one): (_group(one), one.kind, one.pods_namespace) for one in every}
+
+    def result(self, pods: Sequence[_Pod], *, can_undo: bool) -> tuple[str, list[Template], str]:
+        """Return the converted text, the templates that are new in it, and of JSON what can undo it.
+
+        Raises Unspliceable where the text cannot be changed, or would not say what it shall.
+        """
+        if not pods:
+            return self._text, [], ""
+        templates = missing([template for pod in pods for template in pod.plan.templates], self.known)
+        changes = self._edits(pods)
+        if self._is_json:
+            changes += placed(self._text, self._roots, templates)
+            after = spliced(self._text, changes)
+            if not _says(after, with_templates_said(self._intended(pods), self._roots, templates), parse_json):
+                raise Unspliceable("the text would not say what it shall")
+            return after, templates, block_alone(self._text, after, changes)
+        after = spliced(self._text, changes)
+        if can_undo:
+            after = with_block(self._text, after, changes, templates)
+        else:
+            after = with_templates(after, templates)
+        if not _says(after, [*self._intended(pods), *(template.document() for template in templates)]):
+            raise Unspliceable("the text would not say what it shall")
+        return after, templates, ""
+
+    def each_alone(self, pods: Sequence[_Pod]) -> list[_Pod]:
+        """Return the pod specs whose text can be changed, where not all can; findings say which cannot."""
+        kept: list[_Pod] = []
+        for pod in pods:
+            problem = self._problem([*kept, pod])
+            if problem is None:
+                kept.append(pod)
+            else:
+                self.find(Level.LEFT, pod, (), problem, "write these lines out by hand, then convert again")
+        return kept
+
+    def find(self, level: Level, pod: _Pod, path: Path, message: str, hint: str) -> None:
+        """Note a finding about one pod spec; ``path`` begins at it. What is left is not converted."""
+        if level is Level.LEFT:
+            self._refused[pod.document].add(pod.path)
+        self._find(level, pod.document, pod.manifest, (*pod.path, *path), message, hint)
+
+    # -- what is there
+
+    def _of_manifest(self, number: int, manifest: Manifest, taken: list[Existing]) -> Iterator[_Pod]:
+        specs = pod_specs(manifest, self._settings.paths)
+        for release in releases(manifest):
+            specs += pods_in(release, manifest.body, manifest.path)
+        found = list(self._of_specs(number, manifest, specs, taken))
+        for message in remarks_on(manifest) if found else ():
+            self._find(Level.NOTE, number, manifest, manifest.path, message, "")
+        yield from found
+
+    def _of_specs(self, number: int, manifest: Manifest, specs: list[PodSpec], taken: list[Existing]) -> Iterator[_Pod]:
+        self._pod_paths[number] += [spec.path for spec in specs]
+        for spec in specs:
+            try:
+                body = at(self._documents[number], spec.path) or {}
+                plan = plan_pod(body, manifest.pods_namespace, self._settings, spec.form)
+            except Refused as refused:
+                path = (*spec.path, *refused.path)
+                self._find(Level.LEFT, number, manifest, path, refused.message, refused.hint)
+                self._refused[number].add(spec.path)
+                continue
+            if plan is None:
+                continue
+            pod = _Pod(number, manifest, spec.path, plan)
+            if (clash := foreign(plan.templates, taken)) is not None:
+                message = f"there is a ResourceClaimTemplate {clash.name} already, and it says something else"
+                self.find(Level.LEFT, pod, (), message, "rename or remove it")
+                continue
+            taken += [Existing(one.namespace, one.name, one.spec()) for one in plan.templates]
+            for remark in plan.remarks:
+                self.find(Level.NOTE, pod, remark.path, remark.message, remark.hint)
+            if spec.by_shape:
+                message = "found by its shape: this kind is not in the table of pod templates"
+                self.find(Level.NOTE, pod, (), message, "see that its CRD has resourceClaims")
+            yield pod
+
+    # -- what is left
+
+    def places(self, pods: Sequence[_Pod]) -> list[Listed]:
+        """Return every place that names devices with what becomes of it; findings say what stays as it is."""
+        gone = [(edit.start, edit.end) for edit in self._edits(pods)]
+        listed: list[Listed] = []
+        said = Repeated()
+        for number, root in enumerate(self._roots):
+            for mention in mentions(root, self._pattern):
+                line = self._line_of(mention.position)
+                state = State.CONVERTED
+                if not any(start <= mention.position < end for start, end in gone):
+                    state = self._judged(number, mention, line, said)
+                listed.append(Listed(line, state, mention.name, ".".join(map(str, mention.path))))
+        self.findings += said.findings()
+        return listed
+
+    def _judged(self, number: int, mention: Mention, line: int, said: Repeated) -> State:
+        manifest = next((one for one in self._objects[number] if _below(mention.path, one.path)), _NO_OBJECT)
+        pod = self._pod_of(number, mention)
+        if pod in self._refused[number] and mention.place is Place.COUNT and mention.name in self._settings.devices:
+            return State.LEFT  # why is said of the pod
+        judged = judge(mention, manifest, self._settings.devices, in_pod=pod is not None)
+        known = (one for where, path, one in self._said if where == number and _below(mention.path, path))
+        if not any(mention.name in message for message in known):
+            said.add(number, Finding(judged.level, line, str(manifest), judged.message, judged.hint))
+        return judged.state
+
+    def _pod_of(self, number: int, mention: Mention) -> Path | None:
+        """Return the path of the pod spec that a mention is in, or that takes it from elsewhere by an alias."""
+        for path in self._pod_paths[number]:
+            if _below(mention.path, path):
+                return path
+        for path in self._pod_paths[number]:
+            if (number, path) not in self._reached:
+                node = node_at(self._roots[number], path)
+                self._reached[number, path] = frozenset() if node is None else starts(node)
+            if mention.position in self._reached[number, path]:
+                return path
+        return None
+
+    def _line_of(self, position: int) -> int:
+        return self._text.count("\n", 0, position) + 1
+
+    def _find(self, level: Level, number: int, manifest: Manifest, path: Path, message: str, hint: str) -> None:
+        finding = Finding(level, self._line(number, path), str(manifest), message, hint)
+        self._said.append((number, path, message))
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def _line(self, number: int, path: Path) -> int:
+        """Return the line of a key or an item, or of the nearest thing above it that there is."""
+        while path and (owned := owner_of(self._roots[number], path)) is not None:
+            owner, place = owned
+            start = owner.entries[place][0].start if isinstance(owner, Mapping) else owner.items[place].start
+            return self._line_of(start)
+        return self._line(number, path[:-1]) if path else self._line_of(self._roots[number].start)
+
+    # -- what changes
+
+    def _problem(self, pods: Sequence[_Pod]) -> str | None:
+        try:
+            after = spliced(self._text, self._edits(pods))
+        except Unspliceable as error:
+            return str(error)
+        if _says(after, self._intended(pods), parse_json if self._is_json else parse):
+            return None
+        return "an alias shares what must change with something that must not"
+
+    def _edits(self, pods: Sequence[_Pod]) -> list[Edit]:
+        found: list[Edit] = []
+        for number, root in enumerate(self._roots):
+            operations = [one for pod in pods if pod.document == number for one in pod.operations()]
+            found += edits(self._text, root, operations, is_json=self._is_json) if operations else []
+        return found
+
+    def _intended(self, pods: Sequence[_Pod]) -> list[Value]:
+        return [
+            applied(document, [one for pod in pods if pod.document == number for one in pod.operations()])
+            for number, document in enumerate(self._documents)
+        ]
+
+
+def parsed(text: str) -> tuple[list[Node], bool]:
+    """Return the documents of a text, and whether it is JSON. Raises NotYaml."""
+    if not text.lstrip().startswith("{"):
+        return parse(text), False
+    try:
+        return parse_json(text), True
+    except NotYaml as error:
+        try:
+            return parse(text), False
+        except NotYaml:
+            raise error from None
+
+
+def templates_in(document: Value) -> Iterator[Existing]:
+    for manifest in manifests(document):
+        spec = manifest.body.get("spec")
+        if manifest.kind == KIND and spec is not None:
+            yield Existing(manifest.namespace, manifest.name, spec)
+
+
+def _says(text: str, documents: Sequence[Value], parser: Callable[[str], list[Node]] = parse) -> bool:
+    try:
+        found = [value(root) for root in parser(text)]
+    except NotYaml:
+        return False
+    return len(found) == len(documents) and all(map(same, found, documents))
+
+
+def _group(manifest: Manifest) -> str:
+    return text_at(manifest.body, "apiVersion").rpartition("/")[0]
+
+
+def _below(path: Path, start: Path) -> bool:
+    return path[: len(start)] == start
