@@ -8,10 +8,12 @@ import logging
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
-from drabridge.cli.output import OUTPUTS, as_json_or_yaml, terminal_width
+from drabridge.cli.output import OUTPUTS, as_json_or_yaml, cell, terminal_width
+from drabridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from drabridge.kube.client import KubernetesCluster
@@ -34,6 +36,7 @@ examples:
   drabridge migrate report -n team-a -n team-b --resource nvidia.com/gpu
   drabridge migrate report -o html > report.html
   drabridge migrate report --class nvidia.com/gpu=gpu.example.com
+  drabridge migrate report deploy/ -o html > moves.html
   drabridge migrate report --rbac | kubectl apply -f -
 
 exit status: 0 nothing blocks, 1 something does (--fail-on says what counts)
@@ -41,6 +44,13 @@ or the cluster cannot be read, 2 bad usage"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="FOLDER",
+        help="read the manifests in these folders or files instead of a cluster: what of them could move today",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -88,18 +98,45 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(as_json_or_yaml(cluster_role(), "yaml"))
         return 0
+    if arguments.files:
+        return _survey(arguments)
     from drabridge.migrate.report.build import build
     from drabridge.migrate.report.filters import Filter
 
     logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
     api = cluster.connect(arguments.kubeconfig, arguments.context)
     wanted = Filter(frozenset(arguments.namespaces), frozenset(arguments.resources))
-    report = build(asyncio.run(_collect(api)), {name: resource for resource, name in arguments.classes}, wanted)
+    report = build(asyncio.run(collected(api)), {name: resource for resource, name in arguments.classes}, wanted)
     _print(report, arguments.output)
     return _status(report, arguments.fail_on)
 
 
-async def _collect(api: KubernetesCluster) -> Facts:
+def _survey(arguments: argparse.Namespace) -> int:
+    """Print what of the manifests in folders moves; return 1 where something is blocked, if that counts."""
+    from drabridge.migrate.convert.settings import Device
+    from drabridge.migrate.survey import page, tally, text
+    from drabridge.migrate.survey.read import survey_folders
+
+    if arguments.namespaces or arguments.resources:
+        raise ConfigError("-n and --resource are for a cluster", hint="Name fewer folders, or give --class")
+    progress = Progress()
+    try:
+        devices = {resource: Device(name) for resource, name in arguments.classes}
+        found = survey_folders(arguments.files, devices, progress)
+    finally:
+        progress.end()
+    if arguments.output in ("json", "yaml"):
+        print(as_json_or_yaml(tally.document(found), arguments.output))
+    elif arguments.output == "html":
+        print(page.render(found, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")), end="")
+    else:
+        for line in text.text(found, terminal_width(arguments.output)).split("\n"):
+            print(cell(line) if line else "")
+    return int(arguments.fail_on != "never" and any(one.blocked for one in found.subjects))
+
+
+async def collected(api: KubernetesCluster) -> Facts:
+    """Read a cluster with progress on a terminal, and close the connection."""
     from drabridge.migrate.report.collect import collect
 
     progress = Progress()

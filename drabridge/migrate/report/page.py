@@ -41,27 +41,32 @@ _WAYS = (
 
 def render(report: Report, at: str) -> str:
     """Return the page. ``at``: when the cluster was read, RFC 3339."""
+    said = [line for line in (headline(report), filter_line(report)) if line]
+    return document("From limits to claims", said, at, list(_sections(report)), [*LEGEND, "drabridge migrate report"])
+
+
+def document(title: str, said: Sequence[str], at: str, sections: Sequence[Html], footer: Sequence[str]) -> str:
+    """Return a page with a title, sentences below it, sections and lines at its foot."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", "From limits to claims"),
+        tag("title", title),
         tag("style", Html(STYLE)),
     )
     header = tag(
         "header",
-        tag("h1", "From limits to claims"),
-        tag("p", headline(report)),
-        tag("p", filter_line(report)) if filter_line(report) else None,
+        tag("h1", title),
+        *(tag("p", line) for line in said),
         tag("p", f"as of {at}", class_="quiet"),
     )
     body = tag(
         "body",
         header,
-        tag("main", *_sections(report)),
-        tag("footer", *(tag("p", line) for line in LEGEND), tag("p", "drabridge migrate report")),
+        tag("main", *sections),
+        tag("footer", *(tag("p", line) for line in footer)),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
@@ -86,7 +91,7 @@ def _sections(report: Report) -> Iterable[Html]:
         for one in report.resources
     ]
     columns = ("Resource", "Share", *_columns(), "Done", "Nodes", "Allocatable", "In slices", "Classes")
-    yield from _section("Resources", columns, rows)
+    yield from section("Resources", columns, rows)
     rows = [
         (
             one.name,
@@ -99,7 +104,7 @@ def _sections(report: Report) -> Iterable[Html]:
         for one in report.namespaces
         for use in one.uses
     ]
-    yield from _section("Namespaces", ("Namespace", "Resource", "Share", *_columns(), "Done", "Fits"), rows)
+    yield from section("Namespaces", ("Namespace", "Resource", "Share", *_columns(), "Done", "Fits"), rows)
     for severity in Severity:
         yield from _obstacles(severity, [one for one in report.obstacles if one.severity is severity])
     found = sorted(report.workloads, key=lambda one: (-one.pods.total, one.namespace, one.kind, one.name))
@@ -114,7 +119,7 @@ def _sections(report: Report) -> Iterable[Html]:
         )
         for one in found
     ]
-    yield from _section("Workloads", ("Namespace", "Workload", "Resource", "Share", *_columns(), "Each"), rows)
+    yield from section("Workloads", ("Namespace", "Workload", "Resource", "Share", *_columns(), "Each"), rows)
     if lacking := lacking_features(report):
         yield tag("section", tag("h2", "Not in this cluster"), tag("ul", *(tag("li", one) for one in lacking)))
     if report.unread:
@@ -164,7 +169,8 @@ def _obstacles(severity: Severity, obstacles: Sequence[Obstacle]) -> Iterable[Ht
     yield tag("section", tag("h2", f"{severity.capitalize()}s"), *blocks, class_=severity)
 
 
-def _section(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[Html]:
+def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[Html]:
+    """Yield a section with a table; nothing without rows."""
     if not rows:
         return
     heads = [tag("th", column, scope="col") for column in columns]
