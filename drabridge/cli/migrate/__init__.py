@@ -13,6 +13,7 @@ COMMANDS = {
     "apply": ("apply", "do the next steps of a plan"),
     "rollback": ("rollback", "undo the last steps of a plan"),
     "status": ("progress", "show which steps of a plan are done"),
+    "verify": ("verify", "say which workloads are on claims, and which fell back to limits"),
     "convert": ("convert", "rewrite manifests from limits to ResourceClaims, or back"),
 }
 

@@ -16,6 +16,7 @@ from drabridge.migrate.apply.lanes import LaneKeeper
 from drabridge.migrate.apply.merge import merged
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
 from drabridge.migrate.apply.waiting import Tell, Waiting
+from drabridge.migrate.installers import Installer, installer_of
 from drabridge.migrate.plan.build import demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
 from drabridge.migrate.plan.identity import cluster_id
@@ -23,6 +24,7 @@ from drabridge.migrate.plan.packing import Demand
 from drabridge.migrate.report.collect import collect
 from drabridge.migrate.report.model import number
 from drabridge.migrate.report.reads import NAMESPACES, claim_templates
+from drabridge.migrate.report.signs import pod_limits
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
 from drabridge.system.files import Care, write_atomically
@@ -138,6 +140,12 @@ class Runner:
             converted = found.objects.get(_key(step, move))
             if converted is None:
                 raise _no_manifest(step, move)
+            installer = await self._installer(step, move)
+            if installer is not None and not installer.from_git:
+                raise ClusterError(
+                    f"{step.namespace}/{move.object} was installed by {installer.words}, which would undo the change",
+                    hint=f"Nothing was changed. {installer.action[:1].upper()}{installer.action[1:]}",
+                )
             try:
                 for template in converted.templates:
                     await self._template(template, step.namespace, version, dry_run=True)
@@ -161,11 +169,35 @@ class Runner:
                 if any(path.exists() for path in written):  # it was interrupted after the file was written
                     continue
                 raise _no_manifest(step, move)
+            if (installer := await self._installer(step, move)) is not None:
+                self._write_when_all_are_done(step, record, converted.path, found, waiting)
+                waiting.say(move.object, f"commit {converted.path.name}: {installer.words} brings it to the cluster")
+                continue
             for template in converted.templates:
                 await self._template(template, step.namespace, version)
             if await self._bring(step.namespace, move, converted.before, converted.after):
                 waiting.say(move.object, "has the converted manifest")
             self._write_when_all_are_done(step, record, converted.path, found, waiting)
+        await self._until_brought(step, waiting)
+
+    async def _installer(self, step: Step, move: Move) -> Installer | None:
+        """Return what installed a live object, and would undo a change of it."""
+        live = await rollouts.find(self._cluster, step.namespace, move.object)
+        return None if live is None else installer_of(live["metadata"])
+
+    async def _until_brought(self, step: Step, waiting: Waiting) -> None:
+        """Wait until those who install the step's objects have brought the converted manifests to the cluster."""
+
+        async def lacking() -> str:
+            left: list[str] = []
+            for move in step.moves:
+                live = await rollouts.find(self._cluster, step.namespace, move.object)
+                brought = live is None or not _asks_by_limits(live, self._plan.resource)
+                if not brought and installer_of(live["metadata"] if live else {}) is not None:
+                    left.append(move.object)
+            return f"{', '.join(left)} still with limits in the cluster" if left else ""
+
+        await waiting.until("manifests", lacking)
 
     async def _template(
         self, template: Mapping[str, Any], namespace: str, version: str, *, dry_run: bool = False
@@ -274,6 +306,9 @@ class Runner:
             converted = found.objects.get((step.namespace, kind, name))
             if converted is None:
                 raise ClusterError(f"no manifest makes {step.namespace}/{move.object} any more")
+            if (installer := await self._installer(step, move)) is not None:
+                waiting.say(move.object, f"commit its manifest: {installer.words} brings it to the cluster")
+                continue
             if await self._bring(step.namespace, move, converted.after, converted.before):
                 waiting.say(move.object, "has its manifest as it was")
 
@@ -357,6 +392,13 @@ def _lanes_words(step: Step) -> str:
     shown = ", ".join(f"{name}: {claims}" for name, claims in list(step.lanes.items())[:4])
     more = f" and {len(step.lanes) - 4} more nodes" if len(step.lanes) > 4 else ""
     return f"devices for claims: {shown}{more}"
+
+
+def _asks_by_limits(live: Mapping[str, Any], resource: str) -> bool:
+    """Whether a workload's pod template has limits for a resource."""
+    spec = live["spec"]["jobTemplate"]["spec"] if "jobTemplate" in live["spec"] else live["spec"]
+    pod = (spec.get("template") or {}).get("spec") or {}
+    return any(name == resource for name, _ in pod_limits(pod))
 
 
 def _write(path: Path, text: str) -> None:

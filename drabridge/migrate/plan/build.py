@@ -152,6 +152,7 @@ def demands_of(facts: Facts, resource: str) -> Iterator[Demand]:
         demand = of(chain)
         demand.devices = max(demand.devices, devices)
         demand.surge, demand.unavailable, demand.place = workload.surge, workload.unavailable, workload.place
+        demand.installer = workload.installer
         demand.how = _how(workload.kind, workload.strategy, bool(pods[chain.key]))
         demand.waiting = max(0, workload.replicas - len(demand.on)) if demand.how is not How.ENDS else 0
     for key in sorted(found):
@@ -240,6 +241,9 @@ def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool
     if way is Way.SWITCH and not serves_policies:
         missing.append("the API server serves no MutatingAdmissionPolicy (Kubernetes 1.36 does): plan with --manifests")
     for demand in group:
+        if way is Way.MANIFESTS and demand.installer is not None:
+            who = f"{demand.object} was installed by {demand.installer.words}, which would undo a change in the cluster"
+            notes.append(f"{who}: {demand.installer.action}")
         for words, lacks in packing.move(demand):
             (missing if lacks else notes).append(words)
     first = group[0]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, field
 
+from drabridge.migrate.installers import Installer
 from drabridge.migrate.plan.document import How
 from drabridge.migrate.plan.places import may_run
 from drabridge.migrate.report.facts import NodeFacts, Place
@@ -38,6 +39,7 @@ class Demand(Struct):
     surge: int = 0
     unavailable: int = 1
     place: Place = Place()
+    installer: Installer | None = None
 
     @property
     def object(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.config.quantity import parse
+from drabridge.migrate.installers import Installer, installer_of
 from drabridge.migrate.report.signs import Sign, limits_of, pod_limits, signs_of
 
 Json = Mapping[str, Any]
@@ -85,6 +86,7 @@ class WorkloadFacts(Struct, frozen=True):
 
     ``replicas``: how many pods it wants at a time. ``strategy``: RollingUpdate, Recreate or OnDelete, "" without
     rollouts. In a rollout ``surge`` pods are made before old ones end, and ``unavailable`` ones may lack meanwhile.
+    ``installer``: what would undo a change of it.
     """
 
     kind: str
@@ -100,6 +102,7 @@ class WorkloadFacts(Struct, frozen=True):
     templates: tuple[str, ...]
     place: Place
     signs: tuple[Sign, ...]
+    installer: Installer | None = None
 
 
 class NodeFacts(Struct, frozen=True):
@@ -213,6 +216,7 @@ def workload_facts(kind: str, obj: Json) -> WorkloadFacts | None:
         templates,
         _place(pod),
         signs_of(template.get("metadata") or {}, pod, limits, template=True),
+        installer_of(meta),
     )
 
 

@@ -16,11 +16,19 @@ class _Owner(TypedDict, total=False):
     controller: bool | None
 
 
+_InstallerNotes = TypedDict(
+    "_InstallerNotes",
+    {"argocd.argoproj.io/tracking-id": str | None, "meta.helm.sh/release-name": str | None},
+    total=False,
+)
+
+
 class _Meta(TypedDict, total=False):
     name: str | None
     namespace: str | None
     uid: str | None
     labels: Texts | None
+    annotations: _InstallerNotes | None
     ownerReferences: list[_Owner] | None
 
 
