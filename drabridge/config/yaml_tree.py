@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
 
 import yaml
 from msgspec import Struct, field
 
+from drabridge import yaml_reader
 from drabridge.config.problems import Path, Problem, Problems, unmet
+from drabridge.yaml_reader import Fault, Found
 
 DOCUMENT_MAX = 1024 * 1024  # bytes: the most that a ConfigMap can hold
 DEPTH_MAX = 50  # our own schema needs 12
@@ -24,7 +26,7 @@ _FLOAT = re.compile(r"-?(0|[1-9]\d*)\.\d+", re.ASCII)
 _YAML_1_2_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?[eE][-+]?\d+|0o[0-7]+|0x[0-9a-fA-F]+)", re.ASCII)
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOLEANS = {"true": True, "false": False}
-_STRING_TAG = "tag:yaml.org,2002:str"
+_MERGE = "<<"
 
 Place = tuple[int, int]  # line and column, from 1
 
@@ -106,121 +108,6 @@ def _number(text: str) -> str:
     return str(int(text, 16)) if "x" in text.lower() else f"{float(text):g}"
 
 
-class _Composer:
-    """Build the tree from events without recursion: the depth has our limit, not the stack's."""
-
-    def __init__(self) -> None:
-        self.problems: list[PlacedProblem] = []
-        self.root: Node | None = None
-        self.stack: list[tuple[Sequence | Mapping, Path]] = []
-        self.key: str | None = None  # of the mapping on top of the stack, waiting for its value
-        self.anchors: dict[str, tuple[Node, int]] = {}
-        self.open_anchors: list[tuple[str, int]] = []
-        self.count = 0
-
-    def refuse(
-        self, place: Place, expected: str, hint: str, found: str | None = None, path: Path | None = None
-    ) -> None:
-        self.problems.append(
-            PlacedProblem(place, self.path() if path is None else path, Problem(expected, hint, (), found))
-        )
-
-    def path(self) -> Path:
-        """The path of the node that comes next."""
-        if not self.stack:
-            return ()
-        parent, path = self.stack[-1]
-        if isinstance(parent, Sequence):
-            return (*path, len(parent.items))
-        return path if self.key is None else (*path, self.key)
-
-    def feed(self, event: yaml.Event) -> None:
-        place = _place(event)
-        if isinstance(event, yaml.ScalarEvent):
-            self._tag(event.tag, place)
-            plain = not event.style and event.tag != _STRING_TAG
-            self._add(Scalar(place, event.value, plain), event.anchor)
-        elif isinstance(event, yaml.SequenceStartEvent):
-            self._open(Sequence(place), event.anchor, event.tag)
-        elif isinstance(event, yaml.MappingStartEvent):
-            self._open(Mapping(place), event.anchor, event.tag)
-        elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
-            self._close()
-        elif isinstance(event, yaml.AliasEvent):
-            self._alias(str(event.anchor), place)
-
-    def _tag(self, tag: str | None, place: Place) -> None:
-        if tag not in {None, _STRING_TAG}:
-            self.refuse(place, "no tags", "quote what is meant as text", f"a {tag} tag")
-
-    def _open(self, node: Sequence | Mapping, anchor: str | None, tag: str | None) -> None:
-        self._tag(tag, node.place)
-        path = self.path()
-        if len(self.stack) >= DEPTH_MAX:
-            raise Abort(_too_deep(node.place, path[:8]))
-        pending = self.key
-        self._add(node, None)
-        if isinstance(self.stack[-1][0] if self.stack else None, Mapping) and pending is None:
-            self.key = None  # a complex key: _add has refused it, its value is dropped
-        self.stack.append((node, path))
-        self.open_anchors.append((anchor or "", self.count))
-        self.key = None
-
-    def _close(self) -> None:
-        node, _ = self.stack.pop()
-        anchor, before = self.open_anchors.pop()
-        if anchor:
-            self.anchors[anchor] = (node, self.count - before + 1)
-        self.key = None
-
-    def _alias(self, anchor: str, place: Place) -> None:
-        if anchor not in self.anchors:
-            inside = any(name == anchor for name, _ in self.open_anchors)
-            hint = "an anchor cannot contain itself" if inside else "define &" + anchor + " above it"
-            self.refuse(place, "an alias of something complete", hint, "*" + anchor)
-            self._add(Scalar(place, "", True), None)
-            return
-        node, size = self.anchors[anchor]
-        self._add(node, None, size)
-
-    def _add(self, node: Node, anchor: str | None, size: int = 1) -> None:
-        self.count += size
-        if self.count > NODES_MAX:
-            raise Abort(
-                PlacedProblem(
-                    node.place, (), Problem(f"at most {NODES_MAX} values, aliases written out", "", (), "more of them")
-                )
-            )
-        if anchor:
-            self.anchors[anchor] = (node, size)
-        if not self.stack:
-            self.root = node
-            return
-        parent, _ = self.stack[-1]
-        if isinstance(parent, Sequence):
-            parent.items.append(node)
-        elif self.key is None:
-            self._key(parent, node)
-        else:
-            parent.entries.setdefault(self.key, node)
-            self.key = None
-
-    def _key(self, parent: Mapping, node: Node) -> None:
-        if not isinstance(node, Scalar):
-            self.refuse(node.place, "a plain word as key", "", "a list or mapping")
-            self.key = "?"
-        elif node.plain and node.text == "<<":
-            self.refuse(node.place, "every key written out", "merge keys are not part of YAML 1.2", "<<")
-            self.key = "<<"
-            parent.key_places.setdefault("<<", node.place)
-        else:
-            self.key = node.text
-            if node.text in parent.key_places:
-                line = parent.key_places[node.text][0]
-                self.refuse(node.place, "each key once", f"it is already in line {line}", "the same key again")
-            parent.key_places.setdefault(node.text, node.place)
-
-
 class Abort(Exception):
     """The document is not read any further."""
 
@@ -229,35 +116,92 @@ class Abort(Exception):
         self.problem = problem
 
 
-def _place(event: yaml.Event) -> Place:
-    mark = event.start_mark
-    return (mark.line + 1, mark.column + 1) if mark else (1, 1)
+class _Tree:
+    """Make our tree of a reader's nodes; what is odd in them becomes problems."""
 
+    def __init__(self, text: str) -> None:
+        self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
+        self._made: dict[int, Node] = {}
+        self.problems: list[PlacedProblem] = []
 
-def _events(text: str) -> Iterator[yaml.Event]:
-    yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    def place(self, position: int) -> Place:
+        line = bisect_right(self._starts, position)
+        return line, position - self._starts[line - 1] + 1
+
+    def refuse(self, start: int, path: Path, expected: str, hint: str, found: str) -> None:
+        self.problems.append(PlacedProblem(self.place(start), path, Problem(expected, hint, (), found)))
+
+    def tell(self, found: Found) -> None:
+        """Take a fault. Raises Abort for a second document."""
+        start, path, word = found.start, found.path, found.word
+        if found.fault is Fault.DOCUMENT:
+            problem = Problem("one document", "remove what follows ---", (), "a second")
+            raise Abort(PlacedProblem(self.place(start), (), problem))
+        if found.fault is Fault.TAG:
+            self.refuse(start, path, "no tags", "quote what is meant as text", f"a {word} tag")
+        elif found.fault is Fault.KEY:
+            self.refuse(start, path, "a plain word as key", "", "a list or mapping")
+        elif found.fault is Fault.AGAIN:
+            line = self.place(found.first)[0]
+            self.refuse(start, path, "each key once", f"it is already in line {line}", "the same key again")
+        else:
+            inside = found.fault is Fault.OWN_ALIAS
+            hint = "an anchor cannot contain itself" if inside else f"define &{word} above it"
+            self.refuse(start, path, "an alias of something complete", hint, f"*{word}")
+
+    def node(self, node: yaml_reader.Node, path: Path) -> Node:
+        """Return a node of ours. An anchor's node and its aliases are one object."""
+        if isinstance(node, yaml_reader.Alias):
+            return self.node(node.target, path)
+        if id(node) in self._made:
+            return self._made[id(node)]
+        made: Node
+        if isinstance(node, yaml_reader.Scalar):
+            made = Scalar(self.place(node.start), node.text, not node.style and not node.string)
+        elif isinstance(node, yaml_reader.Sequence):
+            items = [self.node(item, (*path, number)) for number, item in enumerate(node.items)]
+            made = Sequence(self.place(node.start), items)
+        else:
+            made = self._mapping(node, path)
+        self._made[id(node)] = made
+        return made
+
+    def _mapping(self, node: yaml_reader.Mapping, path: Path) -> Mapping:
+        made = Mapping(self.place(node.start))
+        for key, child in node.entries:
+            if not isinstance(key, yaml_reader.Scalar):
+                made.entries.setdefault("?", self.node(child, (*path, "?")))
+                continue
+            name = key.text
+            if name == _MERGE and not key.style and not key.string:
+                self.refuse(key.start, path, "every key written out", "merge keys are not part of YAML 1.2", name)
+            made.key_places.setdefault(name, self.place(key.start))
+            made.entries.setdefault(name, self.node(child, (*path, name)))
+        return made
 
 
 def compose(text: str) -> tuple[Node | None, list[PlacedProblem]]:
     """Parse one document into a tree and its problems. A syntax error or a limit gives one problem and no tree."""
-    composer = _Composer()
-    documents = 0
+    tree = _Tree(text)
     try:
-        for event in _events(text):
-            documents += isinstance(event, yaml.DocumentStartEvent)
-            if documents > 1:
-                return None, [
-                    PlacedProblem(_place(event), (), Problem("one document", "remove what follows ---", (), "a second"))
-                ]
-            composer.feed(event)
+        roots = yaml_reader.read(text, DEPTH_MAX, NODES_MAX, tree.tell)
+        root = tree.node(roots[0], ()) if roots else None
     except Abort as abort:
         return None, [abort.problem]
+    except yaml_reader.TooLarge as error:
+        place = tree.place(error.of)
+        return None, [_too_deep(place, error.path[:8]) if error.deep else _too_many(place)]
     except yaml.MarkedYAMLError as error:
         return None, [_syntax(text, error)]
     except yaml.YAMLError as error:  # a ReaderError: characters that YAML does not allow
         problem = Problem("text without control characters", "", (), str(error).splitlines()[0])
         return None, [PlacedProblem(_place_of(text, getattr(error, "position", 0)), (), problem)]
-    return composer.root, composer.problems
+    return root, tree.problems
+
+
+def _too_many(place: Place) -> PlacedProblem:
+    expected = f"at most {NODES_MAX} values, aliases written out"
+    return PlacedProblem(place, (), Problem(expected, "", (), "more of them"))
 
 
 def _too_deep(place: Place, path: Path) -> PlacedProblem:

@@ -1,7 +1,6 @@
-"""Parse YAML documents into nodes that know where in the text they stand. Knows nothing of Kubernetes.
+"""Say what YAML nodes mean: parse a text, write aliases and merge keys out, find what is at a path.
 
-An alias stays a node of its own, because its place is not the place of what it stands for. PyYAML's ``compose`` gives
-the anchor's node there, so this builds its tree from the events, which carry the same marks.
+Knows nothing of Kubernetes, but refuses what no cluster would take.
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import yaml
-from msgspec import Struct, field
+
+from drabridge import yaml_reader
+from drabridge.yaml_reader import Alias, Fault, Found, Key, Mapping, Node, Path, Scalar, Sequence, TooLarge
 
 DEPTH_MAX = 100
 NODES_MAX = 200_000  # with aliases written out: aliases of aliases of aliases are an attack, not a manifest
 
-_STRING = "tag:yaml.org,2002:str"
 _MERGE = "<<"
-
-Key = str | int
-Path = tuple[Key, ...]  # ("spec", "containers", 0): mapping keys and list positions
 
 
 class Leaf(NamedTuple):
@@ -42,46 +39,6 @@ class NotYaml(Exception):
         self.message = message
 
 
-class Scalar(Struct):
-    """One value; ``start`` and ``end`` are positions in the text, as in all nodes."""
-
-    start: int
-    end: int
-    text: str
-    style: str = ""  # "", ', ", | or >
-    string: bool = False  # tagged !!str
-
-
-class Alias(Struct):
-    """A place where an anchor's node is used again."""
-
-    start: int
-    end: int
-    target: Node
-
-
-class Mapping(Struct):
-    """Keys and values. ``end`` is exact in flow style only; a block ends where its last value does."""
-
-    start: int
-    end: int
-    flow: bool
-    entries: list[tuple[Node, Node]] = field(default_factory=list)
-    key: Node | None = None  # waits for its value
-
-
-class Sequence(Struct):
-    """A list. ``end`` as in Mapping."""
-
-    start: int
-    end: int
-    flow: bool
-    items: list[Node] = field(default_factory=list)
-
-
-Node = Scalar | Alias | Mapping | Sequence
-
-
 def parse(text: str) -> list[Node]:
     """Return the root of each document, empty documents left out.
 
@@ -89,99 +46,34 @@ def parse(text: str) -> list[Node]:
     nothing, too deep or too large.
     """
     try:
-        return _Builder(text).documents()
+        roots = yaml_reader.read(text, DEPTH_MAX, NODES_MAX, lambda found: _refuse(text, found))
+    except TooLarge as error:
+        said = f"nested deeper than {DEPTH_MAX} levels" if error.deep else f"more than {NODES_MAX} values"
+        raise NotYaml(_line(text, error.start), said if error.deep else f"{said}, aliases written out") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        found = ": ".join(part for part in (error.context, error.problem) if part)
-        raise NotYaml(mark.line + 1 if mark else 1, found) from error
+        said = ": ".join(part for part in (error.context, error.problem) if part)
+        raise NotYaml(mark.line + 1 if mark else 1, said) from error
     except yaml.YAMLError as error:  # a ReaderError: characters that YAML does not allow
-        position = getattr(error, "position", 0)
-        raise NotYaml(text.count("\n", 0, position) + 1, str(error).splitlines()[0]) from error
+        raise NotYaml(_line(text, getattr(error, "position", 0)), str(error).splitlines()[0]) from error
+    return [root for root in roots if not (isinstance(root, Scalar) and not root.text and not root.style)]
 
 
-class _Builder:
-    """Build the tree without recursion: the depth has our limit, not the stack's."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._stack: list[tuple[Mapping | Sequence, str, int]] = []  # node, its anchor, the count before it
-        self._anchors: dict[str, tuple[Node, int]] = {}
-        self._roots: list[Node] = []
-        self._count = 0
-
-    def documents(self) -> list[Node]:
-        for event in yaml.parse(self._text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            self._feed(event)
-        return [root for root in self._roots if not (isinstance(root, Scalar) and not root.text and not root.style)]
-
-    def _feed(self, event: yaml.Event) -> None:
-        if isinstance(event, yaml.ScalarEvent):
-            self._refuse_tag(event)
-            node = Scalar(*_span(event), event.value, event.style or "", event.tag == _STRING)
-            self._add(event, node, event.anchor)
-        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._refuse_tag(event)
-            if len(self._stack) >= DEPTH_MAX:
-                raise NotYaml(_line(event), f"nested deeper than {DEPTH_MAX} levels")
-            kind = Mapping if isinstance(event, yaml.MappingStartEvent) else Sequence
-            opened: Mapping | Sequence = kind(*_span(event), bool(event.flow_style))
-            before = self._count
-            self._add(event, opened, None)
-            self._stack.append((opened, event.anchor or "", before))
-        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            closed, anchor, before = self._stack.pop()
-            closed.end = _span(event)[1]
-            if anchor:
-                self._anchors[anchor] = (closed, self._count - before)
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                raise NotYaml(_line(event), f"the alias *{event.anchor} stands for nothing above it")
-            target, size = self._anchors[event.anchor]
-            self._add(event, Alias(*_span(event), target), None, size)
-        elif isinstance(event, yaml.DocumentStartEvent):
-            self._anchors = {}
-
-    def _refuse_tag(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
-        if event.tag not in (None, "!", _STRING):
-            raise NotYaml(_line(event), f"the tag {event.tag}, which Kubernetes does not know")
-
-    def _add(self, event: yaml.Event, node: Node, anchor: str | None, size: int = 1) -> None:
-        self._count += size
-        if self._count > NODES_MAX:
-            raise NotYaml(_line(event), f"more than {NODES_MAX} values, aliases written out")
-        if anchor:
-            self._anchors[anchor] = (node, size)
-        if not self._stack:
-            self._roots.append(node)
-            return
-        parent, _, _ = self._stack[-1]
-        if isinstance(parent, Sequence):
-            parent.items.append(node)
-        elif parent.key is None:
-            self._refuse_key(event, parent, node)
-            parent.key = node
-        else:
-            parent.entries.append((parent.key, node))
-            parent.key = None
-
-    def _refuse_key(self, event: yaml.Event, parent: Mapping, node: Node) -> None:
-        if not isinstance(node, Scalar):
-            raise NotYaml(_line(event), "a key that is no plain word")
-        for key, _ in parent.entries:
-            if key_text(key) == node.text:
-                first = self._text.count("\n", 0, key.start) + 1
-                raise NotYaml(_line(event), f"the key {node.text} a second time; the first is in line {first}")
+def _refuse(text: str, found: Found) -> None:
+    """Raise NotYaml for what Kubernetes does not take."""
+    said = {
+        Fault.TAG: f"the tag {found.word}, which Kubernetes does not know",
+        Fault.KEY: "a key that is no plain word",
+        Fault.AGAIN: f"the key {found.word} a second time; the first is in line {_line(text, found.first)}",
+        Fault.ALIAS: f"the alias *{found.word} stands for nothing above it",
+        Fault.OWN_ALIAS: f"the alias *{found.word} stands for nothing above it",
+    }
+    if found.fault is not Fault.DOCUMENT and (found.fault, found.word) != (Fault.TAG, "!"):
+        raise NotYaml(_line(text, found.start), said[found.fault])
 
 
-def _line(event: yaml.Event) -> int:
-    return event.start_mark.line + 1 if event.start_mark else 1
-
-
-def _span(event: yaml.Event) -> tuple[int, int]:
-    """Return where an event begins and ends in the text. Events that are parsed from text have both marks."""
-    assert event.start_mark is not None
-    assert event.end_mark is not None
-    return event.start_mark.index, event.end_mark.index
+def _line(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
 
 
 def key_text(key: Node) -> str:

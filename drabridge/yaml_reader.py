@@ -1,0 +1,217 @@
+"""Read YAML into nodes that know where in the text they stand: for configurations and for manifests.
+
+An alias stays a node of its own, because its place is not the place of what it stands for. PyYAML's ``compose`` gives
+the anchor's node there, so this builds its tree from the events, which carry the same marks. What is odd but can be
+read is told to the caller, who decides: a tag, a key that is a list, a key a second time, an alias of nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+import yaml
+from msgspec import Struct, field
+
+STRING_TAG = "tag:yaml.org,2002:str"
+
+Key = str | int
+Path = tuple[Key, ...]  # ("spec", "containers", 0): mapping keys and list positions
+
+
+class Scalar(Struct):
+    """One value; ``start`` and ``end`` are positions in the text, as in all nodes."""
+
+    start: int
+    end: int
+    text: str
+    style: str = ""  # "", ', ", | or >
+    string: bool = False  # tagged !!str
+
+
+class Alias(Struct):
+    """A place where an anchor's node is used again."""
+
+    start: int
+    end: int
+    target: Node
+
+
+class Mapping(Struct):
+    """Keys and values. ``end`` is exact in flow style only; a block ends where its last value does."""
+
+    start: int
+    end: int
+    flow: bool
+    entries: list[tuple[Node, Node]] = field(default_factory=list)
+    key: Node | None = None  # waits for its value
+
+
+class Sequence(Struct):
+    """A list. ``end`` as in Mapping."""
+
+    start: int
+    end: int
+    flow: bool
+    items: list[Node] = field(default_factory=list)
+
+
+Node = Scalar | Alias | Mapping | Sequence
+
+
+class Fault(Enum):
+    """What is odd at a place."""
+
+    TAG = "a tag"
+    KEY = "a key that is a list or a mapping"
+    AGAIN = "a key a second time"
+    ALIAS = "an alias of nothing"
+    OWN_ALIAS = "an alias within what it stands for"
+    DOCUMENT = "a second document"
+
+
+class Found(NamedTuple):
+    """A fault with its place. ``word``: the tag, key or anchor; ``first``: where the same key stands before."""
+
+    fault: Fault
+    start: int
+    path: Path
+    word: str = ""
+    first: int = 0
+
+
+class TooLarge(Exception):
+    """The text is nested too deep or has too many values: ``deep`` says which. ``of``: where an alias points."""
+
+    def __init__(self, start: int, path: Path, of: int, *, deep: bool) -> None:
+        super().__init__("too deep" if deep else "too many values")
+        self.start = start
+        self.path = path
+        self.of = of
+        self.deep = deep
+
+
+def read(text: str, depth_max: int, values_max: int, tell: Callable[[Found], None]) -> list[Node]:
+    """Return the root of each document, empty ones as empty scalars.
+
+    ``tell`` is called with each fault, in the order of the text, and may raise. With aliases written out there may be
+    ``values_max`` values: aliases of aliases of aliases are an attack. Raises TooLarge, and yaml.YAMLError.
+    """
+    builder = _Builder(depth_max, values_max, tell)
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        builder.feed(event)
+    return builder.roots
+
+
+class _Builder:
+    """Build the tree without recursion: the depth has the caller's limit, not the stack's."""
+
+    def __init__(self, depth_max: int, values_max: int, tell: Callable[[Found], None]) -> None:
+        self.roots: list[Node] = []
+        self._depth_max = depth_max
+        self._values_max = values_max
+        self._tell = tell
+        self._stack: list[tuple[Mapping | Sequence, str, int]] = []  # node, its anchor, the count before it
+        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._keys: list[dict[str, int]] = []  # key -> its place, of each collection of the stack
+        self._count = 0
+        self._documents = 0
+
+    def feed(self, event: yaml.Event) -> None:
+        if isinstance(event, yaml.ScalarEvent):
+            self._tag(event)
+            node = Scalar(*_span(event), event.value, event.style or "", event.tag == STRING_TAG)
+            self._add(node, event.anchor)
+        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+            self._tag(event)
+            if len(self._stack) >= self._depth_max:
+                start, _ = _span(event)
+                raise TooLarge(start, self._path(), start, deep=True)
+            kind = Mapping if isinstance(event, yaml.MappingStartEvent) else Sequence
+            opened: Mapping | Sequence = kind(*_span(event), bool(event.flow_style))
+            before = self._count
+            self._add(opened, None)
+            self._stack.append((opened, event.anchor or "", before))
+            self._keys.append({})
+        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+            closed, anchor, before = self._stack.pop()
+            self._keys.pop()
+            closed.end = _span(event)[1]
+            if anchor:
+                self._anchors[anchor] = (closed, self._count - before)
+        elif isinstance(event, yaml.AliasEvent):
+            self._alias(event)
+        elif isinstance(event, yaml.DocumentStartEvent):
+            self._anchors = {}
+            self._documents += 1
+            if self._documents == 2:
+                self._tell(Found(Fault.DOCUMENT, _span(event)[0], ()))
+
+    def _alias(self, event: yaml.AliasEvent) -> None:
+        start, end = _span(event)
+        name = str(event.anchor)
+        if name not in self._anchors:
+            inside = any(anchor == name for _, anchor, _ in self._stack)
+            self._tell(Found(Fault.OWN_ALIAS if inside else Fault.ALIAS, start, self._path(), name))
+            self._add(Scalar(start, end, ""), None)
+            return
+        target, size = self._anchors[name]
+        self._add(Alias(start, end, target), None, size)
+
+    def _tag(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
+        if event.tag not in (None, STRING_TAG):
+            self._tell(Found(Fault.TAG, _span(event)[0], self._path(), str(event.tag)))
+
+    def _add(self, node: Node, anchor: str | None, size: int = 1) -> None:
+        self._count += size
+        if self._count > self._values_max:
+            of = node.target if isinstance(node, Alias) else node
+            raise TooLarge(node.start, (), of.start, deep=False)
+        if anchor:
+            self._anchors[anchor] = (node, size)
+        if not self._stack:
+            self.roots.append(node)
+            return
+        parent, _, _ = self._stack[-1]
+        if isinstance(parent, Sequence):
+            parent.items.append(node)
+        elif parent.key is None:
+            self._key(parent, node)
+        else:
+            parent.entries.append((parent.key, node))
+            parent.key = None
+
+    def _key(self, parent: Mapping, node: Node) -> None:
+        if not isinstance(node, Scalar):
+            self._tell(Found(Fault.KEY, node.start, self._path()))
+            parent.key = node
+            return
+        parent.key = node
+        first = self._keys[-1].setdefault(node.text, node.start)
+        if first != node.start:
+            self._tell(Found(Fault.AGAIN, node.start, self._path(), node.text, first))
+
+    def _path(self) -> Path:
+        """Return the path of the node that comes next."""
+        found: list[Key] = []
+        last = len(self._stack) - 1
+        for place, (node, _, _) in enumerate(self._stack):
+            if isinstance(node, Sequence):
+                found.append(len(node.items) - (place != last))
+            elif node.key is not None:
+                found.append(_word(node.key))
+            elif place != last and node.entries:
+                found.append(_word(node.entries[-1][0]))
+        return tuple(found)
+
+
+def _word(key: Node) -> str:
+    return key.text if isinstance(key, Scalar) else "?"
+
+
+def _span(event: yaml.Event) -> tuple[int, int]:
+    """Return where an event begins and ends in the text. Events that are parsed from text have both marks."""
+    assert event.start_mark is not None
+    assert event.end_mark is not None
+    return event.start_mark.index, event.end_mark.index
