@@ -66,8 +66,12 @@ async def holder(agent: AgentProcess, name: str) -> tuple[str, str]:
 
 
 def given_nodes(agent: AgentProcess) -> list[dict[str, Any]]:
-    """The device nodes of all CDI files."""
-    return [node for one in cdi_devices(agent.cdi) for node in one["containerEdits"].get("deviceNodes", ())]
+    """The device nodes of all CDI files; ``hostPath`` is filled in where it is the path in the container, too."""
+    return [
+        {"hostPath": node["path"], **node}
+        for one in cdi_devices(agent.cdi)
+        for node in one["containerEdits"].get("deviceNodes", ())
+    ]
 
 
 def number(node: str) -> tuple[int, int]:
