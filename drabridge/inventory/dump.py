@@ -32,6 +32,8 @@ SECRET_MIN_CHARS = 4
 # Left out: reading them is slow or has an effect, or umockdev makes them itself from other lines.
 _SKIPPED = frozenset({"uevent", "vpd", "rom", "config", "remove", "rescan", "reset", "descriptors_raw", "subsystem"})
 _SKIPPED_PREFIXES = ("power/", "resource", "trace/", "msi_irqs/")
+_BINARY_OF_A_KIND = frozenset({"descriptors", "report_descriptor"})
+"""Binary attributes that tell the kind of a USB device. Others hold serial numbers that no search finds: EDID, VPD."""
 _MADE_HERE = (amdgpu.PREFIX, sriov.PREFIX)
 _LINKS = ("driver", "physfn", "iommu_group", "module")
 
@@ -39,12 +41,12 @@ _LINKS = ("driver", "physfn", "iommu_group", "module")
 def dump(udev: Udev, devices: Iterable[UdevDevice], *, anonymous: bool = True) -> str:
     """The devices and all their ancestors, ancestors first.
 
-    ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text. Equal ones stay equal:
-    bugs about twins need that.
+    ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text, and leaves binary
+    attributes out that may hold some. Equal ones stay equal: bugs about twins need that.
     """
     everything = {node.syspath: node for device in devices for node in device.lineage() if node.subsystem}
     ordered = [everything[syspath] for syspath in sorted(everything)]
-    attributes = {device.syspath: dict(_attributes(udev, device)) for device in ordered}
+    attributes = {device.syspath: dict(_attributes(udev, device, anonymous)) for device in ordered}
     text = "\n".join("".join(f"{line}\n" for line in _lines(device, attributes[device.syspath])) for device in ordered)
     if anonymous:
         for number, secret in enumerate(_secrets(ordered, attributes), start=1):
@@ -52,12 +54,14 @@ def dump(udev: Udev, devices: Iterable[UdevDevice], *, anonymous: bool = True) -
     return text
 
 
-def _attributes(udev: Udev, device: UdevDevice) -> Iterator[tuple[str, bytes]]:
+def _attributes(udev: Udev, device: UdevDevice, anonymous: bool) -> Iterator[tuple[str, bytes]]:
     for name in udev.attribute_names(device.syspath):
         if name in _SKIPPED or name.startswith(_SKIPPED_PREFIXES) or name in _LINKS:
             continue
         value = udev.attribute(device.syspath, name)
-        if value is not None and len(value) <= ATTRIBUTE_LIMIT_BYTES:
+        if value is None or len(value) > ATTRIBUTE_LIMIT_BYTES:
+            continue
+        if not anonymous or name in _BINARY_OF_A_KIND or _is_text(value):
             yield name, value
 
 
@@ -87,19 +91,26 @@ def _virtual_functions(syspath: str) -> list[str]:
         return []
 
 
-def _attribute(name: str, value: bytes) -> str:
+def _is_text(value: bytes) -> bool:
     try:
-        text = value.decode()
+        return all(char.isprintable() or char in "\n\t" for char in value.decode())
     except UnicodeDecodeError:
+        return False
+
+
+def _attribute(name: str, value: bytes) -> str:
+    if not _is_text(value):
         return f"H: {name}={value.hex().upper()}"
-    if any(not char.isprintable() and char != "\n" for char in text):
-        return f"H: {name}={value.hex().upper()}"
-    escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
+    escaped = value.decode().replace("\\", "\\\\").replace("\n", "\\n")
     return f"A: {name}={escaped}"
 
 
 def _secrets(devices: Iterable[UdevDevice], attributes: dict[str, dict[str, bytes]]) -> list[str]:
-    """Values to hide, longest first where one contains another (ID_SERIAL ends in ID_SERIAL_SHORT)."""
+    """Values to hide, longest first where one contains another (ID_SERIAL ends in ID_SERIAL_SHORT).
+
+    A name of the kernel's is none, and every path has it: the serial of a root hub is its controller's PCI address, and
+    so is the address of an NVMe controller.
+    """
     found: dict[str, None] = {}
     for device in devices:
         for name, value in attributes[device.syspath].items():
@@ -109,4 +120,5 @@ def _secrets(devices: Iterable[UdevDevice], attributes: dict[str, dict[str, byte
                 found |= dict.fromkeys(_KFD_UNIQUE_ID.findall(value.decode(errors="ignore")))
         for name in SECRET_PROPERTIES & device.properties.keys():
             found[device.properties[name]] = None
-    return sorted((text for text in found if len(text) >= SECRET_MIN_CHARS), key=len, reverse=True)
+    secrets = found.keys() - {device.sysname for device in devices}
+    return sorted((text for text in secrets if len(text) >= SECRET_MIN_CHARS), key=lambda text: (-len(text), text))

@@ -150,12 +150,12 @@ class Udev:
             return ()
 
     def attribute(self, syspath: str, name: str) -> bytes | None:
-        """The raw value of one attribute; None when it cannot be read."""
+        """The bytes of one attribute's file, whole: libudev's end at the first NUL. None when it cannot be read."""
         try:
-            value = pyudev.Devices.from_sys_path(self._context, syspath).attributes.get(name)
-        except (pyudev.DeviceNotFoundError, OSError):
+            with open(os.path.join(syspath, name), "rb") as file:
+                return file.read()
+        except OSError:
             return None
-        return None if value is None else bytes(value)
 
     def _copy(self, device: Any, shared: Pass) -> UdevDevice | None:
         try:

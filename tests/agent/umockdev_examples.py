@@ -51,42 +51,16 @@ def node_device(path: str, subsystem: str, name: str, major: int, minor: int, **
 
 def serial() -> str:
     """Three adapters that match, by id, by id and by rule; one of another maker."""
-    parts = [machines.usb_host()]
     kinds = (("0403", "6001", "A50285BI"), ("10c4", "ea60", "0001"), ("1a86", "7523", ""), ("2341", "0043", "X"))
-    for index, (vendor, product, number) in enumerate(kinds):
-        usb = f"{machines.USB_HOST}/1-{index + 1}"
-        facts = {"ID_PATH": f"pci-0000:00:14.0-usb-0:{index + 1}:1.0"} | ({"ID_SERIAL_SHORT": number} if number else {})
-        parts += [
-            device(
-                usb,
-                "usb",
-                node=f"bus/usb/001/{index + 2:03}",
-                attributes={"idVendor": vendor, "idProduct": product, "dev": f"189:{index + 1}"},
-                properties={"DEVTYPE": "usb_device"},
-            ),
-            device(f"{usb}/1-{index + 1}:1.0", "usb", properties={"DEVTYPE": "usb_interface"}),
-            device(f"{usb}/1-{index + 1}:1.0/ttyUSB{index}", "usb-serial"),
-            node_device(
-                f"{usb}/1-{index + 1}:1.0/ttyUSB{index}/tty/ttyUSB{index}",
-                "tty",
-                f"ttyUSB{index}",
-                188,
-                index,
-                properties=facts,
-            ),
-        ]
-    return tree(parts)
+    ports = (
+        machines.serial_port(index + 1, index, number, vendor=vendor, product=product)
+        for index, (vendor, product, number) in enumerate(kinds)
+    )
+    return tree([machines.usb_host(), *ports])
 
 
 def sticks() -> str:
-    return tree(
-        [
-            machines.usb_host(),
-            machines.stick(1),
-            machines.stick(2),
-            machines.stick(3),
-        ]
-    )
+    return tree([machines.usb_host(), *(machines.stick(port, vendor="0bda", product="2838") for port in (1, 2, 3))])
 
 
 def fpga() -> str:
@@ -185,9 +159,9 @@ CASES = {
         serial,
         3,
         3,
-        ("A50285BI", "0001", "pci-0000:00:14.0-usb-0:3:1.0"),
+        ("A50285BI", "0001", "pci-0000:00:08.0-usb-0:3:1.0"),
     ),
-    "rtl-sdr": Case("example.com/rtl-sdr", "radio.example.com", sticks, 3, 3, ("pci-0000:00:14.0-usb-0:2",)),
+    "rtl-sdr": Case("example.com/rtl-sdr", "radio.example.com", sticks, 3, 3, ("pci-0000:00:08.0-usb-0:2",)),
     # Half of the cards are for claims: kubelet counts them, and gives them to nobody.
     "fpga": Case("example.com/fpga", "fpga.example.com", fpga, 2, 2, ("0000:3b:00.0", "0000:5e:00.0")),
     # Those with a dra lane are all left to pods: without an API server no claim could have one.

@@ -61,20 +61,6 @@ def _alone(view: UdevDevice, *others: UdevDevice) -> bool:
     return matches(view, rules) and not any(matches(other, rules) for other in others)
 
 
-@pytest.mark.parametrize("serial", ["", "00000001"])
-def test_of_two_with_one_serial_or_none_the_port_tells(serial: str) -> None:
-    one, other = (usb_tty("0403", "6001", serial=serial, number=number, port=f"1-{number + 3}") for number in (0, 1))
-    assert _alone(one, other)
-    assert _alone(other, one)
-    again = usb_tty("0403", "6001", serial=serial, number=7, port="1-3")
-    assert matches(again, load(HEAD + "resources:\n" + suggest(one, [other])).resources[0].match)
-
-
-def test_two_cards_of_one_kind_are_told_by_their_slots() -> None:
-    one, other = (pci(address, "0x1234", "0x11e8", "0x00ff00") for address in ("0000:04:00.0", "0000:45:00.0"))
-    assert _alone(one, other)
-
-
 def _disk(number: int, serial: str, partition: str = "") -> UdevDevice:
     """A namespace of an NVMe controller, or a partition of it, as the lab's guest has them."""
     function = pci(f"0000:0{number + 1}:00.0", "0x1b36", "0x0010", "0x010802", "nvme")
@@ -98,22 +84,6 @@ def test_a_disk_is_itself_under_another_number_and_not_its_partition() -> None:
     rules = load(HEAD + "resources:\n" + suggest(disk, [other])).resources[0].match
     assert matches(_disk(3, "NV-0002"), rules)
     assert not matches(_disk(0, "NV-0003"), rules), "the other one has its number after a reboot"
-
-
-def test_what_only_the_kernel_tells_apart_is_named_and_said() -> None:
-    above = pci("0000:00:0c.0", "0x1b36", "0x0004", "0x070002", "serial")
-    one, other = (udev_device(f"ttyS{number}", "tty", devnode=f"/dev/ttyS{number}", above=above) for number in (4, 5))
-    assert _alone(one, other)
-    assert "it may be another device's after the next boot" in suggest(one, [other])
-
-
-def test_a_sound_card_comes_with_its_nodes() -> None:
-    card = udev_device("card0", "sound", above=pci("0000:00:0b.0", "0x8086", "0x2668", "0x040300"))
-    node = udev_device("controlC0", "sound", devnode="/dev/snd/controlC0", above=card)
-    text = suggest(card, [node])
-    assert _alone(card, node)
-    assert "nodes: [{from: group}]" in text
-    assert load(HEAD + "resources:\n" + text).resources[0].group is not None
 
 
 HOSTILE = st.text(st.characters(codec=None), max_size=30) | st.just("x" * 300) | st.sampled_from(

@@ -13,8 +13,8 @@ RECORDS = {
     "lab-serial": ("radio1", "radio2", "twin1", "twin2", "bare", "radio3", "quad"),
     "lab-disks": ("stick1", "stick2", "nvme2", "nvme3", "scsi1", "scsi2", "tape", "vdisk1", "vdisk2", "card"),
     "lab-networks": ("ethernet", "vnet", "usbnet", "can", "oldnet"),
+    "lab-functions": ("functions",),
     "lab-cards": (
-        "functions",
         "edu1",
         "edu2",
         "edu3",
@@ -38,7 +38,7 @@ def write() -> int:
         kernel = guest.run(["uname", "-r"], check=True).out.strip()
         udev = guest.run(["udevadm", "--version"], check=True).out.strip()
         for file, names in RECORDS.items():
-            text = guest.python("tests.lab.inside.record", *names, seconds=300)
+            text = guest.python("tests.lab.inside.record", *names, seconds=900)
             header = HEADER.format(kernel=kernel, udev=f"udev {udev}", names=", ".join(names))
             (TREES / f"{file}.umockdev").write_text(f"{header}\n{text}")
             print(f"wrote {file}.umockdev")

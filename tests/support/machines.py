@@ -1,10 +1,12 @@
-"""Machines as umockdev descriptions: an eight-GPU server, identical USB sticks, an SR-IOV network card."""
+"""Machines as umockdev descriptions: an eight-GPU server, recorded USB adapters, an SR-IOV network card."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+TREES = Path(__file__).parent / "trees"
 GPU_UUID = "GPU-{0:08x}-1111-2222-3333-44444444{0:04x}"
 
 
@@ -109,58 +111,81 @@ GPU_RESOURCE = {
     },
 }
 
-# --- sticks that share their serial number --------------------------------------------------------------------------
+# --- USB serial adapters, as the lab's guest has them -----------------------------------------------------------------
 
-USB_HOST = "/devices/pci0000:00/0000:00:14.0/usb1"
+USB_HOST = "/devices/pci0000:00/0000:00:08.0/usb1"
+_TWIN = f"{USB_HOST}/1-3"  # the one that was recorded
+
+
+def recorded(name: str) -> dict[str, str]:
+    """The devices of a description in ``tests/support/trees``, by path."""
+    lines = (TREES / f"{name}.umockdev").read_text().splitlines()
+    blocks = "\n".join(line for line in lines if not line.startswith("#")).strip().split("\n\n")
+    return {block.partition("\n")[0].removeprefix("P: "): block + "\n" for block in blocks}
+
+
+def usb_host() -> str:
+    """The controller and its root hub."""
+    devices = recorded("lab-serial")
+    return tree([devices[str(Path(USB_HOST).parent)], devices[USB_HOST]])
 
 
 def stick_path(port: int) -> str:
     return f"{USB_HOST}/1-{port}"
 
 
-def stick(port: int, serial: str = "00000001", number: int | None = None) -> str:
-    """An RTL-SDR stick in a port. ``number`` is the device number on the bus, which changes with every plug."""
+def stick(
+    port: int, serial: str = "00000001", number: int | None = None, *, vendor: str = "0403", product: str = "6001"
+) -> str:
+    """An adapter in a port. ``number`` is the device number on the bus, which changes with every plug."""
     number = port + 1 if number is None else number
-    return device(
-        stick_path(port),
-        "usb",
-        node=f"bus/usb/001/{number:03}",
-        attributes={
-            "idVendor": "0bda",
-            "idProduct": "2838",
-            "serial": serial,
-            "dev": f"189:{number - 1}",
-        },
-        properties={
-            "DEVTYPE": "usb_device",
-            "ID_SERIAL_SHORT": serial,
-            "ID_PATH": f"pci-0000:00:14.0-usb-0:{port}",
-            "MAJOR": "189",
-            "MINOR": str(number - 1),
+    text = _changed(
+        recorded("lab-serial")[_TWIN],
+        {
+            "bus/usb/001/004": f"bus/usb/001/{number:03}",
+            "DEVNUM=004": f"DEVNUM={number:03}",
+            "MINOR=3\n": f"MINOR={number - 1}\n",
+            "dev=189:3\\n": f"dev=189:{number - 1}\\n",
+            "devnum=4\\n": f"devnum={number}\\n",
+            "devpath=3\\n": f"devpath={port}\\n",
+            "=0403": f"={vendor}",
+            "=6001": f"={product}",
         },
     )
+    return _in_port(text, port, serial)
 
 
-def usb_host() -> str:
-    return tree(
-        [
-            device("/devices/pci0000:00/0000:00:14.0", "pci", attributes={"numa_node": "0", "class": "0x0c0330"}),
-            device(
-                USB_HOST,
-                "usb",
-                node="bus/usb/001/001",
-                attributes={"idVendor": "1d6b", "idProduct": "0002", "dev": "189:0"},
-                properties={"DEVTYPE": "usb_device"},
-            ),
-        ]
-    )
+def serial_port(port: int, index: int, serial: str, *, vendor: str, product: str) -> str:
+    """The adapter with its interface, its port and ``ttyUSB<index>``; without a serial, udev has none of it either."""
+    devices = recorded("lab-serial")
+    interface, above, tty = (devices[f"{_TWIN}/1-3:1.0{more}"] for more in ("", "/ttyUSB2", "/ttyUSB2/tty/ttyUSB2"))
+    changed = _changed(tty, {"MINOR=2\n": f"MINOR={index}\n", "dev=188:2\\n": f"dev=188:{index}\\n"})
+    below = _changed(tree([interface, above, changed]), {"ttyUSB2": f"ttyUSB{index}", "=0403": f"={vendor}"})
+    text = tree([stick(port, serial, vendor=vendor, product=product), _in_port(below, port, serial)])
+    return text if serial else "".join(line for line in text.splitlines(True) if not _SERIAL_LINE.match(line))
+
+
+_SERIAL_LINE = re.compile("A: serial=|E: ID_(USB_)?SERIAL_SHORT=")
+
+
+def _in_port(text: str, port: int, serial: str) -> str:
+    changes = {"/1-3": f"/1-{port}", "usb-0:3": f"usb-0:{port}", "usb-0_3": f"usb-0_{port}", "00000001": serial}
+    return _changed(text, changes)
+
+
+def _changed(text: str, changes: Mapping[str, str]) -> str:
+    """The text with other values; each of the old ones is there, or the record is another one than was thought."""
+    for old, new in changes.items():
+        assert old in text, f"{old} is not in the record"
+        text = text.replace(old, new)
+    return text
 
 
 STICK_RESOURCE = {
-    "name": "example.com/rtlsdr",
-    "match": [{"subsystem": "usb", "devtype": "usb_device", "attr": {"idVendor": "0bda", "idProduct": "2838"}}],
+    "name": "example.com/radio",
+    "match": [{"subsystem": "usb", "devtype": "usb_device", "attr": {"idVendor": "0403", "idProduct": "6001"}}],
     "id": ["{attr:serial}", "{property:ID_PATH}"],
-    "nodes": [{"from": "devnode", "as": "/dev/rtlsdr"}],
+    "nodes": [{"from": "devnode", "as": "/dev/radio"}],
 }
 
 # --- a network card with virtual functions --------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -22,6 +23,20 @@ def plug(name: str, **options: Any) -> None:
 def unplug(name: str) -> None:
     """Pull it out; returns when it is gone from the machine. udev may hear of it later."""
     _ask({"do": "unplug", "name": name})
+
+
+def put_back(*names: str) -> None:
+    """Plug devices in where the shelf has them, wherever they are now."""
+    for name in names:
+        with contextlib.suppress(PlugError):  # it is out already
+            unplug(name)
+        plug(name)
+
+
+def take_out(name: str) -> None:
+    """Pull a device out, if it is in."""
+    with contextlib.suppress(PlugError):
+        unplug(name)
 
 
 def note(text: str) -> None:

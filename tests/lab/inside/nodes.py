@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
+from tests.lab.inside.found import find
 from tests.support.agent_process import AgentProcess, cdi_devices
 from tests.support.waiting import until
 
@@ -66,8 +67,12 @@ async def holder(agent: AgentProcess, name: str) -> tuple[str, str]:
 
 
 def given_nodes(agent: AgentProcess) -> list[dict[str, Any]]:
-    """The device nodes of all CDI files."""
-    return [node for one in cdi_devices(agent.cdi) for node in one["containerEdits"].get("deviceNodes", ())]
+    """The device nodes of all CDI files; ``hostPath`` is filled in where it is the path in the container, too."""
+    return [
+        {"hostPath": node["path"], **node}
+        for one in cdi_devices(agent.cdi)
+        for node in one["containerEdits"].get("deviceNodes", ())
+    ]
 
 
 def number(node: str) -> tuple[int, int]:
@@ -98,3 +103,16 @@ def release(address: str) -> None:
         (function / "driver/unbind").write_text(address)
     (function / "driver_override").write_text("\n")
     Path("/sys/bus/pci/drivers_probe").write_text(address)
+
+
+def make_functions(count: int) -> list[str]:
+    """Make so many virtual functions of the shelf's controller, given to vfio-pci; return their addresses."""
+    subprocess.run(["modprobe", "vfio-pci"], check=True)
+    function = Path(find("functions"))
+    (function / "sriov_drivers_autoprobe").write_text("0\n")
+    (function / "sriov_numvfs").write_text("0\n")
+    (function / "sriov_numvfs").write_text(f"{count}\n")
+    addresses = [(function / f"virtfn{number}").resolve().name for number in range(count)]
+    for address in addresses:
+        bind(address, "vfio-pci")
+    return addresses

@@ -6,24 +6,34 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyudev
 
 from drabridge.cli import main
 from tests.lab.inside.found import find
+from tests.lab.inside.nodes import make_functions
+
+FUNCTIONS = 2
+"""Virtual functions that are recorded with their physical one, given to vfio-pci."""
 
 
-def related(syspath: str) -> Iterator[str]:
-    """The device, and what is below it: a sound card's nodes, a disk's partitions."""
-    context = pyudev.Context()
-    device = pyudev.Devices.from_sys_path(context, syspath)
-    yield syspath
-    for child in device.children:
-        yield child.sys_path
+def related(name: str) -> Iterator[str]:
+    """The device, the other ports of its card, and what is below it: a sound card's nodes, virtual functions."""
+    device = pyudev.Devices.from_sys_path(pyudev.Context(), find(name))
+    yield device.sys_path
+    if name == "functions":
+        yield str(Path("/sys/class/misc/vfio").resolve())
+        for address in make_functions(FUNCTIONS):
+            function = Path("/sys/bus/pci/devices", address).resolve()
+            yield str(function)
+            yield str((Path("/sys/class/vfio") / (function / "iommu_group").resolve().name).resolve())
+    for near in [*device.children, *(device.parent.children if device.subsystem == "tty" else ())]:
+        yield near.sys_path
 
 
 if __name__ == "__main__":
-    paths = dict.fromkeys(path for name in sys.argv[1:] for path in related(find(name)))
+    paths = dict.fromkeys(path for name in sys.argv[1:] for path in related(name))
     with contextlib.redirect_stderr(io.StringIO()):  # the host takes both streams as one
         code = main(["record", "--keep-serials", *paths])
     sys.exit(code)

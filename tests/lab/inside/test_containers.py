@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import stat
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def spec(folder: Path, nodes: list[dict[str, Any]], script: str) -> dict[str, An
     """A container of this machine's root, with these nodes and rules for them, as CDI's library adds them."""
     subprocess.run(["crun", "spec"], cwd=folder, check=True)
     made: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    made["root"] = {"path": "/", "readonly": True}
+    made["root"] = {"path": "root", "readonly": True}
     made["process"]["terminal"] = False
     made["process"]["args"] = ["sh", "-c", script]
     capabilities = ["CAP_MKNOD", "CAP_DAC_OVERRIDE"]  # what containerd gives a plain container, and more
@@ -55,6 +57,17 @@ def spec(folder: Path, nodes: list[dict[str, Any]], script: str) -> dict[str, An
     return made
 
 
+@contextlib.contextmanager
+def root_bound_to(folder: Path) -> Iterator[None]:
+    """This machine's root as a mount of its own: ``pivot_root`` takes no root that is the old one."""
+    folder.mkdir()
+    subprocess.run(["mount", "--bind", "/", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
 @pytest.mark.parametrize("runtime", ["crun", "runc"])
 async def test_a_container_opens_its_disk_and_no_other(runtime: str) -> None:
     async with node(HEAD + DISKS, DRIVER) as (agent, kubelet):
@@ -70,8 +83,9 @@ async def test_a_container_opens_its_disk_and_no_other(runtime: str) -> None:
             folder = Path(name)
             (folder / "config.json").write_text(json.dumps(spec(folder, [given], script)))
             command = [runtime, "run", f"lab-{runtime}"]
-            done = await asyncio.to_thread(
-                subprocess.run, command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
-            )
+            with root_bound_to(folder / "root"):
+                done = await asyncio.to_thread(
+                    subprocess.run, command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+                )
         assert (done.returncode, done.stdout.split()) == (0, ["512", "refused"]), done.stdout + done.stderr
         await kubelet.delete_pod("uid-a")

@@ -1,79 +1,112 @@
-"""The ledger's disk is full, or becomes read-only, under a real agent: nothing is given that is not on disk."""
+"""The disk of the ledger is full, or read-only after an error, under an agent: nothing is given that is not on it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
-from tests.lab.inside.nodes import DRIVER, HEAD, SERIAL, SERIAL_PORTS, ids, run
-from tests.support.agent_process import AgentProcess, pod
-from tests.support.waiting import until
+from tests.lab.inside.nodes import DRIVER, HEAD, SERIAL, SERIAL_PORTS, ids
+from tests.support.agent_process import AgentProcess, lists_read, pod
+from tests.support.waiting import short_directory, until
+
+
+class SmallDisk:
+    """An ext4 file system of 8 MiB on a loop device, which is read-only after an error, as Debian mounts its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._image, self.mount = folder / "image", folder / "state"
+        self.mount.mkdir()
+        self._image.touch()
+        os.truncate(self._image, 8 << 20)
+        subprocess.run(["modprobe", "loop"], check=True)
+        subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", str(self._image)], check=True)
+
+    def put_in(self) -> None:
+        options = "loop,errors=remount-ro"
+        subprocess.run(["mount", "-o", options, str(self._image), str(self.mount)], check=True)
+
+    def take_out(self) -> None:
+        subprocess.run(["umount", str(self.mount)], check=True)
+
+    def repair(self) -> None:
+        """As a boot does: 1 is "errors corrected"."""
+        assert subprocess.run(["e2fsck", "-p", str(self._image)], check=False).returncode in (0, 1)
+
+    def fill(self) -> Path:
+        """Take all that is left; returns the file that has it."""
+        filler = self.mount / "filler"
+        with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * 4096)
+        return filler
+
+    def fail(self) -> None:
+        """Let the file system find an error in itself."""
+        source = next(line.split()[0] for line in _mounts() if line.split()[1] == str(self.mount))
+        Path(f"/sys/fs/ext4/{Path(source).name}/trigger_fs_error").write_text("1")
+
+
+def _mounts() -> list[str]:
+    return Path("/proc/mounts").read_text().splitlines()
 
 
 @contextlib.contextmanager
-def small_disk() -> Iterator[Path]:
-    """A file system of its own, of 8 MiB, on a loop device."""
-    with tempfile.TemporaryDirectory(prefix="d", dir="/tmp") as name:
-        image, mount = Path(name) / "image", Path(name) / "m"
-        mount.mkdir()
-        image.write_bytes(b"")
-        os.truncate(image, 8 << 20)
-        subprocess.run(["mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", str(image)], check=True)
-        subprocess.run(["mount", "-o", "loop", str(image), str(mount)], check=True)
+def small_disk() -> Iterator[tuple[Path, SmallDisk]]:
+    with short_directory() as folder:
+        disk = SmallDisk(folder)
+        disk.put_in()
         try:
-            yield mount
+            yield folder, disk
         finally:
-            subprocess.run(["umount", "-l", str(mount)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Take all that is left of a file system."""
-    filler = folder / "filler"
-    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 4096)
-    return filler
+            subprocess.run(["umount", "-l", str(disk.mount)], check=False)
 
 
 async def test_nothing_is_given_on_a_full_disk_or_a_read_only_one() -> None:
-    with small_disk() as root:
-        kubelet, agent = SimKubelet(root, timings=Timings.fast()), AgentProcess(root, HEAD + SERIAL_PORTS, DRIVER)
+    with small_disk() as (root, disk):
+        kubelet = SimKubelet(root, timings=Timings.fast())
+        agent = AgentProcess(root, HEAD + SERIAL_PORTS, DRIVER, ("--state-dir", str(disk.mount / "agent")))
         await kubelet.start()
         await agent.start()
         try:
             await agent.ready()
+            await lists_read(kubelet)
             await until(lambda: len(ids(kubelet, SERIAL)[0]) >= 4, 20, agent.text)
             assert (await kubelet.run_pod(pod("a", resource=SERIAL))).phase is Phase.RUNNING
-            filler = fill(root)
+            filler = disk.fill()
             refused = await kubelet.run_pod(pod("b", resource=SERIAL))
             assert refused.phase is Phase.FAILED, "its grant is on no disk"
-            assert "No space left" in refused.message or "cannot be written" in refused.message, refused.message
+            assert "the ledger cannot be written" in refused.message
             filler.unlink()
-            assert await until(lambda: _gives(kubelet, "c"), 30, agent.text)
-            Path("/proc/sysrq-trigger").write_text("u")  # all file systems read-only, whoever writes to them
-            await until(lambda: not os.access(root, os.W_OK), 10)
-            assert (await kubelet.run_pod(pod("d", resource=SERIAL))).phase is Phase.FAILED
-            await run("mount", "-o", "remount,rw", str(root))
-            await run("mount", "-o", "remount,rw", "/")
-            owners = [row["owner"] for row in (await agent.status())["devices"]]
-            assert owners.count("legacy") == 2
+            await agent.ready()
+            await until(lambda: len(ids(kubelet, SERIAL)[0]) >= 3, 20, agent.text)
+            assert (await kubelet.run_pod(pod("c", resource=SERIAL))).phase is Phase.RUNNING
+
+            disk.fail()
+            refused = await kubelet.run_pod(pod("d", resource=SERIAL))
+            assert refused.phase is Phase.FAILED
+            assert "the ledger cannot be written" in refused.message
+            assert await _held(agent) == 2
+            await agent.stop(signal.SIGKILL)
+            disk.take_out()
+            disk.repair()
+            disk.put_in()
+            await agent.start()
+            await agent.ready()
+            assert await _held(agent) == 2, "as it was on the disk"
+            await until(lambda: len(ids(kubelet, SERIAL)[0]) >= 2, 20, agent.text)
+            assert (await kubelet.run_pod(pod("e", resource=SERIAL))).phase is Phase.RUNNING
         finally:
-            await agent.stop(9)
+            with contextlib.suppress(ProcessLookupError):
+                await agent.stop(signal.SIGKILL)
             await kubelet.stop()
 
 
-_attempts = 0
-
-
-async def _gives(kubelet: SimKubelet, name: str) -> bool:
-    """Whether a pod gets a device now."""
-    global _attempts
-    _attempts += 1
-    return (await kubelet.run_pod(pod(f"{name}{_attempts}", resource=SERIAL))).phase is Phase.RUNNING
+async def _held(agent: AgentProcess) -> int:
+    return [row["owner"] for row in (await agent.status())["devices"]].count("legacy")

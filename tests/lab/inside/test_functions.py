@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find
-from tests.lab.inside.nodes import DRIVER, HEAD, bind, given_nodes, holder, listed
+from tests.lab.inside.nodes import DRIVER, HEAD, given_nodes, holder, listed, make_functions
 from tests.support.agent_process import cdi_devices, node, pod
 
 FUNCTION, SECOND = "example.com/function", "example.com/second"
@@ -22,21 +21,8 @@ RULE = """\
 """
 
 
-def make(count: int) -> list[str]:
-    """So many virtual functions, given to vfio-pci; their addresses."""
-    function = Path(find("functions"))
-    (function / "sriov_drivers_autoprobe").write_text("0\n")
-    (function / "sriov_numvfs").write_text("0\n")
-    (function / "sriov_numvfs").write_text(f"{count}\n")
-    addresses = [(function / f"virtfn{number}").resolve().name for number in range(count)]
-    for address in addresses:
-        bind(address, "vfio-pci")
-    return addresses
-
-
 @contextlib.contextmanager
 def no_functions_left() -> Iterator[None]:
-    subprocess.run(["modprobe", "vfio-pci"], check=True)
     try:
         yield
     finally:
@@ -46,7 +32,7 @@ def no_functions_left() -> Iterator[None]:
 async def test_they_come_and_go_free_and_held() -> None:
     with no_functions_left():
         async with node(HEAD + RULE.format(name=FUNCTION, more=""), DRIVER) as (agent, kubelet):
-            made = make(2)
+            made = make_functions(2)
             await listed(agent, kubelet, FUNCTION, set(made), set())
             assert (await kubelet.run_pod(pod("a", 2, FUNCTION))).phase is Phase.RUNNING
             assert {env for one in cdi_devices(agent.cdi) for env in one["containerEdits"]["env"]} >= {
@@ -60,13 +46,13 @@ async def test_they_come_and_go_free_and_held() -> None:
             await listed(agent, kubelet, FUNCTION, set(), set(made))
             names = ["pci-" + one.replace(":", "-").replace(".", "-") for one in made]
             assert [await holder(agent, name) for name in names] == [("gone", "legacy")] * 2
-            assert make(4)[:2] == made
-            await listed(agent, kubelet, FUNCTION, set(make_list()), set())
+            assert make_functions(4)[:2] == made
+            await listed(agent, kubelet, FUNCTION, set(function_addresses()), set())
             assert [await holder(agent, name) for name in names] == [("present", "legacy")] * 2
             await kubelet.delete_pod("uid-a")
 
 
-def make_list() -> list[str]:
+def function_addresses() -> list[str]:
     """The addresses of the functions that are there."""
     return [path.resolve().name for path in Path(find("functions")).glob("virtfn*")]
 
@@ -76,5 +62,5 @@ async def test_they_are_chosen_by_their_physical_function_and_number() -> None:
         parent = Path(find("functions")).name
         chosen = RULE.format(name=SECOND, more=f', link: {{physfn: "{parent}"}}, property: {{SRIOV_VF: "[1-2]"}}')
         async with node(HEAD + chosen, DRIVER) as (agent, kubelet):
-            made = make(4)
+            made = make_functions(4)
             await listed(agent, kubelet, SECOND, set(made[1:3]), set())

@@ -11,7 +11,7 @@ import pyudev
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find, find_all
-from tests.lab.inside.hardware import plug, unplug
+from tests.lab.inside.hardware import plug, put_back, take_out, unplug
 from tests.lab.inside.nodes import (
     DISKS,
     DRIVER,
@@ -89,9 +89,8 @@ async def test_a_free_one_goes_and_comes_back_at_another_port_under_another_numb
             assert given["path"] == "/dev/radio"
             await kubelet.delete_pod(uid)
         finally:
-            unplug("radio4")
-            unplug("radio1")
-            plug("radio1")
+            take_out("radio4")
+            put_back("radio1")
             await until(lambda: find_all("radio1"), 10)
 
 
@@ -118,9 +117,8 @@ async def test_a_held_one_that_is_pulled_out_stays_held_and_is_its_holders_again
             assert kubelet.pod_status(uid).phase is Phase.RUNNING
             await kubelet.delete_pod(uid)
         finally:
-            unplug("radio4")
-            unplug("radio2")
-            plug("radio2")
+            take_out("radio4")
+            put_back("radio2")
             await until(lambda: find_all("radio2"), 10)
 
 
@@ -140,6 +138,7 @@ async def test_one_without_a_serial_is_the_same_at_its_port_and_another_elsewher
             assert kubelet.pod_status(uid).phase is Phase.RUNNING
             await kubelet.delete_pod(uid)
         finally:
+            put_back("bare")
             await until(lambda: find_all("bare"), 10)
 
 
@@ -148,10 +147,12 @@ async def test_of_two_with_one_serial_the_held_one_is_not_taken_for_the_other() 
         first, second = by_path("3"), by_path("4")
         uid = await run(kubelet, first, everything)
         unplug("twin1")
-        await listed(agent, kubelet, SERIAL, everything - {first}, {first})
-        rows = {row["id"]: row["owner"] for row in (await agent.status())["devices"]}
-        assert (rows[first], rows[second]) == ("legacy", "none")
-        plug("twin1")
+        try:
+            await listed(agent, kubelet, SERIAL, everything - {first}, {first})
+            rows = {row["id"]: row["owner"] for row in (await agent.status())["devices"]}
+            assert (rows[first], rows[second]) == ("legacy", "none")
+        finally:
+            plug("twin1")
         await listed(agent, kubelet, SERIAL, everything, set())
         assert kubelet.pod_status(uid).phase is Phase.RUNNING
         await kubelet.delete_pod(uid)
@@ -161,10 +162,11 @@ async def test_a_hub_that_is_pulled_out_takes_its_devices_with_it() -> None:
     async with serial_ports() as (agent, kubelet, everything):
         uid = await run(kubelet, "RADIO3", everything)
         unplug("hub")
-        await listed(agent, kubelet, SERIAL, everything - {"RADIO3"}, {"RADIO3"})
-        assert await holder(agent, "radio3") == ("gone", "legacy")
-        plug("hub")
-        plug("radio3")
+        try:
+            await listed(agent, kubelet, SERIAL, everything - {"RADIO3"}, {"RADIO3"})
+            assert await holder(agent, "radio3") == ("gone", "legacy")
+        finally:
+            put_back("hub", "radio3")
         await listed(agent, kubelet, SERIAL, everything, set())
         assert await holder(agent, "radio3") == ("present", "legacy")
         assert kubelet.pod_status(uid).phase is Phase.RUNNING

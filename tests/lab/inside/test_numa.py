@@ -6,7 +6,7 @@ from typing import Any
 
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.pods import Phase
-from tests.lab.inside.nodes import DISKS, DRIVER, HEAD, NVME, listed
+from tests.lab.inside.nodes import DISKS, DRIVER, HEAD, NVME, holder, listed
 from tests.support.agent_on_cluster import bridge
 from tests.support.agent_process import node, pod
 from tests.support.waiting import until
@@ -19,7 +19,11 @@ async def test_kubelet_is_told_the_node_of_a_root_that_has_one() -> None:
         await listed(agent, kubelet, NVME, {FAR, NEAR}, set())
         devices = kubelet.process.manager.state.all[NVME]
         assert {name: device.numa for name, device in devices.items()} == {FAR: (1,), NEAR: None}
-        assert (await kubelet.run_pod(pod("a", 2, NVME))).phase is Phase.RUNNING
+        assert (await kubelet.run_pod(pod("a", 1, NVME))).phase is Phase.RUNNING
+        assert await holder(agent, FAR.lower()) == ("present", "legacy")
+        # A device without a node is in no hint of kubelet's once another of its resource has one
+        # (generateDeviceTopologyHints in pkg/kubelet/cm/devicemanager/topology_hints.go).
+        assert (await kubelet.run_pod(pod("b", 1, NVME))).reason == "TopologyAffinityError"
 
 
 async def test_slices_tell_node_and_root() -> None:
