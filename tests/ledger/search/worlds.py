@@ -69,4 +69,17 @@ LEASES: Mapping[str, Config] = {
         _LEASES, pods=1, claims=1, faults=1, kinds=_KEPT, lanes=(Lane.SHARED, Lane.DRA)
     ),
 }
-WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS, **LEASES}
+_PROVEN = frozenset({"force", "crash", "kubelet", "forget"})
+PROOFS: Mapping[str, Config] = {
+    # what is proven acts at once; nothing else is quicker than in the worlds above
+    "1 device, 2 pods, a claim, a move, ends proven, two faults": replace(
+        _GRACE, claims=1, proofs=True, kinds=_PROVEN
+    ),
+    "1 device, 2 pods, a claim, a move, ends proven, late evidence, a fault": Config(
+        devices=1, claims=1, faults=1, moves=1, proofs=True, kinds=_PROVEN
+    ),
+    "1 device, 2 pods, 2 claims, leases, ends proven, two faults": replace(
+        _LEASES, devices=1, proofs=True, kinds=_KEPT
+    ),
+}
+WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS, **LEASES, **PROOFS}
