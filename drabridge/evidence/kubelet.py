@@ -92,10 +92,11 @@ class KubeletEvidence:
         seen after it, when a hold is old enough to end (found by the exhaustive search).
         """
         at = self._now()
-        held = any(entry.hold is not None for entry in ledger.entries.values())
-        if held:
-            await self._quiet()  # kubelet has recorded the last Allocate
-        recorded = self.read_checkpoint() if held else None
+        holds = [entry.hold for entry in ledger.entries.values() if entry.hold is not None]
+        recorded = None
+        if not all(hold.recorded and hold.confirmed for hold in holds):
+            await self._quiet()  # until kubelet has recorded the last Allocate
+            recorded = self.read_checkpoint()
         listed = await self.list_pods()
         checkpoint = None
         doubtful = set() if listed is None else _doubtful_resources(ledger, listed.pods)
@@ -290,7 +291,7 @@ def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
 
 
 def _doubtful_resources(ledger: Ledger, listed: events.Pods) -> set[str]:
-    """Return the resources for which the List alone would end a hold, give a device to claims, or not say whose it is."""
+    """Return the resources of which the List alone ends a hold, gives devices to claims, or does not name a pod."""
     entries = ledger.entries.values()
     moving = [entry for entry in entries if entry.lane is Lane.LEGACY_TO_DRA]
     nameless = [entry for entry in entries if entry.hold is not None and NEVER_KNOWN in entry.hold.former]

@@ -90,13 +90,18 @@ class EvidenceLoop:
 
     def _has_ended(self, hold: Hold | None) -> bool:
         """Whether the end of the hold is proven, and only kubelet shows its pods yet."""
-        return hold is not None and PROOFS[
-            end_of([pod.uid for pod in hold.recorded], self._ends, retaken=hold.retaken)
-        ].proves
+        return (
+            hold is not None
+            and PROOFS[end_of([pod.uid for pod in hold.recorded], self._ends, retaken=hold.retaken)].proves
+        )
 
     def _holds_of_nobody(self) -> Iterator[Hold]:
         """Yield the holds of which nobody has said yet which pod it is."""
         for entry in self._ledger_service.ledger.entries.values():
             hold = entry.hold
-            if entry.owner is Owner.LEGACY and hold is not None and not all(pod.name for pod in hold.pods or (PodRef(),)):
+            if (
+                entry.owner is Owner.LEGACY
+                and hold is not None
+                and not all(pod.name for pod in hold.pods or (PodRef(),))
+            ):
                 yield hold

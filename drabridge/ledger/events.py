@@ -240,10 +240,14 @@ class ManualRelease(Struct, frozen=True):
 
 
 class LeaseGranted(Struct, frozen=True):
-    """The claim's binding condition is to be set. Refused unless kubelet has given up all of the claim's devices."""
+    """The binding condition of the claim is to be set, as of those in ``others``, which the same pod waits for.
+
+    Refused unless kubelet has given up all of their devices.
+    """
 
     claim: ClaimRef
     at: float
+    others: tuple[ClaimRef, ...] = ()
 
 
 class LeaseDenied(Struct, frozen=True):

@@ -100,8 +100,7 @@ class EvidenceRound:
         """Pods that the checkpoint names, with their names where the API server has them."""
         names = self._event.names
         return tuple(
-            PodRef(*names[pod.uid], pod.container, pod.uid) if pod.uid in names else pod
-            for pod in dict.fromkeys(pods)
+            PodRef(*names[pod.uid], pod.container, pod.uid) if pod.uid in names else pod for pod in dict.fromkeys(pods)
         )
 
     def _unaccounted(self, entry: Entry) -> tuple[str, ...] | None:

@@ -8,8 +8,8 @@ when all of these are true:
 - every source of evidence that can be asked agrees that no pod has the device, in at least two rounds;
 - at least two kinds of source could be asked;
 - some time has passed since Allocate, and since kubelet's start;
-- the pods were seen to end, or their grace period is over. Kubelet before 1.31, and any kubelet that learns of a deletion
-  late, lets the processes of a force-deleted pod run that long (kubernetes#120449, #119276).
+- the pods were seen to end, or their grace period is over. Kubelet before 1.31, and any kubelet that learns of a
+  deletion late, lets the processes of a force-deleted pod run that long (kubernetes#120449, #119276).
 """
 
 from __future__ import annotations

@@ -212,9 +212,7 @@ class ClusterNode:
         if status.message.startswith(status_message("")):
             return {}
         kinds = {"initContainers": "initContainerStatuses", "containers": "containerStatuses"}
-        return {
-            kinds[kind]: self._states(pod, pod["spec"][kind], status) for kind in kinds if pod["spec"].get(kind)
-        }
+        return {kinds[kind]: self._states(pod, pod["spec"][kind], status) for kind in kinds if pod["spec"].get(kind)}
 
     def _states(self, pod: JSON, containers: Sequence[JSON], status: PodStatus) -> list[JSON]:
         uid = pod["metadata"]["uid"]

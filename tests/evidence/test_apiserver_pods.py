@@ -111,9 +111,7 @@ def test_a_pod_has_ended_when_kubelet_says_so_of_all_of_its_containers(
     assert demand.ended is ended
 
 
-DONE, FAILED = (
-    {"state": {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:00:00Z"}}} for code in (0, 1)
-)
+DONE, FAILED = ({"state": {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:00:00Z"}}} for code in (0, 1))
 GUESSED = {"state": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": None}}}
 INIT = {"init": (container("i"),)}
 

@@ -15,7 +15,6 @@ from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, Owner, Pod
 from drabridge.ledger.policy import LedgerPolicy
 from tests.support.waiting import until
 
-
 NAMED = Hold(pods=(PodRef("default", "a", "m", "uid-a"),))
 
 

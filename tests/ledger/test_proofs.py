@@ -53,7 +53,7 @@ class Node:
             ends=ends or {},
             recorded=recorded or {},
         )
-        return self.tell(replace(look, **more))  # type: ignore[arg-type]
+        return self.tell(replace(look, **more))
 
     @property
     def owner(self) -> Owner:
@@ -67,9 +67,7 @@ class Node:
 
 
 def _seen(node: Node) -> Observed:
-    return Observed(
-        node.at, node.ledger.seq, {}, CheckpointRead({}), {}, ends=REPORTED, recorded={UNIT: (FIRST,)}
-    )
+    return Observed(node.at, node.ledger.seq, {}, CheckpointRead({}), {}, ends=REPORTED, recorded={UNIT: (FIRST,)})
 
 
 def test_a_pod_that_nobody_saw_running_has_ended_once_kubelet_reported_it() -> None:
@@ -105,7 +103,7 @@ def test_what_proves_nothing_waits(end: End) -> None:
 def test_kubelet_must_show_nobody_and_no_process_may_have_it_open(shown: dict[str, object]) -> None:
     node = Node().look({UNIT: (FIRST,)})
     look = _seen(node)
-    assert node.tell(replace(look, **shown)).owner is Owner.LEGACY  # type: ignore[arg-type]
+    assert node.tell(replace(look, **shown)).owner is Owner.LEGACY
     assert node.look(ends=REPORTED).owner is Owner.NONE
 
 

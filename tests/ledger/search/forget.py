@@ -135,7 +135,8 @@ def swap_pods(ledger: Ledger) -> Ledger:
     entries = [
         replace(
             entry,
-            hold=entry.hold and replace(entry.hold, recorded=other(entry.hold.recorded), former=other(entry.hold.former)),
+            hold=entry.hold
+            and replace(entry.hold, recorded=other(entry.hold.recorded), former=other(entry.hold.former)),
             former=other(entry.former),
         )
         for entry in ledger.entries.values()

@@ -116,7 +116,9 @@ def _ends_of_all(seen: ev.Observed, _: Ledger) -> ev.Observed:
 
 def _changed_holds(ledger: Ledger, **changes: Any) -> Ledger:
     holds = [entry for entry in ledger.entries.values() if entry.hold]
-    return ledger.replace([replace(one, hold=replace(one.hold, **changes)) for one in holds if one.hold], seq=ledger.seq)
+    return ledger.replace(
+        [replace(one, hold=replace(one.hold, **changes)) for one in holds if one.hold], seq=ledger.seq
+    )
 
 
 def _believes_old_files(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
@@ -314,7 +316,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "the end of a pod is believed that nobody reported",
         replace(_PROOFS, kinds=frozenset({"force"}), step=_heard(_ends_of_all)),
     ),
-    Mutant("a file that is older than the Allocate names its pod", replace(_PROOFS, faults=0, step=_believes_old_files)),
+    Mutant(
+        "a file that is older than the Allocate names its pod", replace(_PROOFS, faults=0, step=_believes_old_files)
+    ),
     Mutant(
         "a pod that kubelet forgot ends with the one that has its device now",
         replace(_PROOFS, kinds=frozenset({"forget"}), step=_forgets_the_forgotten),

@@ -26,7 +26,9 @@ class _Pod:
         yield helps(self.is_in(P.CHOSEN), stage(f"{self.field} up ledger", self.allocate))
         yield helps(self.is_in(P.REPLIED, P.INIT), stage(self.field, self.live))
         unreported = (P.REPLIED, P.ZOMBIE, P.SKIPPED)
-        yield ends(self.is_in(*unreported, *(() if self.config.proofs else (P.INIT, P.RUN))), stage(self.field, self.end))
+        yield ends(
+            self.is_in(*unreported, *(() if self.config.proofs else (P.INIT, P.RUN))), stage(self.field, self.end)
+        )
         if self.config.proofs:
             yield ends(self.is_in(P.INIT, P.RUN), stage(self.field, self.end_reported))
             yield happens(self.is_in(P.ENDED), stage(self.field, self.end))
@@ -93,7 +95,10 @@ class _Pod:
         yield f"p{self.index} ends", with_pod(state, self.index, P.DONE)
 
     def end_reported(self, state: State) -> Outcomes:
-        yield f"p{self.index} ends and kubelet reports it", with_pod(state, self.index, P.ENDED, state.pods[self.index][1])
+        yield (
+            f"p{self.index} ends and kubelet reports it",
+            with_pod(state, self.index, P.ENDED, state.pods[self.index][1]),
+        )
 
     def force_delete(self, state: State) -> Outcomes:
         zombie = with_pod(state, self.index, P.ZOMBIE, state.pods[self.index][1])
