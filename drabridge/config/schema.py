@@ -136,16 +136,19 @@ class DraSettings(Model, frozen=True):
 
 
 class Safety(Model, frozen=True):
-    """How long the agent waits when it is in doubt, in seconds. Times below the defaults are for test clusters."""
+    """How long the agent waits when it is in doubt, in seconds. Where it is proven that a pod has let go of its device,
+    it does not wait. Times below the defaults are for test clusters."""
 
     min_hold_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.MIN_HOLD_SECONDS
-    """After Allocate a device stays held for this long, whatever kubelet shows."""
+    """After Allocate a device stays held for this long, unless the end of its pod is proven."""
     unconfirmed_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.UNCONFIRMED_SECONDS
     """How long a device stays held after Allocate although kubelet never showed its pod, which was rejected."""
     absent_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.ABSENT_SECONDS
-    """How long a pod must be missing, in every source of evidence, before its device is released."""
+    """How long a pod whose end is not proven must be missing, in every source of evidence, before its device is
+    released."""
     settle_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.SETTLE_SECONDS
-    """Nothing is released for this long after a start of kubelet, or of an agent beside which another may still run."""
+    """Nothing whose end is not proven is released for this long after a start of kubelet, or of an agent beside which
+    another may still run."""
     quiesce_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.QUIESCE_SECONDS
     """How long a device that left the slices waits before pods may have it: a scheduler may still remember it."""
     tombstone_seconds: Annotated[float, Meta(ge=5, le=3600)] = defaults.TOMBSTONE_SECONDS

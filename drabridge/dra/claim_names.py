@@ -18,6 +18,7 @@ class WaitingPod(Struct, frozen=True):
     namespace: str
     name: str
     scheduler: str
+    claims: frozenset[str] = frozenset()  # names of all of its claims
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -18,6 +18,7 @@ from drabridge.errors import DrabridgeError, PeerError
 from drabridge.evidence.apiserver_pods import DEFAULT_GRACE_SECONDS
 from drabridge.kube.api import NotFoundError, backoff
 from drabridge.ledger import events
+from drabridge.ledger.effects import Decision, RefusalCode
 from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Ledger
 from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
@@ -25,7 +26,10 @@ from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 
+_CLAIMS_IN_THE_WAY = frozenset({RefusalCode.CLAIM_HELD, RefusalCode.OVERCOMMITTED})
+
 FIRST_SECONDS = 0.5  # the resourceclaim controller deallocates within a second of the pod's end
+MOST_DENIED_SECONDS = 4.0  # a denied claim keeps a device from every other claim until it was asked about
 MOST_SECONDS = 60.0  # a claim that stays allocated waits for a pod; there is no hurry
 
 
@@ -43,9 +47,10 @@ class Deallocations:
         awaited: Callable[[ClaimRef], bool] = lambda claim: False,
         denials: Callable[[ClaimRef], int] = lambda claim: 0,
     ) -> None:
-        """``awaited``: a pod waits to be bound with this claim, and the claim is watched until then.
+        """``awaited``: the claim's lease is not told yet, and the claim is watched until then.
 
-        ``denials``: how often it was denied its lease. Each time its devices are for no claim for longer.
+        ``denials``: how often it was denied its lease. Each time its devices are for no claim for longer, up to
+        ``MOST_DENIED_SECONDS``.
         """
         self._awaited = awaited
         self._denials = denials
@@ -68,7 +73,7 @@ class Deallocations:
             claims = idle_claims(self._ledger_service.ledger)
             idle = frozenset(claim for claim in claims if not self._awaited(claim))
             for claim in idle - self._due.keys():
-                delays = backoff(min(FIRST_SECONDS * 2 ** self._denials(claim), MOST_SECONDS), MOST_SECONDS)
+                delays = backoff(min(FIRST_SECONDS * 2 ** self._denials(claim), MOST_DENIED_SECONDS), MOST_SECONDS)
                 self._due[claim] = (now + next(delays), delays)
             for claim in self._due.keys() - idle:
                 del self._due[claim]
@@ -83,6 +88,23 @@ class Deallocations:
                 self._due[claim] = (time.monotonic() + next(delays), delays)
             pause = min((at for at, _ in self._due.values()), default=now + MOST_SECONDS) - time.monotonic()
             await self._wake.wait(max(pause, 0.01))
+
+    async def release_in_the_way(self, claim: ClaimRef, decision: Decision) -> bool:
+        """Ask about the claims because of which ``claim`` was refused devices; True: some device is theirs no longer.
+
+        Without that question nobody is refused anything for good: the API server may have deallocated them a moment
+        ago. What such a claim still holds, since it was never unprepared, is withdrawn from the slices. Raises
+        ClusterError.
+        """
+        ledger = self._ledger_service.ledger
+        others = {
+            held.claim
+            for refusal in decision.refusals
+            if refusal.code in _CLAIMS_IN_THE_WAY and (entry := ledger.entries.get(refusal.device)) is not None
+            for held in entry.holders
+            if held.api_allocated and held.claim.name and held.claim.uid != claim.uid
+        }
+        return any([await self.release_if_deallocated(other) for other in sorted(others, key=lambda other: other.uid)])
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
         """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.

@@ -128,7 +128,8 @@ class DraDriver:
             driver=config.driver,
             pool=self.pool,
             rules=self._lease_rules,
-            supported=lambda: self.keeps_leases is True,
+            supported=lambda: self.keeps_leases,
+            release_in_the_way=lambda claim, refused: self._deallocations.release_in_the_way(claim, refused),
             synced_seq=lambda: self.synced_seq,
             observer=ports.observer,
         )

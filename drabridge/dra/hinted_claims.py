@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from drabridge.dra.claim_names import ClaimKey, WaitingPod
 from drabridge.errors import ClusterError
+from drabridge.evidence.apiserver_pods import claim_names
 from drabridge.kube.api import PODS, Cluster, NotFoundError
 from drabridge.kube.claim_hints import CONFIG_MAPS, ClaimHint, HintsFields, hints_name, read_hints
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
@@ -68,7 +69,8 @@ class HintedClaims:
                 continue
             with reading(f"pod {user.get('name')}"):
                 if pod["metadata"]["uid"] == user.get("uid"):
-                    found.append(WaitingPod(key[0], pod["metadata"]["name"], pod["spec"].get("schedulerName") or ""))
+                    scheduler = pod["spec"].get("schedulerName") or ""
+                    found.append(WaitingPod(key[0], pod["metadata"]["name"], scheduler, claim_names(pod)))
         if not found:
             self._next[key] = start + MOST_PODS
         return tuple(found)

@@ -3,7 +3,8 @@
 The scheduler allocates such a device, and waits for a condition on the claim before it binds the pod. This agent takes
 the device from kubelet meanwhile. Only when kubelet has acknowledged that, and the lease is on disk, the condition says
 so (KEP-5007). A claim that cannot have all of its devices is denied: first the slices show that, then the failure
-condition is set, or else the scheduler would choose the same devices again.
+condition is set, or else the scheduler would choose the same devices again. A pod gets all of its claims here, or none:
+the scheduler takes back only what was denied, and the rest would keep devices for a pod that waits.
 
 Each claim is looked at from its beginning after every failure: what is to be done follows from the claim as it is now
 and from the ledger, so a restart of anybody in the middle costs time only.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 
@@ -25,9 +26,10 @@ from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
 from drabridge.errors import DrabridgeError, PeerError
+from drabridge.evidence.apiserver_pods import ANY_CLAIM
 from drabridge.kube.api import ConflictError, InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
-from drabridge.ledger.effects import RefusalCode
+from drabridge.ledger.effects import Decision, RefusalCode
 from drabridge.ledger.events import ClaimAllocated, DeviceUse, LeaseDenied, LeaseGranted
 from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Lane, Owner
 from drabridge.ledger.service import LedgerService
@@ -41,6 +43,7 @@ FIRST_SECONDS = 0.02  # the scheduler names the node about 10 ms before it write
 AGAIN_SECONDS = 0.1  # and after that, longer each time
 SHOWN_SECONDS = 5.0  # a denial waits so long for the slices, before it is looked at again
 WATCH_ON_SECONDS = 30.0  # what names the claims is followed for so long without a device to lease
+TELL_TIMES = 3  # a claim that was changed meanwhile is read again so many times
 REMEMBERED = 1024  # claims whose denials are counted
 _TRANSIENT = frozenset({RefusalCode.STARTING, RefusalCode.NOT_DURABLE})
 
@@ -80,13 +83,15 @@ class Leases:
         driver: str,
         pool: str,
         rules: Callable[[], LeaseRules],
-        supported: Callable[[], bool],
+        supported: Callable[[], bool | None],
+        release_in_the_way: Callable[[ClaimRef, Decision], Awaitable[bool]],
         synced_seq: Callable[[], int],
         observer: Observer,
     ) -> None:
-        """``supported``: the API server keeps binding conditions. ``synced_seq``: the slices follow from this ledger.
+        """``supported``: the API server keeps binding conditions; None: it is not known yet.
 
-        ``rules`` are those in force.
+        ``synced_seq``: the slices follow from this ledger. ``rules`` are those in force. ``release_in_the_way`` asks
+        whether the claims are still allocated because of which this one was refused.
         """
         self._ledger_service = ledger_service
         self._claims = claims
@@ -95,6 +100,7 @@ class Leases:
         self._pool = pool
         self._rules = rules
         self._supported = supported
+        self._release_in_the_way = release_in_the_way
         self._synced_seq = synced_seq
         self._observer = observer
         self._look = WakeUp()
@@ -103,6 +109,8 @@ class Leases:
         self._served: dict[ClaimKey, frozenset[str]] = {}  # with the reasons that it was settled for
         self._denials: dict[str, int] = {}  # by claim UID
         self._began: dict[str, float] = {}  # claim UID -> when it was first seen allocated
+        self._untold: dict[ClaimKey, str] = {}  # UIDs of claims whose lease is in the ledger, and not told yet
+        self._following: asyncio.Task[None] | None = None  # what names the claims
 
     def wake(self) -> None:
         """The ledger, the slices or what names the claims changed."""
@@ -111,11 +119,10 @@ class Leases:
         before.set()
 
     def awaited(self, claim: ClaimRef) -> bool:
-        """Whether a pod with this claim waits to be bound: nobody else need ask whether it is still allocated."""
+        """Whether the lease of this claim is not told yet, and its pod is followed: nobody else need ask about it."""
         key = claim.namespace, claim.name
-        named = not self._names.lost_because and key in self._names.claims
-        # A claim that was settled is named on until a coordinator has heard of it, or for ever by one that lies.
-        return named and not (self._names.comes_after_allocation and key in self._served)
+        followed = self._following is not None and not self._names.lost_because and key in self._names.claims
+        return followed and self._untold.get(key) == claim.uid
 
     def denials(self, claim: ClaimRef) -> int:
         """How often this claim was denied, as far as it is remembered."""
@@ -123,23 +130,22 @@ class Leases:
 
     async def run(self) -> None:
         """Serve until cancelled. ``names`` is run only while there is a device to lease, or a lease to end."""
-        following: asyncio.Task[None] | None = None
         unsubscribe = self._ledger_service.subscribe(lambda ledger, effects: self.wake())
         idle_since = 0.0
         try:
             while True:
                 if self._needed():
                     idle_since = time.monotonic()
-                    if following is None:
-                        following = asyncio.create_task(forever("claim-names", self._names.run))
-                elif following is not None and time.monotonic() - idle_since > WATCH_ON_SECONDS:
-                    await _end(following)
-                    following = None
+                    if self._following is None:
+                        self._following = asyncio.create_task(forever("claim-names", self._names.run))
+                elif self._following is not None and time.monotonic() - idle_since > WATCH_ON_SECONDS:
+                    await _end(self._following)
+                    self._following = None
                 self._serve_claims()
                 await self._look.wait(WATCH_ON_SECONDS)
         finally:
             unsubscribe()
-            await _end(*self._serving.values(), *([following] if following else ()))
+            await _end(*self._serving.values(), *([self._following] if self._following else ()))
 
     def _needed(self) -> bool:
         entries = self._ledger_service.ledger.entries.values()
@@ -161,6 +167,8 @@ class Leases:
 
     def _ended(self, key: ClaimKey) -> None:
         self._serving.pop(key, None)
+        if (uid := self._untold.pop(key, None)) is not None:
+            self._began.pop(uid, None)
         self._look.set()
 
     async def _serve(self, key: ClaimKey, reasons: frozenset[str]) -> None:
@@ -200,17 +208,31 @@ class Leases:
         pods = await self._names.pods(key, obj)
         if not pods:
             return False  # nobody waits for it, or nobody can say which scheduler does
+        if self._supported() is None:
+            return False
+        others = await self._others(wanted, pods)
+        if others is None and not self._is_denied(wanted):
+            return False  # the scheduler writes one allocation after the other
+        others = others or []
         if why := self._refusal(pods):
-            return await self._deny(wanted, LeaseOutcome.UNSUPPORTED, why)
+            return await self._deny(wanted, others, LeaseOutcome.UNSUPPORTED, why)
+        self._untold[key] = claim.uid
         decision = await service.apply(ClaimAllocated(claim, wanted.uses, service.now()))
+        if not decision.accepted and await self._release_in_the_way(claim, decision):
+            decision = await service.apply(ClaimAllocated(claim, wanted.uses, service.now()))
         if not decision.accepted:
             if any(refusal.code in _TRANSIENT for refusal in decision.refusals):
                 return False
-            return await self._deny(wanted, LeaseOutcome.HELD, "; ".join(one.message for one in decision.refusals))
-        if not await self._given_up_by_kubelet(claim):
+            why = "; ".join(one.message for one in decision.refusals)
+            return await self._deny(wanted, others, LeaseOutcome.HELD, why)
+        if not await self._given_up_by_kubelet(wanted, others):
             seconds = self._rules().kubelet_seconds
-            return await self._deny(wanted, LeaseOutcome.TIMEOUT, f"kubelet did not give it up in {seconds:g} s")
-        if not (await service.apply(LeaseGranted(claim, service.now()))).accepted:
+            why = f"kubelet did not give it up in {seconds:g} s"
+            return await self._deny(wanted, others, LeaseOutcome.TIMEOUT, why)
+        if denied := next(filter(self._is_denied, others), None):
+            return await self._deny(wanted, others, LeaseOutcome.HELD, f"claim {denied.claim} of its pod was denied")
+        beside = tuple(one.claim for one in others)
+        if not (await service.apply(LeaseGranted(claim, service.now(), beside))).accepted:
             return False  # a pod was quicker, or a device broke: the next look finds what is to be done
         await self._tell(wanted, lease_condition(self._driver), "Leased", "kubelet has given the device up")
         self._report(wanted, LeaseOutcome.GRANTED)
@@ -226,10 +248,28 @@ class Leases:
                 return f"the scheduler {pod.scheduler} of pod {pod} is not listed in dra.leases.schedulers"
         return ""
 
-    async def _given_up_by_kubelet(self, claim: ClaimRef) -> bool:
-        """Wait until kubelet has given up every device of a claim, or the claim has lost one; False: not in time."""
+    async def _others(self, wanted: LeaseTo, pods: Sequence[WaitingPod]) -> list[LeaseTo] | None:
+        """Read the pods' other claims that wait for a lease here; None if one is not allocated yet.
+
+        Raises DrabridgeError.
+        """
+        own = wanted.claim.name
+        names = {(pod.namespace, name) for pod in pods for name in pod.claims if name not in (own, ANY_CLAIM)}
+        found = []
+        for key in sorted(names):
+            obj = await self._claims.get(ClaimRef("", *key))
+            with reading(f"claim {'/'.join(key)}"):
+                other = lease_to(obj, self._driver, self._pool)
+            if other is None:
+                return None
+            if other.uses and not other.is_told(lease_condition(self._driver)):
+                found.append(other)
+        return found
+
+    async def _given_up_by_kubelet(self, wanted: LeaseTo, others: Sequence[LeaseTo]) -> bool:
+        """Wait until kubelet has given up every device of these claims, or one was denied; False: not in time."""
         deadline = time.monotonic() + self._rules().kubelet_seconds
-        while any(held.phase is ClaimPhase.PENDING for held in self._holds(claim)):
+        while not (any(map(self._is_denied, others)) or self._may_be_granted(wanted, others)):
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await self._changed.wait()
@@ -237,19 +277,34 @@ class Leases:
                 return False
         return True
 
+    def _may_be_granted(self, wanted: LeaseTo, others: Sequence[LeaseTo]) -> bool:
+        """Whether no device of these claims waits for kubelet. A claim that has lost its devices waits for nothing."""
+        if any(held.phase is ClaimPhase.PENDING for one in (wanted, *others) for held in self._holds(one.claim)):
+            return False
+        return not any(self._holds(wanted.claim)) or all(any(self._holds(one.claim)) for one in others)
+
     def _holds(self, claim: ClaimRef) -> Iterator[ClaimHold]:
         ledger = self._ledger_service.ledger
         for name in ledger.by_claim.get(claim.uid, ()):
             if (held := ledger.entries[name].claim(claim.uid)) is not None:
                 yield held
 
-    async def _deny(self, wanted: LeaseTo, outcome: LeaseOutcome, reason: str) -> bool:
-        """Deny a claim all of its devices: in the ledger, in the slices, then by the failure condition."""
-        service, condition = self._ledger_service, lease_denied_condition(self._driver)
-        known = any(self._is_denied(wanted.claim, use) for use in wanted.uses)
-        decision = await service.apply(LeaseDenied(wanted.claim, wanted.uses, service.now(), reason))
-        if not decision.accepted:
+    async def _deny(self, wanted: LeaseTo, others: Sequence[LeaseTo], outcome: LeaseOutcome, reason: str) -> bool:
+        """Deny a claim and the others of its pod all their devices: in the ledger, in the slices, then by conditions.
+
+        The claims whose devices others have are told first: if the scheduler takes back one claim alone, it cannot have
+        the same device again, and takes back the next one when that is told.
+        """
+        service = self._ledger_service
+        because = f"claim {wanted.claim} of its pod was denied: {reason}"
+        denials = [(wanted, outcome, reason), *((one, LeaseOutcome.HELD, because) for one in others)]
+        news = [one for one, _, _ in denials if not self._is_denied(one)]
+        if not (await service.apply(LeaseDenied(wanted.claim, wanted.uses, service.now(), reason))).accepted:
             return False
+        for one, _, why in denials[1:]:
+            if one in news:  # one that is granted by now keeps its lease: another of its pods has all that it needs
+                await service.apply(LeaseDenied(one.claim, one.uses, service.now(), why))
+        denials = [denial for denial in denials if self._is_denied(denial[0])]
         seq = service.ledger.seq
         while self._synced_seq() < seq:
             try:
@@ -257,17 +312,42 @@ class Leases:
                     await self._changed.wait()
             except TimeoutError:
                 return False
-        if not known:
-            if len(self._denials) >= REMEMBERED:
-                del self._denials[next(iter(self._denials))]
-            self._denials[wanted.claim.uid] = self._denials.pop(wanted.claim.uid, 0) + 1
-        await self._tell(wanted, condition, "Denied", reason)
-        self._report(wanted, outcome, reason)
+        for one, how, why in sorted(denials, key=lambda denial: self._is_free(denial[0])):
+            if one.is_told(lease_denied_condition(self._driver)):
+                continue
+            if one in news:
+                if len(self._denials) >= REMEMBERED:
+                    del self._denials[next(iter(self._denials))]
+                self._denials[one.claim.uid] = self._denials.pop(one.claim.uid, 0) + 1
+            await self._tell_denied(one, why)
+            self._report(one, how, why)
         return True
 
-    def _is_denied(self, claim: ClaimRef, use: DeviceUse) -> bool:
-        entry = self._ledger_service.ledger.entries.get(use.device)
-        return entry is not None and any(held.claim.uid == claim.uid for held in entry.denied)
+    async def _tell_denied(self, wanted: LeaseTo, reason: str) -> None:
+        """Set the failure condition, also if the claim was changed meanwhile but has the same devices.
+
+        The scheduler changes all claims of a pod when it sees that one has failed. Raises DrabridgeError.
+        """
+        condition, one = lease_denied_condition(self._driver), wanted
+        for _ in range(TELL_TIMES):
+            try:
+                return await self._tell(one, condition, "Denied", reason)
+            except ConflictError:
+                again = lease_to(await self._claims.get(wanted.claim), self._driver, self._pool)
+                if again is None or (again.claim.uid, again.uses) != (wanted.claim.uid, wanted.uses):
+                    return None
+                one = again
+        return await self._tell(one, condition, "Denied", reason)
+
+    def _is_free(self, wanted: LeaseTo) -> bool:
+        """Whether nobody has the devices of a claim that was denied them."""
+        entries = (self._ledger_service.ledger.entries.get(use.device) for use in wanted.uses)
+        return all(entry is not None and entry.owner is Owner.NONE for entry in entries)
+
+    def _is_denied(self, wanted: LeaseTo) -> bool:
+        entries = (self._ledger_service.ledger.entries.get(use.device) for use in wanted.uses)
+        uids = {held.claim.uid for entry in entries if entry is not None for held in entry.denied}
+        return wanted.claim.uid in uids or wanted.is_told(lease_denied_condition(self._driver))
 
     async def _tell(self, wanted: LeaseTo, condition: str, reason: str, message: str) -> None:
         """Set a condition of every device that needs the lease, unless it is set. Raises ClusterError."""

@@ -54,7 +54,8 @@ class NominatedPods:
         self._selector = f"status.nominatedNodeName={node}"
         self._changed = changed
         self._pods: dict[str, NominatedPod] = {}
-        self._lists = 0
+        self._seen: dict[str, int] = {}  # pod UID -> the change that showed it last
+        self._changes = 0
         self.lost_because = "the pods were not listed yet"  # "" while the watch lives
         self.view = ObjectView(nominated_pod, PodFields)
 
@@ -64,15 +65,16 @@ class NominatedPods:
 
     @property
     def claims(self) -> Mapping[ClaimKey, frozenset[str]]:
-        """The claims that nominated pods name, with the UIDs of these pods. After a list each is looked at anew.
+        """The claims that nominated pods name, with the UIDs of these pods and when each was seen last.
 
-        A pod that is denied and chosen again while nobody watches looks as if nothing had happened to it.
+        A pod that is denied and chosen again, perhaps before anybody looks here, looks as if nothing had happened to
+        it. So each time that a pod is seen is a reason to look at its claims.
         """
         found: dict[ClaimKey, frozenset[str]] = {}
         for pod in self._pods.values():
             for name in pod.claims:
                 found[pod.namespace, name] = found.get((pod.namespace, name), frozenset()) | {
-                    f"{pod.uid} {self._lists}"
+                    f"{pod.uid} {self._seen[pod.uid]}"
                 }
         return found
 
@@ -80,7 +82,7 @@ class NominatedPods:
         """Return the nominated pods that name the claim."""
         namespace, name = key
         return tuple(
-            WaitingPod(pod.namespace, pod.name, pod.scheduler)
+            WaitingPod(pod.namespace, pod.name, pod.scheduler, pod.claims)
             for pod in self._pods.values()
             if pod.namespace == namespace and name in pod.claims
         )
@@ -92,8 +94,9 @@ class NominatedPods:
     # The methods of kube.watch.Follower.
 
     def listed(self, objects: tuple[NominatedPod, ...]) -> None:
-        self._lists += 1
         self._pods = {pod.uid: pod for pod in objects if pod.claims}
+        self._changes += 1
+        self._seen = dict.fromkeys(self._pods, self._changes)
         self.lost_because = ""
         self._changed()
 
@@ -101,7 +104,8 @@ class NominatedPods:
         if kind == "DELETED" or not obj.claims:
             self._pods.pop(obj.uid, None)
         else:
-            self._pods[obj.uid] = obj
+            self._changes += 1
+            self._pods[obj.uid], self._seen[obj.uid] = obj, self._changes
         self._changed()
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:

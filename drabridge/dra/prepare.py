@@ -44,7 +44,6 @@ RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.1, 2.0
 
 # Refusals that pass by themselves within seconds.
 _PASSING = frozenset({RefusalCode.STARTING, RefusalCode.PENDING, RefusalCode.NOT_DURABLE, RefusalCode.STALE})
-_CLAIMS_IN_THE_WAY = frozenset({RefusalCode.CLAIM_HELD, RefusalCode.OVERCOMMITTED})
 
 
 class LedgerRefusedError(RefusedError):
@@ -231,23 +230,13 @@ class Preparer:
     async def _grant(self, claim: ClaimRef, uses: tuple[events.DeviceUse, ...]) -> None:
         """Ask the ledger for the devices. Raises LedgerRefusedError or ClusterError.
 
-        Where other claims are in the way, ask the API server first whether they are still allocated. What a claim that
-        is not, and was never unprepared, still holds is withdrawn from the slices; the refusal says so.
+        Where other claims are in the way, ask the API server first whether they are still allocated.
         """
         pods = self._ports.pods()
         grace = pods.grace(claim) if pods is not None else 0.0
         event = events.Prepare(claim, uses, self._ports.clock(), grace)
         decision = await self._ledger_service.apply(event)
-        ledger = self._ledger_service.ledger
-        others = {
-            held.claim
-            for refusal in decision.refusals
-            if refusal.code in _CLAIMS_IN_THE_WAY and (entry := ledger.entries.get(refusal.device)) is not None
-            for held in entry.holders
-            if held.api_allocated and held.claim.name and held.claim.uid != claim.uid
-        }
-        release = self._deallocations.release_if_deallocated
-        if any([await release(other) for other in sorted(others, key=lambda other: other.uid)]):
+        if await self._deallocations.release_in_the_way(claim, decision):
             decision = await self._ledger_service.apply(event)
         _raise_if_refused(decision)
 

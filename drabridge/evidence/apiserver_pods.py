@@ -24,15 +24,16 @@ from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFiel
 from drabridge.kube.watch import follow
 from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, Ledger, PodRef
+from drabridge.ledger.proofs import End
 
 DEFAULT_GRACE_SECONDS = 30.0  # the API server's own default (pkg/apis/core/v1/defaults.go)
 MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would cost others the device for ever
 REMEMBERED = 256  # pods that have ended: each may name claims in 20 KB. To forget one costs a wait, no more
 _TERMINAL = frozenset({"Succeeded", "Failed"})
-_NOT_ENDED = "".join(f",status.phase!={phase}" for phase in sorted(_TERMINAL))
 MOST_NAMES = 64  # of resources, or claims, of one pod: 1.5 MB hold thirty thousand
 ANY_CLAIM = "*"  # of its namespace
 _BY_KUBELET = "TerminationByKubelet"  # the node lacks something, or is shut down; it says so when no container runs
+_BY_GARBAGE_COLLECTION = "DeletionByPodGC"  # pkg/controller/podgc/gc_controller.go: the node may be cut off
 _MIRROR = "kubernetes.io/config.mirror"  # kubelet pkg/kubelet/types/pod_update.go, ConfigMirrorAnnotationKey
 
 
@@ -40,8 +41,8 @@ class PodDemand(Struct, frozen=True):
     """A pod with devices.
 
     ``asked``: resource -> how many its containers take together. ``claims``: the names of its claims. ``uid`` is the
-    one that kubelet knows. ``grace`` is in seconds. ``ended``: none of its containers runs or will run. ``mirror``: it
-    stands for a static pod.
+    one that kubelet knows. ``grace`` is in seconds. ``end``: how much is known of its end. ``mirror``: it stands for a
+    static pod.
     """
 
     namespace: str
@@ -50,12 +51,17 @@ class PodDemand(Struct, frozen=True):
     asked: Mapping[str, int]
     claims: frozenset[str] = frozenset()
     grace: float = DEFAULT_GRACE_SECONDS
-    ended: bool = False
+    end: End = End.NOT_SEEN
     mirror: bool = False
     created: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether none of its containers runs or will run, as far as was seen."""
+        return self.end is not End.NOT_SEEN
 
 
 class WatchedPod(Struct, frozen=True):
@@ -111,8 +117,7 @@ class PodWatch:
 
     async def run(self) -> None:
         """Follow the pods until cancelled."""
-        # Pods that have ended are not listed. But of a pod that leaves the selection, a watch shows the state before.
-        await follow(self._cluster, PODS, self._selector + _NOT_ENDED, self, watched=self._selector)
+        await follow(self._cluster, PODS, self._selector, self)
 
     def unaccounted(self, ledger: Ledger, observed: events.Observed) -> dict[str, tuple[str, ...]] | None:
         """Return resource -> pods that ask for more of it than ``observed`` shows; None if that is not known."""
@@ -139,17 +144,18 @@ class PodWatch:
             return {unit: tuple(_named(pod, known(pod)) for pod in refs) for unit, refs in shown.items()}
 
         def known(pod: PodRef) -> PodDemand | None:
-            found = by_uid.get(pod.uid) or by_name.get(_name_of(pod))
-            if found is not None or pod.uid:
-                return found
-            return next((one for one in reversed(self._ended.values()) if str(one) == _name_of(pod)), None)
+            if pod.uid:
+                return by_uid.get(pod.uid) or self._ended.get(pod.uid)
+            found = by_name.get(_name_of(pod))
+            return found or next((one for one in reversed(self._ended.values()) if str(one) == _name_of(pod)), None)
 
         checkpoint, listed = observed.checkpoint, observed.listed
         return replace(
             observed,
             listed=listed and named(listed),
             checkpoint=checkpoint and replace(checkpoint, pods=named(checkpoint.pods)),
-            ended=frozenset(self._ended),
+            names={pod.uid: (pod.namespace, pod.name) for pod in (*self._ended.values(), *pods)},
+            ends={uid: pod.end for uid, pod in self._ended.items()},
             grace={pod.uid: pod.grace for pod in pods},
         )
 
@@ -184,29 +190,31 @@ class PodWatch:
 
     def listed(self, objects: tuple[WatchedPod, ...]) -> None:
         before = self._before if self._pods is None else self._pods
+        had_ended = {*self._ended}
         self._pods, self._unreadable, self._listed_at = {}, set(), self._now()
-        for one in objects:
+        for one in sorted(objects, key=lambda one: one.demand.created if one.demand else ""):
             self._take(one)
         gone = [pod for own, pod in before.items() if own not in self._pods and pod.uid not in self._ended]
         for pod in gone:
             self._vanished(pod)
-        if gone:
+        if gone or self._ended.keys() - had_ended:
             self._on_end()
 
     def changed(self, kind: str, obj: WatchedPod) -> None:
         assert self._pods is not None
         self._unreadable.discard(obj.uid)
         before, after = self._pods.get(obj.uid), obj.demand
+        news = after is not None and after.ended and after.uid not in self._ended
         if kind == "DELETED":
             self._pods.pop(obj.uid, None)
             self._note_end(after)
         else:
             self._take(obj)
-        if before is None:
-            return
-        if after is not None and after.ended:
+        if news:
             self._on_end()
-        elif kind == "DELETED" or after is None:
+        if before is None or (after is not None and after.ended):
+            return
+        if kind == "DELETED" or after is None:
             self._vanished(before)
             self._on_end()
 
@@ -329,7 +337,7 @@ def demand_of(pod: Json, node: str = "") -> PodDemand | None:
         asked,
         claims,
         _grace(spec, metadata),
-        _has_ended(pod),
+        _end_of(pod),
         bool(static),
         str(metadata.get("creationTimestamp") or ""),
     )
@@ -384,6 +392,42 @@ def _has_ended(pod: Json) -> bool:
         for one in status.get("conditions") or ()
     )
     return over if by_others else all(state.get("running") is None for state in states)
+
+
+def _end_of(pod: Json) -> End:
+    """Return how much of a pod's end its object shows."""
+    if not _has_ended(pod):
+        return End.NOT_SEEN
+    return End.REPORTED if _has_terminated_for_good(pod) else End.PHASE_ONLY
+
+
+def _has_terminated_for_good(pod: Json) -> bool:
+    """Tell whether kubelet reported of every container that it has terminated, and none is started again.
+
+    Without its containers' states a phase proves nothing: anybody may write it, and kubelet gives one without states to
+    a pod that it rejects. A state without an end is kubelet's guess about a container that it did not find
+    (``ContainerStatusUnknown`` in pkg/kubelet/status/status_manager.go).
+    """
+    status, spec, metadata = pod.get("status") or {}, pod.get("spec") or {}, pod.get("metadata") or {}
+    if status.get("phase") not in _TERMINAL:
+        return False
+    if any(one.get("reason") == _BY_GARBAGE_COLLECTION for one in status.get("conditions") or ()):
+        return False
+    codes = []
+    for kind in ("initContainer", "container", "ephemeralContainer"):
+        states = [one.get("state") or {} for one in status.get(f"{kind}Statuses") or ()]
+        ends = [state["terminated"] for state in states if state.get("terminated")]
+        if len(ends) < max(len(states), len(spec.get(f"{kind}s") or ())) or not all(map(_finished, ends)):
+            return False
+        codes += [end.get("exitCode") for end in ends]
+    own = any(one.get("restartPolicy") for one in spec.get("containers") or ())  # KEP-5307
+    policy = spec.get("restartPolicy")
+    once = not own and (policy == "Never" or (policy == "OnFailure" and not any(codes)))
+    return once or bool(metadata.get("deletionTimestamp"))
+
+
+def _finished(end: Json) -> bool:
+    return bool(end.get("finishedAt"))
 
 
 def _with(claim: ClaimRef, pods: Iterable[PodDemand]) -> list[PodDemand]:

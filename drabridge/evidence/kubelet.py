@@ -20,7 +20,7 @@ from drabridge.containers.cdi_spec import claim_uid_of, is_admin_only
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
-from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Lane, Ledger, Owner, PodRef
+from drabridge.ledger.model import NEVER_KNOWN, ClaimRef, ClaimShare, Entry, Lane, Ledger, Owner, PodRef
 from podresources import Client, KubeletFeatures, PodResourcesError
 from podresources.model import NodeSnapshot
 
@@ -92,6 +92,11 @@ class KubeletEvidence:
         seen after it, when a hold is old enough to end (found by the exhaustive search).
         """
         at = self._now()
+        holds = [entry.hold for entry in ledger.entries.values() if entry.hold is not None]
+        recorded = None
+        if not all(hold.recorded and hold.confirmed for hold in holds):
+            await self._quiet()  # until kubelet has recorded the last Allocate
+            recorded = self.read_checkpoint()
         listed = await self.list_pods()
         checkpoint = None
         doubtful = set() if listed is None else _doubtful_resources(ledger, listed.pods)
@@ -99,8 +104,14 @@ class KubeletEvidence:
             checkpoint = await self._read_behind_barrier(doubtful)
         if listed is None:
             return events.Observed(at=at, since_seq=ledger.seq)
-        claimed = listed.claimed()
-        return events.Observed(at=at, since_seq=ledger.seq, listed=listed.pods, checkpoint=checkpoint, claimed=claimed)
+        return events.Observed(
+            at=at,
+            since_seq=ledger.seq,
+            listed=listed.pods,
+            checkpoint=checkpoint,
+            recorded=recorded.pods if recorded is not None else {},
+            claimed=listed.claimed(),
+        )
 
     async def list_pods(self) -> KubeletList | None:
         """Return kubelet's List; None if kubelet cannot be asked. Waits until no Allocate is open.
@@ -280,9 +291,11 @@ def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
 
 
 def _doubtful_resources(ledger: Ledger, listed: events.Pods) -> set[str]:
-    """Return the resources for which the List alone would end a hold or give a device to claims."""
-    moving = [entry for entry in ledger.entries.values() if entry.lane is Lane.LEGACY_TO_DRA]
-    return {entry.device.resource for entry in (*absent(ledger, listed), *moving)}
+    """Return the resources of which the List alone ends a hold, gives devices to claims, or does not name a pod."""
+    entries = ledger.entries.values()
+    moving = [entry for entry in entries if entry.lane is Lane.LEGACY_TO_DRA]
+    nameless = [entry for entry in entries if entry.hold is not None and NEVER_KNOWN in entry.hold.former]
+    return {entry.device.resource for entry in (*absent(ledger, listed), *moving, *nameless)}
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

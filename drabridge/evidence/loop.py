@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.ledger import events
-from drabridge.ledger.model import Owner
+from drabridge.ledger.model import Hold, Owner, PodRef
+from drabridge.ledger.proofs import PROOFS, End, end_of
 from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
 
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 HELD_SECONDS = 10.0  # while pods hold devices: they may end
 ABSENT_SECONDS = 5.0  # while a pod was missing once: the second round decides
 LEAST_SECONDS = 0.2  # however short the seconds of `safety` are: kubelet's limiter allows 100 questions a second
+LONGER = 1.5  # times the last pause, while kubelet does not say yet what it is asked for
 IDLE_SECONDS = 60.0  # while nobody holds anything: only an unknown holder could appear
 
 _HELD = frozenset({Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE})
@@ -37,14 +39,20 @@ class EvidenceLoop:
         self._enrich = enrich
         self._wake = WakeUp()
         self._urgent = False
+        self._eager_seconds = LEAST_SECONDS  # the pause while an answer is expected that kubelet did not give yet
+        self._asked_at = 0.0  # the last round, wall seconds
+        self._ends: Mapping[str, End] = {}  # as the last round had them
 
     def changed(self) -> None:
-        """Compute anew when the next round is due, because the ledger changed."""
+        """Compute anew when the next round is due, because the ledger changed. After an Allocate that is now."""
+        if any(hold.allocated_at >= self._asked_at for hold in self._holds_of_nobody()):
+            self.hurry()
         self._wake.set()
 
     def hurry(self) -> None:
         """Ask now: something hints that kubelet knows more than the ledger."""
         self._urgent = True
+        self._eager_seconds = LEAST_SECONDS
         self._wake.set()
 
     async def run(self) -> None:
@@ -57,18 +65,43 @@ class EvidenceLoop:
             await asyncio.sleep(LEAST_SECONDS)  # however many hints there are
             while not self._urgent and (left := asked + self.pause_seconds() - loop.time()) > 0:
                 await self._wake.wait(left)
+            self._eager_seconds = LEAST_SECONDS if self._urgent else min(self._eager_seconds * LONGER, HELD_SECONDS)
 
     async def run_once(self) -> None:
         """Gather one round of evidence and apply it to the ledger."""
+        self._asked_at = self._ledger_service.now()
         observed = await self._kubelet.gather(self._ledger_service.ledger)
         if self._enrich is not None:
             observed = await self._enrich(observed)
+        self._ends = observed.ends
         await self._ledger_service.apply(observed)
 
     def pause_seconds(self) -> float:
         """Return the seconds until the next round, from what the ledger knows."""
         policy = self._ledger_service.policy
         held = [entry for entry in self._ledger_service.ledger.entries.values() if entry.owner in _HELD]
+        if not held:
+            return IDLE_SECONDS
+        pause = min(HELD_SECONDS, max(policy.min_hold_seconds, LEAST_SECONDS))
         if any(entry.hold is not None and entry.hold.absences for entry in held):
-            return min(ABSENT_SECONDS, max(policy.absent_seconds / 2, LEAST_SECONDS))
-        return min(HELD_SECONDS, max(policy.min_hold_seconds, LEAST_SECONDS)) if held else IDLE_SECONDS
+            pause = min(ABSENT_SECONDS, max(policy.absent_seconds / 2, LEAST_SECONDS))
+        expects = any(self._holds_of_nobody()) or any(self._has_ended(entry.hold) for entry in held)
+        return min(pause, self._eager_seconds) if expects else pause
+
+    def _has_ended(self, hold: Hold | None) -> bool:
+        """Whether the end of the hold is proven, and only kubelet shows its pods yet."""
+        return (
+            hold is not None
+            and PROOFS[end_of([pod.uid for pod in hold.recorded], self._ends, retaken=hold.retaken)].proves
+        )
+
+    def _holds_of_nobody(self) -> Iterator[Hold]:
+        """Yield the holds of which nobody has said yet which pod it is."""
+        for entry in self._ledger_service.ledger.entries.values():
+            hold = entry.hold
+            if (
+                entry.owner is Owner.LEGACY
+                and hold is not None
+                and not all(pod.name for pod in hold.pods or (PodRef(),))
+            ):
+                yield hold

@@ -214,9 +214,15 @@ class _Claimed(TypedDict, total=False):
     resourceClaimName: str | None
 
 
+class _Any(TypedDict, total=False):
+    """Only its presence counts."""
+
+
 class _PodSpec(TypedDict, total=False):
     containers: list[_Container] | None
     initContainers: list[_Container] | None
+    ephemeralContainers: list[_Any] | None
+    restartPolicy: str | None
     resourceClaims: list[_Claimed] | None
     terminationGracePeriodSeconds: int | None
     schedulerName: str | None
@@ -230,13 +236,14 @@ class _ExtendedResourceClaimStatus(_Claimed, total=False):
     requestMappings: list[_RequestMapping] | None
 
 
-class _Any(TypedDict, total=False):
-    """Only its presence counts."""
+class _Terminated(TypedDict, total=False):
+    exitCode: int | None
+    finishedAt: str | None
 
 
 class _State(TypedDict, total=False):
     running: _Any | None
-    terminated: _Any | None
+    terminated: _Terminated | None
 
 
 class _ContainerStatus(TypedDict, total=False):

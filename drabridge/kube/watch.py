@@ -55,12 +55,10 @@ async def follow(
     *,
     namespace: str = "",
     alone: asyncio.Lock | None = None,
-    watched: str | None = None,
 ) -> None:
     """Tell ``follower`` about the selected objects, until cancelled.
 
-    ``alone`` is held while a list is under way: for a follower that writes the same objects. ``watched`` selects what
-    is watched, where that is more than what is listed.
+    ``alone`` is held while a list is under way: for a follower that writes the same objects.
     """
     loop = asyncio.get_running_loop()
     delays = backoff(FIRST_SECONDS, MOST_SECONDS)
@@ -75,8 +73,7 @@ async def follow(
                 for identity in listing.unreadable:
                     follower.unreadable("ADDED", identity)
             steady_at = loop.time() + STEADY_SECONDS
-            selected = field_selector if watched is None else watched
-            await _watch(cluster, kind, namespace, selected, follower, listing.resource_version)
+            await _watch(cluster, kind, namespace, field_selector, follower, listing.resource_version)
         except Exception as error:  # an ExpiredError as well: a server may say 410 to every watch
             if not isinstance(error, ClusterError):
                 log.exception("API server's answer not understood", extra={"kind": str(kind)})

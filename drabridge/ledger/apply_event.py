@@ -166,10 +166,10 @@ def _claim_allocated(tx: Transaction, event: ev.ClaimAllocated) -> None:
 
 
 def _grant_lease(tx: Transaction, event: ev.LeaseGranted) -> None:
-    uid = event.claim.uid
-    if uid not in tx.ledger.by_claim:
-        tx.refusals.append(refusals.stale(f"claim {event.claim}", "it has no device here"))
-    _signal_claim(tx, DeviceSignal.LEASE_GRANTED, uid, uid)
+    for claim in (event.claim, *event.others):
+        if claim.uid not in tx.ledger.by_claim:
+            tx.refusals.append(refusals.stale(f"claim {claim}", "it has no device here"))
+        _signal_claim(tx, DeviceSignal.LEASE_GRANTED, claim.uid, claim.uid)
 
 
 def _deny_lease(tx: Transaction, claim: ClaimRef, uses: Iterable[ev.DeviceUse], reason: str) -> None:

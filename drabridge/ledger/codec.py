@@ -38,7 +38,7 @@ _CRC_DIGITS = 8
 ENTRY_FIELDS = frozenset(
     {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane"}
     | {"syspath", "hold", "claims", "move", "since", "seq", "released_because", "presence_since", "legacy_until"}
-    | {"also_at", "was_at"}
+    | {"also_at", "was_at", "former"}
 )
 
 
@@ -70,6 +70,8 @@ def entry_to_json(entry: Entry) -> Json:
     if device.shareable:
         data["shareable"] = True
         data["capacity"] = dict(device.capacity)
+    if entry.former:
+        data["former"] = _pods_to_json(entry.former)
     if entry.hold is not None:
         data["hold"] = _hold_to_json(entry.hold)
     if entry.claims:
@@ -127,6 +129,7 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
         float(data.get("presence_since", since)),  # left out if equal, and by older agents
         float(data.get("legacy_until", since)),
         _texts(data.get("was_at", ())),
+        _pods(data.get("former", ())),
     )
 
 
@@ -170,6 +173,9 @@ def _hold_to_json(hold: Hold) -> Json:
         data["grace"] = hold.grace
     if hold.retaken:
         data["retaken"] = True
+    for key, pods in ("recorded", hold.recorded), ("former", hold.former):
+        if pods:
+            data[key] = _pods_to_json(pods)
     return data
 
 
@@ -180,15 +186,24 @@ def _hold_from_json(data: Mapping[str, Any]) -> Hold:
         float(data["allocated_at"]),
         bool(data.get("confirmed", False)),
         float(data.get("last_seen", 0.0)),
-        pods=tuple(
-            PodRef(*(_text(pod.get(key, "")) for key in ("namespace", "name", "container", "uid")))
-            for pod in data.get("pods", ())
-        ),
+        pods=_pods(data.get("pods", ())),
         because=HeldBecause(data.get("because", HeldBecause.TOO_YOUNG)),
         resource=_text(data.get("resource", "")),
         grace=float(data["grace"]) if "grace" in data else None,
         retaken=bool(data.get("retaken", False)),
+        recorded=_pods(data.get("recorded", ())),
+        former=_pods(data.get("former", ())),
     )
+
+
+def _pods_to_json(pods: tuple[PodRef, ...]) -> list[Json]:
+    """Return pods as the checkpoint names them."""
+    return [{"container": pod.container, "uid": pod.uid} for pod in pods]
+
+
+def _pods(values: Any) -> tuple[PodRef, ...]:
+    keys = "namespace", "name", "container", "uid"
+    return tuple(PodRef(*(_text(pod.get(key, "")) for key in keys)) for pod in values)
 
 
 def _claim_to_json(held: ClaimHold) -> Json:

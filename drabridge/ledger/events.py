@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from drabridge.ledger.model import ClaimRef, ClaimShare, Lane, LedgerDevice, PodRef
+from drabridge.ledger.proofs import End
 
 Unit = tuple[str, str]  # the resource that kubelet counts it under, and kubelet's id; ids alone are not unique
 Pods = Mapping[Unit, tuple[PodRef, ...]]  # the containers that kubelet shows with a unit
@@ -110,11 +111,16 @@ class Observed(Struct, frozen=True):
     """From PodResources: device name -> claims that give it to a container."""
     allocated: tuple[ClaimDevices, ...] | None = ()
     """LIST of claims, asked for while a device is in quarantine; None: the API server did not answer."""
-    ended: frozenset[str] = frozenset()
-    """From the API server: UIDs of pods that were seen to have ended, all of their containers included."""
+    ends: Mapping[str, End] = field(default_factory=dict)
+    """From the API server: UIDs of pods that have ended, and how much of the end was seen."""
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """From the API server: pod UID -> namespace and name."""
     grace: Mapping[str, float] = field(default_factory=dict)
     """From the API server: pod UID -> seconds that the pod has to end when it is deleted."""
     alone: bool = False  # no API server is followed: no claim gets a device, and kubelet's word is enough
+    recorded: Pods = field(default_factory=dict)
+    """The checkpoint as it was before List, which makes kubelet forget pods that have ended. It names the pod of each
+    Allocate, however short its life was, unless kubelet had not written it yet."""
 
 
 # --- devices --------------------------------------------------------------------------------------------------------
@@ -234,10 +240,14 @@ class ManualRelease(Struct, frozen=True):
 
 
 class LeaseGranted(Struct, frozen=True):
-    """The claim's binding condition is to be set. Refused unless kubelet has given up all of the claim's devices."""
+    """The binding condition of the claim is to be set, as of those in ``others``, which the same pod waits for.
+
+    Refused unless kubelet has given up all of their devices.
+    """
 
     claim: ClaimRef
     at: float
+    others: tuple[ClaimRef, ...] = ()
 
 
 class LeaseDenied(Struct, frozen=True):

@@ -87,6 +87,9 @@ class ClaimRef(Struct, frozen=True):
         return f"{self.namespace}/{self.name} (uid {self.uid})" if self.name else f"uid {self.uid}"
 
 
+NEVER_KNOWN = PodRef()  # in ``former``: a pod had the device, and nobody knows which
+
+
 class HeldBecause(StrEnum):
     """Why a legacy hold has not ended (``drabridge.ledger.release_rule``); the value of the ``hold_reason`` metric."""
 
@@ -111,13 +114,20 @@ class Hold(Struct, frozen=True):
     last_seen: float = 0.0
     absences: int = 0  # consecutive rounds of evidence that did not show the hold
     absent_since: float = 0.0  # the first of these rounds
-    pods: tuple[PodRef, ...] = ()
+    pods: tuple[PodRef, ...] = ()  # who has it since the last Allocate, as far as kubelet has said
     because: HeldBecause = HeldBecause.TOO_YOUNG
     resource: str = ""  # what kubelet counts it under, if that is not (or no longer) the device's resource; else empty
     known: bool = False  # this kubelet process called Allocate for it, or has shown it
     retaken: bool = False  # a kubelet that had not shown it gave it out again: perhaps beside a pod that it forgot
     unseen_since: float = 0.0  # this agent's first round that did not show it, even if that round could not count
     grace: float | None = None  # seconds that its pods have to end when they are deleted; None: not known
+    recorded: tuple[PodRef, ...] = ()  # its pods as kubelet's checkpoint named them, by UID, after the last Allocate
+    former: tuple[PodRef, ...] = ()  # as it named them before: a file that says no more may be older than the Allocate
+
+    @property
+    def last_recorded(self) -> tuple[PodRef, ...]:
+        """The pods that a later hold has in ``former``."""
+        return self.recorded or (NEVER_KNOWN,)
 
 
 class ClaimShare(Struct, frozen=True):
@@ -229,6 +239,7 @@ class Entry(Struct, frozen=True):
     presence_since: float = 0.0  # last change of presence
     legacy_until: float = 0.0  # when kubelet stopped dealing with it; without meaning while ``with_kubelet``
     was_at: tuple[str, ...] = ()  # device nodes that it handed out before, which its holder may still have
+    former: tuple[PodRef, ...] = ()  # the pods of its last hold that ended, as kubelet's checkpoint named them
 
     @property
     def name(self) -> str:

@@ -69,6 +69,7 @@ class EvidenceRound:
         self._event = event
         self._listed = None if event.listed is None else KubeletAnswer(event.listed)
         self._checkpoint = None if checkpoint is None else KubeletAnswer(checkpoint.pods)
+        self._recorded = KubeletAnswer(event.recorded)
         self._barrier = checkpoint is not None and checkpoint.barrier
         self._opened = event.opened or {}
         # Claims that kubelet shows with devices of names that are not known here: they may have any device.
@@ -91,8 +92,16 @@ class EvidenceRound:
             self._claimed(entry) if in_doubt else (),
             self._allocated(entry) if in_doubt else (),
             alone=self._event.alone,
+            recorded=self._named((*self._recorded.pods(entry), *(entry.hold.recorded if entry.hold else ()))),
         )
-        return self._with_ends(entry, evidence) if self._event.ended or self._event.grace else evidence
+        return self._with_ends(entry, evidence) if self._event.ends or self._event.grace else evidence
+
+    def _named(self, pods: Iterable[PodRef]) -> tuple[PodRef, ...]:
+        """Pods that the checkpoint names, with their names where the API server has them."""
+        names = self._event.names
+        return tuple(
+            PodRef(*names[pod.uid], pod.container, pod.uid) if pod.uid in names else pod for pod in dict.fromkeys(pods)
+        )
 
     def _unaccounted(self, entry: Entry) -> tuple[str, ...] | None:
         """Pods that may have the device, as far as the API server tells; None: it cannot be asked."""
@@ -116,9 +125,10 @@ class EvidenceRound:
         if pods:
             known = (event.grace[pod.uid] for pod in pods if pod.uid in event.grace)
             return replace(evidence, grace=max(known, default=None))
-        if entry.hold is None or not entry.hold.pods:
+        if entry.hold is None:
             return evidence
-        return replace(evidence, ended=all(pod.uid in event.ended for pod in entry.hold.pods))
+        ended = bool(entry.hold.pods) and all(pod.uid in event.ends for pod in entry.hold.pods)
+        return replace(evidence, ended=ended, ends=event.ends)
 
 
 def shown_on(answers: Sequence[KubeletAnswer], entry: Entry, other_resource: str = "") -> DeviceEvidence | None:

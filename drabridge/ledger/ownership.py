@@ -64,7 +64,8 @@ def with_holders(
         began = [held.since for held in before.holders if held.claim.uid not in left]
         tx.effects.append(Released(before.name, who, because, tx.at - min(began, default=before.since)))
     stamps = (before.presence_since, before.legacy_until, before.was_at if owner is not Owner.NONE else ())
-    changed = Entry(before.device, owner, lane, hold, claims, move, since, tx.seq, released, *stamps)
+    former = before.hold.last_recorded if before.hold is not None and hold is None else before.former
+    changed = Entry(before.device, owner, lane, hold, claims, move, since, tx.seq, released, *stamps, former)
     return stamp_legacy_end(tx, before, changed)
 
 

@@ -2,26 +2,29 @@
 
 PodResources List alone is not enough. It leaves out plain init containers (kubernetes/kubernetes#120501), pods that
 were force-deleted but still run (#104824), everything that a new kubelet has not re-synced, and the moments between
-Allocate's reply and kubelet's own record. So a hold ends only when all of these are true:
+Allocate's reply and kubelet's own record. So a hold whose end is not proven (:mod:`drabridge.ledger.proofs`) ends only
+when all of these are true:
 
 - every source of evidence that can be asked agrees that no pod has the device, in at least two rounds;
 - at least two kinds of source could be asked;
 - some time has passed since Allocate, and since kubelet's start;
-- the pod was seen to end, or its grace period is over. Kubelet before 1.31, and any kubelet that learns of a deletion
-  late, lets the processes of a force-deleted pod run that long (kubernetes#120449, #119276).
+- the pods were seen to end, or their grace period is over. Kubelet before 1.31, and any kubelet that learns of a
+  deletion late, lets the processes of a force-deleted pod run that long (kubernetes#120449, #119276).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.inventory.model import device_id_of
+from drabridge.ledger import proofs
 from drabridge.ledger.events import DeviceUse
-from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, PodRef
+from drabridge.ledger.model import NEVER_KNOWN, ClaimRef, Entry, HeldBecause, Hold, PodRef
 from drabridge.ledger.policy import LedgerPolicy
+from drabridge.ledger.proofs import End
 
 
 class DeviceEvidence(Struct, frozen=True):
@@ -39,6 +42,8 @@ class DeviceEvidence(Struct, frozen=True):
     ended: bool = False  # API server: the pods of the hold were seen to end
     grace: float | None = None  # API server: seconds that the shown pods have to end; None: not known
     alone: bool = False  # no API server is followed, so claims get nothing
+    recorded: tuple[PodRef, ...] = ()  # kubelet's checkpoint before List
+    ends: Mapping[str, End] = {}  # API server: how pods ended, by UID
 
     @property
     def pods(self) -> tuple[PodRef, ...]:
@@ -80,6 +85,25 @@ def confirm(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
         unseen_since=0.0,
         grace=grace,
     )
+
+
+def with_record(hold: Hold, evidence: DeviceEvidence) -> Hold:
+    """Return the hold with the pods that kubelet's checkpoint names, if it was written after the last Allocate.
+
+    One that was read behind the barrier was. Another one that names nobody but pods from before may be older.
+    """
+    former = {(pod.uid, pod.container) for pod in hold.former}
+    shown = {(pod.uid, pod.container): pod for pod in evidence.recorded}
+    if shown.keys() <= former or NEVER_KNOWN in hold.former:
+        shown = {(pod.uid, pod.container): pod for pod in (evidence.checkpointed or ()) if evidence.barrier}
+    if not shown:
+        return hold
+    known = {(pod.uid, pod.container): pod for pod in hold.recorded}
+    recorded = tuple({**known, **shown}.values())
+    pods = tuple(pod if pod.name else shown.get((pod.uid, pod.container), pod) for pod in hold.pods) or recorded
+    if known.keys() == {**known, **shown}.keys() and pods == hold.pods:
+        return hold
+    return replace(hold, recorded=recorded, former=(), pods=pods)
 
 
 def without_ended_units(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
@@ -130,6 +154,9 @@ def judge(
     hold = hold if hold.unseen_since else replace(hold, unseen_since=at)
     if evidence.opened:
         return _held(hold, HeldBecause.STILL_OPEN)
+    end = proofs.end_of([pod.uid for pod in hold.recorded], evidence.ends, retaken=hold.retaken)
+    if not quarantined and evidence.checkpointed is not None and proofs.PROOFS[end].proves:
+        return HoldEnded(f"{end}, and kubelet shows no pod on it")
     if at < suspended_until:
         return _held(hold, HeldBecause.KUBELET_UNSETTLED)
     if evidence.unaccounted:

@@ -21,6 +21,7 @@ from drabridge.sim.apiserver.kinds import BY_KIND
 from drabridge.sim.apiserver.objects import Objects, Writer, timestamp
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.kubelet.admission import status_message
 from drabridge.sim.kubelet.kubelet import KubeletDownError, SimKubelet
 from drabridge.sim.kubelet.pod_json import pod_from_manifest
 from drabridge.sim.kubelet.pods import PodStatus
@@ -86,6 +87,7 @@ class ClusterNode:
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._linger: dict[str, float] = {}  # by uid: the object is gone when it is needed
         self._posted = 0
+        self._ends: dict[str, str] = {}  # when each run of a container ended
 
     async def run(self) -> None:
         """Until cancelled. Programming errors end it: the cluster shows them to whoever waits on it."""
@@ -193,7 +195,7 @@ class ClusterNode:
     def _report(self, pod: JSON, status: PodStatus) -> None:
         """Write the status when it says something new."""
         meta, before = pod["metadata"], pod["status"]
-        after = {**before, "phase": str(status.phase), "containerStatuses": self._containers(pod, status)}
+        after = {**before, "phase": str(status.phase), **self._containers(pod, status)}
         said = {"reason": status.reason, "message": status.message}
         after |= {name: text for name, text in said.items() if text}
         if after != before:
@@ -205,18 +207,28 @@ class ClusterNode:
                 subresource="status",
             )
 
-    def _containers(self, pod: JSON, status: PodStatus) -> list[JSON]:
+    def _containers(self, pod: JSON, status: PodStatus) -> JSON:
+        """Return the states of the containers; none of a pod that was rejected (kubelet.go, rejectPod)."""
+        if status.message.startswith(status_message("")):
+            return {}
+        kinds = {"initContainers": "initContainerStatuses", "containers": "containerStatuses"}
+        return {kinds[kind]: self._states(pod, pod["spec"][kind], status) for kind in kinds if pod["spec"].get(kind)}
+
+    def _states(self, pod: JSON, containers: Sequence[JSON], status: PodStatus) -> list[JSON]:
         uid = pod["metadata"]["uid"]
         known = self._kubelet.is_running and uid in self._kubelet.node.pods
         health = self._kubelet.allocated_resources_status(uid) if known else {}
+        over = status.phase in ("Succeeded", "Failed")
         out = []
-        for container in pod["spec"].get("containers", []):
+        for container in containers:
             name = container["name"]
             running = name in status.running
             if running:
                 state: JSON = {"running": {}}
-            elif status.phase in ("Succeeded", "Failed"):
-                state = {"terminated": {"exitCode": 0 if status.phase == "Succeeded" else 1, "reason": "Completed"}}
+            elif over or name in status.completed:
+                code = int(status.phase == "Failed" and name not in status.completed)
+                before = self._ends.setdefault(f"{uid} {name} {status.restarts.get(name, 0)}", timestamp())
+                state = {"terminated": {"exitCode": code, "reason": "Completed", "finishedAt": before}}
             else:
                 why = status.waiting.get(name, "")
                 state = {

@@ -249,7 +249,7 @@ def releases_wait(ledger: Ledger, policy: LedgerPolicy, now: float) -> str:
     if now >= node.releases_suspended_until or not held:
         return ""
     return (
-        f"no device that a pod holds is released before {stamp(node.releases_suspended_until)}: "
+        f"no device whose pod is not proven to have ended is released before {stamp(node.releases_suspended_until)}: "
         f"{node.suspended_because or 'kubelet or the agent started'} less than {policy.settle_seconds:g} s ago "
         "(safety.settleSeconds), and kubelet may not show all of its pods yet"
     )

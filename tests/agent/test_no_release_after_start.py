@@ -61,7 +61,9 @@ async def test_an_agent_restarted_beside_a_new_kubelet_waits_before_it_releases(
         await again(agent, signal.SIGTERM)
         assert await waits(agent)
         notes = (await agent.status())["notes"]
-        assert any("no device that a pod holds is released before" in note for note in notes), notes
+        assert any("no device whose pod is not proven to have ended is released before" in note for note in notes), (
+            notes
+        )
 
 
 async def test_a_kubelet_that_comes_after_the_agent_is_waited_for() -> None:

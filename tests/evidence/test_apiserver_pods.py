@@ -18,6 +18,7 @@ from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.json_reader import ObjectIdentity
 from drabridge.ledger.events import CheckpointRead, Observed
 from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, Ledger, LedgerDevice, Owner, PodRef
+from drabridge.ledger.proofs import End
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.evidence.api_pods import FPGA, GPU, container, pod
 from tests.support.waiting import short_directory, until
@@ -110,6 +111,78 @@ def test_a_pod_has_ended_when_kubelet_says_so_of_all_of_its_containers(
     assert demand.ended is ended
 
 
+DONE, FAILED = ({"state": {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:00:00Z"}}} for code in (0, 1))
+GUESSED = {"state": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": None}}}
+INIT = {"init": (container("i"),)}
+
+
+@pytest.mark.parametrize(
+    ("states", "more", "spec", "end"),
+    [
+        ([DONE], {}, {}, End.REPORTED),
+        ([FAILED], {"phase": "Failed"}, {}, End.REPORTED),
+        ([DONE], {}, {"restartPolicy": "OnFailure"}, End.REPORTED),
+        ([FAILED], {"phase": "Failed"}, {"restartPolicy": "OnFailure"}, End.PHASE_ONLY),  # it may be started again
+        ([DONE], {}, {"restartPolicy": "Always"}, End.PHASE_ONLY),  # kubelet does not end such a pod: somebody else did
+        ([DONE], {}, {"restartPolicy": "Always", "deleted": True}, End.REPORTED),
+        ([], {"phase": "Failed"}, {}, End.PHASE_ONLY),  # rejected, or somebody wrote the phase
+        ([OVER], {}, {}, End.PHASE_ONLY),
+        ([GUESSED], {"phase": "Failed"}, {"deleted": True}, End.PHASE_ONLY),  # kubelet did not find the container
+        ([WAITING], {"phase": "Failed"}, {"deleted": True}, End.PHASE_ONLY),
+        ([DONE], {"initContainerStatuses": [DONE]}, INIT, End.REPORTED),
+        ([DONE], {}, INIT, End.PHASE_ONLY),
+        ([DONE], {"initContainerStatuses": [WAITING]}, INIT, End.PHASE_ONLY),
+        ([DONE], {"ephemeralContainerStatuses": [DONE]}, {"ephemeralContainers": [{}]}, End.REPORTED),
+        ([DONE], {}, {"ephemeralContainers": [{}]}, End.PHASE_ONLY),
+        (
+            [DONE],
+            {"phase": "Failed", "conditions": [{"type": "DisruptionTarget", "reason": "DeletionByPodGC"}]},
+            {"deleted": True},
+            End.PHASE_ONLY,
+        ),
+        (
+            [DONE],
+            {"phase": "Failed", "conditions": [{"type": "DisruptionTarget", "reason": "EvictionByEvictionAPI"}]},
+            {"deleted": True},
+            End.REPORTED,
+        ),
+        ([DONE], {"phase": "Running"}, {"restartPolicy": "Always"}, End.NOT_SEEN),
+        ([RUNNING], {"phase": "Failed"}, {}, End.NOT_SEEN),
+    ],
+)
+def test_an_end_is_proven_by_the_states_of_all_containers(
+    states: list[dict[str, Any]], more: dict[str, Any], spec: dict[str, Any], end: End
+) -> None:
+    spec = {"restartPolicy": "Never", **spec}
+    status = {"phase": "Succeeded", "containerStatuses": states, **more}
+    body = pod("a", container("m", gpu=1), init=spec.pop("init", ()), **status)
+    if spec.pop("deleted", False):
+        body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    body["spec"] |= spec
+    demand = _seen(body).demand
+    assert demand
+    assert demand.end is end
+
+
+def test_a_container_that_has_a_restart_policy_of_its_own_may_be_started_again() -> None:
+    own = {**container("m", gpu=1), "restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]}
+    body = pod("a", own, phase="Failed", containerStatuses=[FAILED])
+    body["spec"]["restartPolicy"] = "Never"
+    demand = _seen(body).demand
+    assert demand
+    assert demand.end is End.PHASE_ONLY
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_pod_that_ended_while_nobody_watched_is_found_by_the_next_list_if_its_object_is_left(kept: bool) -> None:
+    done = pod("a", container("m", gpu=1), phase="Succeeded", containerStatuses=[DONE])
+    done["spec"]["restartPolicy"] = "Never"
+    at = At(A)
+    at.watch.lost(UnreachableError("no answer"))
+    at.watch.listed((_seen(done),) if kept else ())
+    assert at.watch.enrich(_observed({})).ends == ({"uid-a": End.REPORTED} if kept else {})
+
+
 @pytest.mark.parametrize(("states", "ended"), [([OVER], True), ([RUNNING], False), ([WAITING], False), ([], False)])
 def test_kubelet_before_1_27_leaves_the_phase_of_a_deleted_pod(states: list[dict[str, Any]], ended: bool) -> None:
     body = pod("a", container("m", gpu=1), containerStatuses=states)
@@ -179,7 +252,7 @@ def test_a_pod_that_was_seen_to_end_delays_no_release(kinds: tuple[str, ...]) ->
     for kind in kinds:
         at.watch.changed(kind, _seen(_ends(A)))
         assert at.unaccounted() == {}
-    assert at.watch.enrich(_observed({})).ended == {"uid-a"}
+    assert at.watch.enrich(_observed({})).ends.keys() == {"uid-a"}
 
 
 def test_a_container_that_runs_again_has_not_ended() -> None:
@@ -189,9 +262,9 @@ def test_a_container_that_runs_again_has_not_ended() -> None:
     between["metadata"] = {**A["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
     at.watch.changed("MODIFIED", _seen(between))
     at.watch.changed("MODIFIED", _seen({**between, "status": {"phase": "Running", "containerStatuses": [RUNNING]}}))
-    assert not at.watch.enrich(_observed({})).ended
+    assert not at.watch.enrich(_observed({})).ends
     at.watch.changed("DELETED", _seen({**between, "status": {"phase": "Running", "containerStatuses": [RUNNING]}}))
-    assert not at.watch.enrich(_observed({})).ended
+    assert not at.watch.enrich(_observed({})).ends
     assert at.unaccounted() == {GPU: ("default/a",)}
 
 
@@ -330,7 +403,7 @@ def test_a_mirror_cannot_say_another_pod_s_uid() -> None:
         at.watch.changed("MODIFIED", _seen(_ends(body)))
         at.watch.changed("DELETED", _seen(_ends(body)))
         assert at.unaccounted() == {GPU: ("default/a",)}
-        assert not at.watch.enrich(_observed({})).ended
+        assert not at.watch.enrich(_observed({})).ends
 
 
 def _observed(listed: dict[str, str], checkpoint: CheckpointRead | None = None) -> Observed:
@@ -481,7 +554,7 @@ async def test_a_dropped_watch_misses_nothing() -> None:
         await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/a",)}, 10)
 
 
-async def test_a_pod_that_has_ended_is_gone_and_is_not_asked_for() -> None:
+async def test_a_pod_that_has_ended_is_gone() -> None:
     async with watching() as (api, watch, ended):
         for name in ("a", "b"):
             _create(api, name)
@@ -496,8 +569,8 @@ async def test_a_pod_that_has_ended_is_gone_and_is_not_asked_for() -> None:
         assert api.faults.drop_watches() == 1
         lists = sum(request.verb == "list" for request in api.requests)
         await until(lambda: sum(request.verb == "list" for request in api.requests) > lists)
-        sent = [request.sent_bytes for request in api.requests if request.verb == "list"][-1]
-        assert sent < 1.5 * len(json.dumps(api.objects.get("pods", "b", "default")))
+        await until(lambda: watch.unaccounted(LEDGER, _observed({})) == {GPU: ("default/b",)})
+        assert ended == [1], "the list has it still, and says nothing new"
 
 
 def test_only_our_resources_of_a_pod_are_remembered() -> None:

@@ -11,9 +11,11 @@ import pytest
 from drabridge.evidence.loop import ABSENT_SECONDS, HELD_SECONDS, IDLE_SECONDS, LEAST_SECONDS, EvidenceLoop
 from drabridge.ledger.effects import ACCEPTED, Decision
 from drabridge.ledger.events import Event, Observed
-from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, Owner
+from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from tests.support.waiting import until
+
+NAMED = Hold(pods=(PodRef("default", "a", "m", "uid-a"),))
 
 
 class Node:
@@ -21,8 +23,12 @@ class Node:
 
     policy = LedgerPolicy()
 
+    def now(self) -> float:
+        return self.at
+
     def __init__(self, *entries: Entry) -> None:
         self.ledger = Ledger.of(entries)
+        self.at = 0.0
         self.looks = 0
         self.loop = EvidenceLoop(self, self)  # type: ignore[arg-type]  # only ``gather`` is used
 
@@ -72,11 +78,27 @@ async def test_many_hints_are_followed_together() -> None:
     [
         (Owner.NONE, None, IDLE_SECONDS),
         (Owner.DRA_PREPARED, None, IDLE_SECONDS),
-        *((owner, Hold(), HELD_SECONDS) for owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE)),
-        (Owner.LEGACY, Hold(absences=1), ABSENT_SECONDS),
+        *((owner, NAMED, HELD_SECONDS) for owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE)),
+        (Owner.QUARANTINE, Hold(), HELD_SECONDS),
+        (Owner.LEGACY, Hold(), LEAST_SECONDS),  # until kubelet says whose it is
+        (Owner.LEGACY, Hold(pods=NAMED.pods, absences=1), ABSENT_SECONDS),
         (Owner.QUARANTINE, Hold(absences=1), ABSENT_SECONDS),
     ],
 )
 def test_the_next_question_comes_when_a_hold_may_end(owner: Owner, hold: Hold | None, seconds: float) -> None:
     held = Entry(LedgerDevice("d0", "r", ("d0",)), owner, hold=hold)
     assert Node(held, Entry(LedgerDevice("d1", "r", ("d1",)))).loop.pause_seconds() == seconds
+
+
+async def test_kubelet_is_asked_at_once_after_an_allocate_and_less_often_while_it_does_not_say() -> None:
+    async with running() as node:
+        loop = asyncio.get_running_loop()
+        node.at = 100.0
+        node.ledger = Ledger.of([Entry(LedgerDevice("d0", "r", ("d0",)), Owner.LEGACY, hold=Hold(allocated_at=100.0))])
+        began = loop.time()
+        node.loop.changed()
+        await until(lambda: node.looks == 2)
+        assert loop.time() - began < 4 * LEAST_SECONDS
+        node.at = 101.0
+        await asyncio.sleep(9 * LEAST_SECONDS)
+        assert 4 <= node.looks <= 6, "1, 1.5 and 2.25 times the least pause"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json
 from drabridge.ledger.model import (
     ClaimHold,
@@ -14,6 +16,7 @@ from drabridge.ledger.model import (
     Move,
     MoveStep,
     Owner,
+    PodRef,
 )
 
 
@@ -33,4 +36,5 @@ def test_every_field_that_is_written_is_known_when_it_is_read() -> None:
     hold, move = Hold(("A",)), Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, 1.0, 1.0)
     claims = (ClaimHold(ClaimRef("u"), ClaimPhase.PREPARED, 1.0, admin=True),)
     entry = Entry(facts, Owner.LEGACY, Lane.LEGACY, hold, claims, move, 1.0, 1, "because", 2.0, 3.0, ("c188:0",))
+    entry = replace(entry, former=(PodRef(),))
     assert entry_to_json(entry).keys() == ENTRY_FIELDS

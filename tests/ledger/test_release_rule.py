@@ -39,6 +39,7 @@ from drabridge.ledger.model import (
     PodRef,
 )
 from drabridge.ledger.policy import LedgerPolicy
+from drabridge.ledger.proofs import End
 from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 
 POLICY = LedgerPolicy()
@@ -384,13 +385,12 @@ def test_a_pod_that_was_seen_to_end_is_told_by_its_uid() -> None:
     ledger = step(ledger, Observed(100.0, ledger.seq, {UNIT: (known,)}, grace={"uid-1": 60.0}), POLICY).applied_to(
         ledger
     )
-    for ended in frozenset({"uid-2"}), frozenset({"uid-1"}):
+    for ended in "uid-2", "uid-1":
         after = ledger
         for at in (110.0, 121.0):
-            after = step(after, Observed(at, after.seq, {}, CheckpointRead({}), {}, ended=ended), POLICY).applied_to(
-                after
-            )
-        assert (owner(after) is Owner.NONE) is ("uid-1" in ended)
+            seen = Observed(at, after.seq, {}, CheckpointRead({}), unaccounted={}, ends={ended: End.PHASE_ONLY})
+            after = step(after, seen, POLICY).applied_to(after)
+        assert (owner(after) is Owner.NONE) is (ended == "uid-1")
 
 
 def test_a_release_tells_who_left_and_begins_a_waiting_move() -> None:

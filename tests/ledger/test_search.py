@@ -13,14 +13,14 @@ from drabridge.ledger.transitions.no_change import ignore
 from tests.ledger.search.mutants import MUTANTS, STARVING, Mutant, other_rows
 from tests.ledger.search.search import search
 from tests.ledger.search.states import Config
-from tests.ledger.search.worlds import LEASES, OTHERS
+from tests.ledger.search.worlds import LEASES, OTHERS, PROOFS
 
 
-@pytest.mark.parametrize("name", [*OTHERS, *LEASES])
+@pytest.mark.parametrize("name", [*OTHERS, *LEASES, *PROOFS])
 def test_no_reachable_state_breaks_an_invariant_or_leaks(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    found = search({**OTHERS, **LEASES}[name])
+    found = search({**OTHERS, **LEASES, **PROOFS}[name])
     record_property("search", f"{name}: {str(found).splitlines()[0]}")
     assert not found.violation, str(found)
     assert found.states > 10_000

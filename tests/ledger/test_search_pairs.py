@@ -20,4 +20,4 @@ def test_no_two_faults_break_an_invariant_or_leak(name: str, record_property: Ca
     found = search(PAIRS[name])
     record_property("search", f"{name}: {str(found).splitlines()[0]}")
     assert not found.violation, str(found)
-    assert found.states > 400_000
+    assert found.states > 150_000

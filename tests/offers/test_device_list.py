@@ -15,6 +15,7 @@ from drabridge.ledger.events import (
     WithdrawnFromKubelet,
 )
 from drabridge.ledger.model import Entry, Lane, LedgerDevice, Owner
+from drabridge.ledger.proofs import End
 from drabridge.offers.device_list import ListedUnit, legacy_list
 from tests.support.ledger_node import CLAIM, NOON, POD, PODS, Node, allocate, allocated, prepare
 
@@ -52,7 +53,7 @@ def test_a_list_has_numa_nodes_only_while_something_is_left_for_limits() -> None
 def let_go(node: Node, at: float) -> None:
     """Kubelet shows no pod, and the API server has shown that the pod ended."""
     for _ in range(2):
-        node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}, True), ended=frozenset({POD.uid})))
+        node.yes(Observed(at, node.ledger.seq, {}, CheckpointRead({}, True), ends={POD.uid: End.PHASE_ONLY}))
         at += node.policy.absent_seconds
 
 

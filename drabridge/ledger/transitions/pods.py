@@ -13,6 +13,7 @@ from drabridge.ledger.effects import (
     Subject,
 )
 from drabridge.ledger.model import (
+    NEVER_KNOWN,
     ClaimHold,
     ClaimPhase,
     ClaimRef,
@@ -30,7 +31,8 @@ from drabridge.ledger.transitions.claims import with_share, without_waiting
 
 def take(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Give a free device to a pod."""
-    return obstacle(tx, entry) or with_holders(tx, entry, Hold(units, tx.at, known=True), entry.claims)
+    hold = Hold(units, tx.at, known=True, former=entry.former)
+    return obstacle(tx, entry) or with_holders(tx, entry, hold, entry.claims)
 
 
 def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
@@ -46,7 +48,16 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     old = entry.hold or Hold()
     kept = old.units if set(units) <= set(old.units) else tuple(sorted({*old.units, *units}))
     retaken = old.retaken or not old.known
-    hold = Hold(kept, tx.at, False, old.last_seen, pods=old.pods, known=not retaken, retaken=retaken, grace=old.grace)
+    others = () if set(units) & set(old.units) else old.pods  # they have other units of it, and keep them
+    hold = Hold(
+        kept,
+        tx.at,
+        pods=others,
+        known=not retaken,
+        retaken=retaken,
+        grace=old.grace,
+        former=old.last_recorded,
+    )
     return with_holders(tx, entry, hold, entry.claims)
 
 
@@ -63,7 +74,7 @@ def adopt_before_lease(tx: Transaction, entry: Entry, evidence: DeviceEvidence) 
 def confirm(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
     """Record that kubelet shows the pod. Its grace period is made durable: the pod may be gone at the next start."""
     hold = entry.hold or Hold()
-    seen = release_rule.confirm(hold, evidence, tx.at)
+    seen = release_rule.with_record(release_rule.confirm(hold, evidence, tx.at), evidence)
     if hold.units != entry.device.units:
         missing = {unit for unit in evidence.units if unit not in hold.units and unit not in entry.device.units}
         if missing and hold.units and not entry.counted_elsewhere:
@@ -96,6 +107,7 @@ def adopt(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
         resource=evidence.elsewhere,
         known=True,
         grace=evidence.grace,
+        former=(NEVER_KNOWN,),
     )
     message = (
         f"{entry.name} was recorded as {entry.owner}, and kubelet shows {', '.join(map(str, evidence.pods))} on it"
@@ -113,6 +125,8 @@ def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Ou
     node = tx.ledger.node
     if quarantined and not node.merged:
         return entry
+    if not quarantined:
+        hold = release_rule.with_record(hold, evidence)
     verdict = release_rule.judge(
         hold,
         evidence,
@@ -123,8 +137,8 @@ def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Ou
     )
     if isinstance(verdict, HoldEnded):
         claims = _with_allocated(tx, entry, evidence) if quarantined else entry.claims
-        return with_holders(tx, entry, None, claims, verdict.because)
-    return entry if verdict is hold else replace(entry, hold=verdict)
+        return with_holders(tx, replace(entry, hold=hold), None, claims, verdict.because)  # named as it is known now
+    return entry if verdict is entry.hold else replace(entry, hold=verdict)
 
 
 def _with_allocated(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> tuple[ClaimHold, ...]:

@@ -69,7 +69,7 @@ def _extended(status: Mapping[str, Any]) -> ExtendedClaim:
 
 
 def status_to_json(status: PodStatus) -> dict[str, Any]:
-    return asdict(status)
+    return asdict(status) | {"completed": sorted(status.completed)}
 
 
 def record_to_json(record: PodRecord) -> dict[str, Any]:

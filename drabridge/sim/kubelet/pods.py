@@ -130,6 +130,7 @@ class PodStatus:
     waiting: Mapping[str, str] = field(default_factory=dict)
     running: tuple[str, ...] = ()
     restarts: Mapping[str, int] = field(default_factory=dict)
+    completed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +178,5 @@ class PodRecord:
             dict(self.waiting),
             tuple(c.name for c in self.spec.all_containers if c.name in self.running),
             dict(self.restarts),
+            frozenset(self.completed),
         )

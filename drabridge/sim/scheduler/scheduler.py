@@ -184,7 +184,7 @@ class Scheduler:
     def _usable(self, claim: JSON) -> JSON:
         """The claim, without an allocation whose binding failed."""
         meta, status = claim["metadata"], claim["status"]
-        if meta["uid"] not in self._failed:
+        if meta["uid"] not in self._failed and not claim_controller.binding_failure(claim):
             return claim
         self._failed.discard(meta["uid"])
         if "allocation" not in status or status.get("reservedFor"):
@@ -356,7 +356,9 @@ class Scheduler:
                     self._rest(meta["uid"])
                     for claim in claims:
                         claim_controller.unreserve(self.objects, claim, meta["uid"])
-                        self._failed.add(claim["metadata"]["uid"])
+                        late = state is not Readiness.FAILED and readiness(claim) is not Readiness.READY
+                        if late or readiness(claim) is Readiness.FAILED:  # PostFilter takes back no other
+                            self._failed.add(claim["metadata"]["uid"])
                         if claim["metadata"].get("annotations", {}).get(claim_controller.EXTENDED_ANNOTATION):
                             self.objects.delete("resourceclaims", claim["metadata"]["name"], meta["namespace"])
                     refused = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}

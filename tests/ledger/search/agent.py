@@ -8,6 +8,7 @@ from functools import partial
 from drabridge.ledger import events as ev
 from drabridge.ledger import startup_events
 from drabridge.ledger.model import ClaimRef, Lane, Owner
+from drabridge.ledger.proofs import End
 from tests.ledger.search.leases import uses
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, Stage, happens, helps, stage, where
@@ -16,6 +17,7 @@ from tests.ledger.search.states import (
     GRACE,
     NOW,
     POD,
+    PODS,
     UIDS,
     USING,
     Claim,
@@ -31,7 +33,7 @@ from tests.ledger.search.states import (
 UP = where("up", lambda state: state.up)
 DOWN = where("up", lambda state: not state.up)
 Known = Collection[tuple[str, int]]  # UIDs of claims, with their devices
-BLANK = Gathered(0, 0, 0, 0, 0, 0, None, False, True)
+BLANK = Gathered(0, 0, 0, 0, 0, 0, None, False, (0, 0), 0, True)
 
 
 def _in_list(claim: Claim) -> bool:
@@ -108,9 +110,16 @@ class Agent:
 
     def look(self, state: State) -> Outcomes:
         """What kubelet, the disk and the processes would show now."""
-        listed = checkpoint = opened = 0
+        listed = checkpoint = opened = reported = 0
+        recorded, stale = [0] * len(DEVICES), [0] * len(DEVICES)
         unaccounted = False
-        for phase, device in state.pods:
+        for index, (phase, device) in enumerate(state.pods):
+            if self.config.proofs and phase in (P.INIT, P.RUN):
+                recorded[device] |= 1 << index
+            elif self.config.proofs and phase in (P.ENDED, P.ZOMBIE):
+                stale[device] |= 1 << index
+            if phase == P.ENDED:
+                reported |= 1 << index
             if phase == P.RUN and state.known:
                 listed |= 1 << device
             if phase in (P.INIT, P.RUN):
@@ -126,8 +135,12 @@ class Agent:
             checkpoint=checkpoint if self.config.checkpoint else 0,
             opened=opened if self.config.probe else 0,
             unaccounted=unaccounted,
+            recorded=tuple(now or before for now, before in zip(recorded, stale, strict=True)),
+            reported=reported,
         )
         yield "", state._replace(gathered=seen)
+        if reported:  # the watch is late
+            yield "", state._replace(gathered=seen._replace(reported=0))
 
     def look_at_containers(self, state: State) -> Outcomes:
         """What kubelet shows of claims: not of a pod that was force-deleted, nor of one that it does not know yet."""
@@ -183,6 +196,12 @@ class Agent:
             {DEVICES[device]: (ClaimRef("some"),) for device in bits(seen.shown)},
             None if seen.allocated is None else _allocations(zip(UIDS, seen.allocated, strict=False)),
             grace=GRACE if self.config.grace and seen.cluster else {},
+            ends={PODS[pod].uid: End.REPORTED for pod in bits(seen.reported)},
+            recorded={
+                ("r", DEVICES[device]): tuple(PODS[pod] for pod in bits(mask))
+                for device, mask in enumerate(seen.recorded)
+                if mask
+            },
         )
 
     def acknowledge(self, state: State) -> Outcomes:

@@ -13,17 +13,23 @@ from drabridge.ledger.model import (
     Entry,
     HeldBecause,
     Ledger,
+    PodRef,
 )
-from tests.ledger.search.states import DEVICES, SWAPPED, UIDS, Gathered
+from tests.ledger.search.states import DEVICES, PODS, SWAPPED, UIDS, Gathered
 
 LONG_AGO = -2.0  # 0 is never
 _UNSEEN: dict[str, Any] = {"known": False, "unseen_since": 0.0}
 
 
-def normal(entry: Entry, *, grace: bool = False) -> Entry:
-    """Without what no transition looks at. ``grace``: it matters how long a pod has not been seen."""
+def normal(entry: Entry, *, grace: bool = False, proofs: bool = False) -> Entry:
+    """Without what no transition looks at. ``grace``: it matters how long a pod has not been seen.
+
+    ``proofs``: it matters which pod had the device.
+    """
     hold, move = entry.hold, entry.move
     if hold is not None:
+        former = _ordered(hold.former) if proofs else ()
+        hold = replace(hold, former=former, recorded=_ordered(hold.recorded))
         hold = replace(hold, absences=min(hold.absences, 2), last_seen=0.0, pods=(), because=HeldBecause.TOO_YOUNG)
         if not grace:
             hold = replace(hold, unseen_since=0.0)
@@ -38,7 +44,12 @@ def normal(entry: Entry, *, grace: bool = False) -> Entry:
         released_because="",
         presence_since=0.0,
         legacy_until=0.0,
+        former=_ordered(entry.former) if proofs else (),
     )
+
+
+def _ordered(pods: tuple[PodRef, ...]) -> tuple[PodRef, ...]:
+    return tuple(sorted((PodRef(uid=pod.uid) for pod in pods), key=lambda pod: pod.uid))
 
 
 def _normal_claim(held: ClaimHold) -> ClaimHold:
@@ -96,6 +107,7 @@ def swap_gathered(seen: Gathered) -> Gathered:
         api=SWAPPED[seen.api],
         shown=SWAPPED[seen.shown],
         allocated=seen.allocated and tuple(SWAPPED[mask] for mask in seen.allocated),
+        recorded=seen.recorded[::-1],
     )
 
 
@@ -109,6 +121,25 @@ def swap_devices(ledger: Ledger) -> Ledger:
             hold=entry.hold and replace(entry.hold, units=tuple(other[unit] for unit in entry.hold.units)),
         )
         for name, entry in ledger.entries.items()
+    ]
+    return Ledger.of(entries, ledger.node, ledger.seq)
+
+
+def swap_pods(ledger: Ledger) -> Ledger:
+    """The two pods exchanged."""
+
+    def other(pods: tuple[PodRef, ...]) -> tuple[PodRef, ...]:
+        names = {PODS[0].uid: PODS[1], PODS[1].uid: PODS[0]}
+        return _ordered(tuple(names.get(pod.uid, pod) for pod in pods))
+
+    entries = [
+        replace(
+            entry,
+            hold=entry.hold
+            and replace(entry.hold, recorded=other(entry.hold.recorded), former=other(entry.hold.former)),
+            former=other(entry.former),
+        )
+        for entry in ledger.entries.values()
     ]
     return Ledger.of(entries, ledger.node, ledger.seq)
 

@@ -36,7 +36,10 @@ class Ledgers:
 
     def intern(self, ledger: Ledger) -> int:
         """The number of a ledger, forgetting everything that no transition looks at."""
-        entries = tuple(normal(entry, grace=self.config.grace) for _, entry in sorted(ledger.entries.items()))
+        entries = tuple(
+            normal(entry, grace=self.config.grace, proofs=self.config.proofs)
+            for _, entry in sorted(ledger.entries.items())
+        )
         node = NodeState(
             boot_id=ledger.node.boot_id and "boot",
             merged=ledger.node.merged,

@@ -18,6 +18,7 @@ from drabridge.ledger.effects import Decision, Step
 from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner
 from drabridge.ledger.ownership import with_holders
 from drabridge.ledger.policy import LedgerPolicy
+from drabridge.ledger.proofs import End
 from drabridge.ledger.table import CLAIMED, TABLE, DeviceSignal, Transition
 from drabridge.ledger.transaction import Outcome, RequestedUse, Transaction
 from tests.ledger.search.states import POLICY, Config, Stepper
@@ -109,6 +110,30 @@ def _deaf(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
     return apply_event.step(ledger, event, policy)
 
 
+def _ends_of_all(seen: ev.Observed, _: Ledger) -> ev.Observed:
+    return replace(seen, ends={pod.uid: End.REPORTED for pods in seen.recorded.values() for pod in pods})
+
+
+def _changed_holds(ledger: Ledger, **changes: Any) -> Ledger:
+    holds = [entry for entry in ledger.entries.values() if entry.hold]
+    return ledger.replace(
+        [replace(one, hold=replace(one.hold, **changes)) for one in holds if one.hold], seq=ledger.seq
+    )
+
+
+def _believes_old_files(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
+    """Takes the pod that kubelet's checkpoint names for that of the last Allocate, whoever it was before."""
+    if isinstance(event, ev.Observed):
+        ledger = _changed_holds(ledger, former=())
+    return apply_event.step(ledger, event, policy)
+
+
+def _forgets_the_forgotten(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
+    if isinstance(event, ev.Observed):
+        ledger = _changed_holds(ledger, retaken=False)
+    return apply_event.step(ledger, event, policy)
+
+
 def _trusts_kubelet(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
     """Believes a kubelet that shows nothing of what it never showed."""
     if isinstance(event, ev.Observed):
@@ -197,6 +222,7 @@ _ONE_DRA = replace(SMALL, lanes=(Lane.DRA, Lane.DRA))
 _FILES_LOST = replace(_ONE_DRA, moves=0, kinds=frozenset({"lost"}), files_lost=True)
 
 _GRACE = replace(SMALL, grace=True, policy=replace(POLICY, grace_seconds=2), kinds=frozenset({"force"}))
+_PROOFS = replace(_GRACE, pods=2, proofs=True)
 
 _LEASES = replace(SMALL, moves=0, faults=0, kinds=frozenset(), leases=True, lanes=(Lane.SHARED, Lane.SHARED))
 _TWO_LEASES = replace(_LEASES, devices=2)
@@ -284,6 +310,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a kubelet that shows nothing has nothing",
         replace(_GRACE, kinds=frozenset({"forget"}), step=_trusts_kubelet),
+    ),
+    # proofs
+    Mutant(
+        "the end of a pod is believed that nobody reported",
+        replace(_PROOFS, kinds=frozenset({"force"}), step=_heard(_ends_of_all)),
+    ),
+    Mutant(
+        "a file that is older than the Allocate names its pod", replace(_PROOFS, faults=0, step=_believes_old_files)
+    ),
+    Mutant(
+        "a pod that kubelet forgot ends with the one that has its device now",
+        replace(_PROOFS, kinds=frozenset({"forget"}), step=_forgets_the_forgotten),
     ),
     # leases
     Mutant("the condition before kubelet's acknowledgement", replace(_LEASES, step=_leases_early)),

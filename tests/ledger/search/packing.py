@@ -47,8 +47,9 @@ class Packing:
         widths = _WIDTHS | {"gathered": 12, "moves": 0 if config.leases else 2}
         if config.prompt:  # the slices follow from the ledger
             widths |= {"api": 0, "scheduler": 0}
-        widths |= dict.fromkeys(self.pods, 4) | dict.fromkeys(self.claims, wide)
-        pod, claim = Domain(4), Domain(wide)
+        life = 5 if config.proofs and config.devices > 1 else 4
+        widths |= dict.fromkeys(self.pods, life) | dict.fromkeys(self.claims, wide)
+        pod, claim = Domain(life), Domain(wide)
         self.domains: dict[str, Domain] = {name: Domain(width) for name, width in widths.items()}
         self.domains |= dict.fromkeys(self.pods, pod) | dict.fromkeys(self.claims, claim)
         self.shifts: dict[str, int] = {}

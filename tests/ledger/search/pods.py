@@ -25,7 +25,13 @@ class _Pod:
         yield happens(self.is_in(P.IDLE), stage(f"{everyone} healthy", self.chosen))
         yield helps(self.is_in(P.CHOSEN), stage(f"{self.field} up ledger", self.allocate))
         yield helps(self.is_in(P.REPLIED, P.INIT), stage(self.field, self.live))
-        yield ends(self.is_in(P.REPLIED, P.INIT, P.RUN, P.ZOMBIE, P.SKIPPED), stage(self.field, self.end))
+        unreported = (P.REPLIED, P.ZOMBIE, P.SKIPPED)
+        yield ends(
+            self.is_in(*unreported, *(() if self.config.proofs else (P.INIT, P.RUN))), stage(self.field, self.end)
+        )
+        if self.config.proofs:
+            yield ends(self.is_in(P.INIT, P.RUN), stage(self.field, self.end_reported))
+            yield happens(self.is_in(P.ENDED), stage(self.field, self.end))
         fault = where("faults", lambda state: state.faults)
         if "crash" in self.config.kinds:
             up = where("up", lambda state: state.up)
@@ -35,8 +41,8 @@ class _Pod:
 
     def is_in(self, *phases: P) -> Stage:
         """Whether the pod is in one of these phases, and no earlier pod is just like it: its twin does the same."""
-        if not self.index:
-            return where(self.field, lambda state: state.pods[0][0] in phases)
+        if not self.index or self.config.proofs:
+            return where(self.field, lambda state: state.pods[self.index][0] in phases)
         twin = self.index - 1
 
         def applies(state: State) -> bool:
@@ -87,6 +93,12 @@ class _Pod:
 
     def end(self, state: State) -> Outcomes:
         yield f"p{self.index} ends", with_pod(state, self.index, P.DONE)
+
+    def end_reported(self, state: State) -> Outcomes:
+        yield (
+            f"p{self.index} ends and kubelet reports it",
+            with_pod(state, self.index, P.ENDED, state.pods[self.index][1]),
+        )
 
     def force_delete(self, state: State) -> Outcomes:
         zombie = with_pod(state, self.index, P.ZOMBIE, state.pods[self.index][1])

@@ -39,6 +39,7 @@ class P(IntEnum):
     RUN = 4
     ZOMBIE = 5  # force-deleted: kubelet and the API have forgotten it, its processes run
     DONE = 6
+    ENDED = 8  # kubelet reported its end; it may still be named in kubelet's checkpoint until that is written again
     SKIPPED = 7  # it runs, and a kubelet that lost its checkpoint skips it: it is in neither of kubelet's answers
 
 
@@ -102,6 +103,8 @@ class Gathered(NamedTuple):
     shown: int  # kubelet shows a container that has it by a claim
     allocated: tuple[int, ...] | None  # by claim, in the API; None: not asked
     unaccounted: bool
+    recorded: tuple[int, ...]  # by device: the pods that kubelet's checkpoint named before List
+    reported: int  # the pods whose end the API server has shown
     cluster: bool  # whether the API server answered
 
 
@@ -146,6 +149,7 @@ class Config(Struct, frozen=True):
     files_lost: bool = False  # the CDI files of claims may be lost with the record
     claims_shown: bool = False  # kubelet shows claims with their containers (1.34 and later)
     probe: bool = False  # open file descriptors are looked at, so force-deleted pods may live for any time
+    proofs: bool = False  # pods are known by their UIDs, and the API server shows how they ended
     grace: bool = False  # processes of force-deleted pods outlive the usual absence, for their grace period at most
     lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
     leases: bool = False  # both APIs share all devices of ``lanes`` but those of the DRA lane; the operator moves none
@@ -176,6 +180,7 @@ UIDS = ("c0", "c1")
 USING = frozenset({P.INIT, P.RUN, P.ZOMBIE, P.SKIPPED})  # a process of the pod has the device
 SWAPPED = (0b00, 0b10, 0b01, 0b11)  # a mask with the two devices exchanged
 POD = (PodRef("ns", "pod", uid="pod-uid"),)
+PODS = (PodRef(uid="p0"), PodRef(uid="p1"))
 GRACE = {"pod-uid": 2.0}  # more than the policy's absence
 
 

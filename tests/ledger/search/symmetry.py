@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.ledger.search.forget import swap_claims, swap_devices, swap_gathered, unsequenced
+from tests.ledger.search.forget import swap_claims, swap_devices, swap_gathered, swap_pods, unsequenced
 from tests.ledger.search.ledgers import Ledgers
-from tests.ledger.search.packing import Codes, Mapping, Packing
+from tests.ledger.search.packing import Codes, Mapping, Numbers, Packing
 from tests.ledger.search.states import SWAPPED, Claim, Gathered, Pod
 
 
@@ -28,6 +28,8 @@ class Symmetry:
         self._settled = of_ledgers("settled", unsequenced)
         self._claims = of_ledgers("claims", swap_claims)
         self._devices = of_ledgers("devices", swap_devices)
+        self._pods = of_ledgers("pods", swap_pods)
+        self._pods_gathered = self._of_domain("gathered", _rename_pods_gathered)
         swaps = {"healthy": _swap_mask, "api": _swap_mask, "scheduler": _swap_mask, "gathered": _swap_gathered}
         swaps |= dict.fromkeys(packing.pods, _swap_pod) | dict.fromkeys(packing.claims, _swap_claim)
         self._gathered = self._of_domain("gathered", _rename_gathered)
@@ -60,6 +62,8 @@ class Symmetry:
             first, second = packing.of(codes, "pod0"), packing.of(codes, "pod1")
             codes = packing.put(codes, "pod0", np.minimum(first, second))
             codes = packing.put(codes, "pod1", np.maximum(first, second))
+            if self.config.proofs:  # the ledger knows pods by name
+                codes = self._pods_renamed(codes, first, second)
         if self.config.claims == 2:
             first, second = packing.of(codes, "claim0"), packing.of(codes, "claim1")
             ledgers = packing.of(codes, "ledger")
@@ -76,6 +80,21 @@ class Symmetry:
             codes = packing.put(codes, "claim1", np.maximum(first, second))
             codes = packing.put(codes, "ledger", np.where(rename, renamed, ledgers))
         return codes
+
+    def _pods_renamed(self, codes: Codes, first: Numbers, second: Numbers) -> Codes:
+        """The ledger, and evidence that is late, by the pods' new names."""
+        packing = self.packing
+        ledgers = packing.of(codes, "ledger")
+        renamed = self._pods.array()[ledgers]
+        lower = renamed < ledgers
+        if self.config.late_evidence:
+            gathered = packing.of(codes, "gathered")
+            renamed_too = self._pods_gathered.array()[gathered]
+            lower |= (renamed == ledgers) & (renamed_too < gathered)
+        rename = (first > second) | ((first == second) & lower)
+        if self.config.late_evidence:
+            codes = packing.put(codes, "gathered", np.where(rename, renamed_too, gathered))
+        return packing.put(codes, "ledger", np.where(rename, renamed, ledgers))
 
     def _swapped(self, codes: Codes) -> Codes:
         packing = self.packing
@@ -97,6 +116,12 @@ def _swap_gathered(seen: Gathered | None) -> Gathered | None:
 
 def _rename_gathered(seen: Gathered | None) -> Gathered | None:
     return seen and seen._replace(allocated=seen.allocated and seen.allocated[::-1])
+
+
+def _rename_pods_gathered(seen: Gathered | None) -> Gathered | None:
+    return seen and seen._replace(
+        recorded=tuple(SWAPPED[mask] for mask in seen.recorded), reported=SWAPPED[seen.reported]
+    )
 
 
 def _swap_pod(pod: Pod) -> Pod:

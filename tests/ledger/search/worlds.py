@@ -18,6 +18,8 @@ _TENDER = frozenset({"lost", "crash", "kubelet", "reboot"})  # a claim that is f
 _LEASES = replace(_PROMPT, faults=2, moves=0, leases=True, lanes=(Lane.SHARED, Lane.SHARED))
 _KEPT = frozenset({"crash", "kubelet", "force", "reboot"})  # the record is not lost: it has the denials
 
+_PROOFS = replace(_GRACE, claims=1, proofs=True, kinds=frozenset({"force", "crash", "kubelet", "forget"}))
+
 PAIRS: Mapping[str, Config] = {
     # every kind of fault, and every pair of them, anywhere in the course of things
     "2 devices, 2 pods, 2 claims, a move, two faults of any kind": replace(_PROMPT, faults=2),
@@ -31,6 +33,7 @@ PAIRS: Mapping[str, Config] = {
     "2 devices, a pod, a claim, a move, unplugged, two faults": replace(
         _PROMPT, pods=1, claims=1, faults=2, kinds=_HARDWARE
     ),
+    "1 device, 2 pods, a claim, a move, ends proven, two faults": _PROOFS,
 }
 OTHERS: Mapping[str, Config] = {
     "2 devices, 2 pods, a claim, a move, evidence that is late by any time": Config(claims=1, faults=0, moves=1),
@@ -69,4 +72,14 @@ LEASES: Mapping[str, Config] = {
         _LEASES, pods=1, claims=1, faults=1, kinds=_KEPT, lanes=(Lane.SHARED, Lane.DRA)
     ),
 }
-WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS, **LEASES}
+PROOFS: Mapping[str, Config] = {
+    # what is proven acts at once; nothing else is quicker than in the worlds above
+    "1 device, 2 pods, a claim, a move, ends proven, a fault": replace(_PROOFS, faults=1),
+    "1 device, 2 pods, a claim, a move, ends proven, late evidence": Config(
+        devices=1, claims=1, faults=0, moves=1, proofs=True
+    ),
+    "1 device, 2 pods, a claim, leases, ends proven, a fault": replace(
+        _LEASES, devices=1, claims=1, faults=1, proofs=True, kinds=_KEPT
+    ),
+}
+WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS, **LEASES, **PROOFS}

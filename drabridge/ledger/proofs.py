@@ -1,0 +1,80 @@
+"""The table of proofs: which facts prove that a pod's hold has ended.
+
+What is proven acts at once. What is not proven is doubt, and waits (:mod:`drabridge.ledger.release_rule`).
+
+A hold is of the pods that kubelet recorded with the device after the last Allocate, by UID: its checkpoint names them.
+Nobody else can have the device since, because kubelet gives it to nobody without another Allocate. So the hold has
+ended if every one of these pods has, by kubelet's own word about that UID, and kubelet shows nobody on the device.
+
+Kubelet's List proves nothing by itself: it has neither UIDs nor states, leaves out plain init containers, and forgets
+what was deleted by force and runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class End(StrEnum):
+    """How a pod ended, as far as the API server and kubelet have shown."""
+
+    REPORTED = "kubelet reported that every container has terminated"
+    PHASE_ONLY = "its phase is terminal, and not every container is known to have terminated for good"
+    NOT_SEEN = "nobody saw it end"
+    FORGOTTEN = "kubelet gave its device out again without having shown it"
+    UNIDENTIFIED = "kubelet's checkpoint did not name it"
+
+
+class Proof(NamedTuple):
+    """What a kind of end proves, for which ends it stands, and why."""
+
+    proves: bool
+    covers: str
+    why: str
+
+
+PROOFS: Mapping[End, Proof] = {
+    End.REPORTED: Proof(
+        True,
+        "a pod that succeeded or failed, or was deleted as usual; also if the object is gone since, kubelet or the "
+        "agent restarted, or the API server is away",
+        "no container of that UID runs or will run again, whatever becomes of the object or the name",
+    ),
+    End.PHASE_ONLY: Proof(
+        False,
+        "a pod that was rejected after Allocate, evicted, or never started; a phase that pod garbage collection or "
+        "somebody else wrote",
+        "containers that have no status, or may be started again, may run",
+    ),
+    End.NOT_SEEN: Proof(
+        False,
+        "a force-deleted pod; one that was deleted while the watch was lost; a static pod, whose UID is used again; "
+        "a node without access to the API server",
+        "the object may be gone before the processes",
+    ),
+    End.FORGOTTEN: Proof(
+        False,
+        "a pod that runs on although kubelet's checkpoint was deleted",
+        "nobody knows the UID of who had the device before",
+    ),
+    End.UNIDENTIFIED: Proof(
+        False,
+        "a checkpoint that is deleted or cannot be read; a pod that is known by its name alone",
+        "another pod may have the name now",
+    ),
+}
+_WEAKEST_FIRST = (End.FORGOTTEN, End.UNIDENTIFIED, End.NOT_SEEN, End.PHASE_ONLY, End.REPORTED)
+
+
+def end_of(recorded: Iterable[str], ends: Mapping[str, End], *, retaken: bool) -> End:
+    """Return how the pods of a hold ended, all together: of several ends, the one that proves least.
+
+    ``recorded``: their UIDs in kubelet's checkpoint. ``ends``: what the API server showed, by UID. ``retaken``: a
+    kubelet that had not shown the hold gave the device out again.
+    """
+    found = {ends.get(uid, End.NOT_SEEN) for uid in recorded} or {End.UNIDENTIFIED}
+    if retaken:
+        found.add(End.FORGOTTEN)
+    return min(found, key=_WEAKEST_FIRST.index)

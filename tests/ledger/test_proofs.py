@@ -1,0 +1,211 @@
+"""The table of proofs, row by row, through the real step: what is proven acts at once, doubt waits."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from drabridge.ledger import proofs
+from drabridge.ledger.apply_event import step
+from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger.events import AgentStarted, Allocate, CheckpointRead, Event, KubeletStarted, Observed, Pods
+from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, NodeState, Owner, PodRef
+from drabridge.ledger.proofs import PROOFS, End
+
+UNIT = ("r", "GPU-0")
+FIRST, SECOND = (PodRef(container="main", uid=f"uid-{n}") for n in (1, 2))
+REPORTED = {pod.uid: End.REPORTED for pod in (FIRST, SECOND)}
+
+
+class Node:
+    """A ledger with one device, and what it is told, a second after the other."""
+
+    def __init__(self, *units: str) -> None:
+        self.at = 1000.0
+        device = LedgerDevice("gpu-0", "r", units or ("GPU-0",))
+        self.ledger = Ledger.of([Entry(device)], NodeState(merged=True))
+        self.allocate(device.units[0])
+
+    def tell(self, event: Event) -> Node:
+        self.ledger = step(self.ledger, event).applied_to(self.ledger)
+        self.at += 1.0
+        return self
+
+    def allocate(self, unit: str = "GPU-0") -> Node:
+        return self.tell(Allocate({"gpu-0": (unit,)}, self.at))
+
+    def look(
+        self,
+        recorded: Pods | None = None,
+        ends: dict[str, End] | None = None,
+        *,
+        listed: Pods | None = None,
+        checkpoint: CheckpointRead | None = None,
+        **more: object,
+    ) -> Node:
+        """Look once. Kubelet shows nobody unless the test says otherwise."""
+        look = Observed(
+            self.at,
+            self.ledger.seq,
+            listed if listed is not None else {},
+            checkpoint if checkpoint is not None else CheckpointRead({}),
+            {},
+            ends=ends or {},
+            recorded=recorded or {},
+        )
+        return self.tell(replace(look, **more))
+
+    @property
+    def owner(self) -> Owner:
+        return self.ledger.entries["gpu-0"].owner
+
+    @property
+    def hold(self) -> Hold:
+        hold = self.ledger.entries["gpu-0"].hold
+        assert hold
+        return hold
+
+
+def _seen(node: Node) -> Observed:
+    return Observed(node.at, node.ledger.seq, {}, CheckpointRead({}), {}, ends=REPORTED, recorded={UNIT: (FIRST,)})
+
+
+def test_a_pod_that_nobody_saw_running_has_ended_once_kubelet_reported_it() -> None:
+    """Two seconds after its Allocate: neither minHoldSeconds nor unconfirmedSeconds is waited for."""
+    node = Node().look({UNIT: (FIRST,)})
+    assert node.owner is Owner.LEGACY
+    assert node.look({UNIT: (FIRST,)}, REPORTED).owner is Owner.NONE
+
+
+def test_one_look_is_enough_for_a_pod_that_was_quicker_than_it() -> None:
+    assert Node().look({UNIT: (FIRST,)}, REPORTED).owner is Owner.NONE
+
+
+@pytest.mark.parametrize("end", [end for end in End if not PROOFS[end].proves])
+def test_what_proves_nothing_waits(end: End) -> None:
+    node = Node()
+    for _ in range(20):
+        node.look({UNIT: (FIRST,)}, {FIRST.uid: end})
+    assert node.owner is Owner.LEGACY
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        {"listed": {UNIT: (PodRef("default", "other", "main"),)}},  # whoever that is
+        {"checkpoint": CheckpointRead({UNIT: (FIRST,)})},
+        {"checkpoint": CheckpointRead({UNIT: (FIRST,)}, barrier=False)},
+        {"listed": None},
+        {"checkpoint": None},  # deleted, or unreadable
+        {"opened": {"gpu-0": True}},
+    ],
+)
+def test_kubelet_must_show_nobody_and_no_process_may_have_it_open(shown: dict[str, object]) -> None:
+    node = Node().look({UNIT: (FIRST,)})
+    look = _seen(node)
+    assert node.tell(replace(look, **shown)).owner is Owner.LEGACY
+    assert node.look(ends=REPORTED).owner is Owner.NONE
+
+
+def test_a_later_pod_is_not_taken_for_the_one_before() -> None:
+    """Kubelet has not written its file since the Allocate: it names the pod of before, which has ended."""
+    node = Node().look({UNIT: (FIRST,)}).allocate()
+    assert node.hold.pods == ()
+    for _ in range(20):
+        node.look({UNIT: (FIRST,)}, {FIRST.uid: End.REPORTED})
+    assert node.owner is Owner.LEGACY
+    assert node.hold.pods == (), "nor is it shown as the holder"
+    assert node.look({UNIT: (SECOND,)}, {FIRST.uid: End.REPORTED}).hold.pods == (SECOND,)
+    assert node.owner is Owner.LEGACY
+    assert node.look({UNIT: (SECOND,)}, REPORTED).owner is Owner.NONE
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+def test_a_file_that_may_name_a_pod_that_was_never_known_is_read_behind_the_barrier(barrier: bool) -> None:
+    """Nobody looked between two Allocates, so the file may name the pod of the first one."""
+    node = Node().allocate()
+    both = {"checkpoint": CheckpointRead({UNIT: (SECOND,)}, barrier=barrier)}
+    node.look({UNIT: (FIRST,)}, {FIRST.uid: End.REPORTED}, **both)  # type: ignore[arg-type]
+    assert node.hold.recorded == ((SECOND,) if barrier else ())
+    assert node.look({}, REPORTED).owner is (Owner.NONE if barrier else Owner.LEGACY)
+
+
+def test_an_allocate_between_the_look_and_its_use_is_not_overlooked() -> None:
+    node = Node().look({UNIT: (FIRST,)})
+    seen = _seen(node)
+    assert node.allocate().tell(seen).owner is Owner.LEGACY
+
+
+def test_every_pod_of_a_device_with_shares_must_have_ended() -> None:
+    one, two = ("r", "GPU-0::0"), ("r", "GPU-0::1")
+    node = Node("GPU-0::0", "GPU-0::1").look({one: (FIRST,)}).allocate("GPU-0::1")
+    assert node.hold.pods == (FIRST,), "it has its share still"
+    node.look({one: (FIRST,), two: (SECOND,)})
+    assert node.look({}, {FIRST.uid: End.REPORTED}).owner is Owner.LEGACY
+    assert node.look({}, REPORTED).owner is Owner.NONE
+
+
+def test_a_name_proves_nothing() -> None:
+    """PodResources knows no UIDs: what the API server knows by that name may be another pod."""
+    named = PodRef("default", "db-0", "main", FIRST.uid)
+    node = Node().look(listed={UNIT: (named,)})
+    assert node.hold.pods == (named,)
+    for _ in range(5):
+        node.look(ends=REPORTED)
+    assert node.owner is Owner.LEGACY
+
+
+def test_a_pod_that_kubelet_forgot_may_run_beside_the_one_that_ended() -> None:
+    """Kubelet's checkpoint was deleted: the device is given out again while the former pod runs on."""
+    node = Node().look({UNIT: (FIRST,)}).tell(KubeletStarted(1010.0, "other")).allocate()
+    node.look({UNIT: (SECOND,)})
+    assert node.look({UNIT: (SECOND,)}, REPORTED).owner is Owner.LEGACY
+
+
+@pytest.mark.parametrize("event", [KubeletStarted(1010.0, "other"), AgentStarted(1010.0)])
+def test_the_end_of_a_known_pod_is_believed_after_a_start(event: Event) -> None:
+    node = Node().look({UNIT: (FIRST,)}).tell(event)
+    assert node.look(ends=REPORTED).owner is Owner.NONE
+
+
+def test_a_quarantine_is_not_ended_by_the_end_of_one_pod() -> None:
+    entry = Entry(LedgerDevice("gpu-0", "r", ("GPU-0",)), Owner.QUARANTINE, hold=Hold(recorded=(FIRST,)))
+    node = Node()
+    node.ledger = Ledger.of([entry], NodeState(merged=True))
+    assert node.look({UNIT: (FIRST,)}, REPORTED).owner is Owner.QUARANTINE
+
+
+def test_the_record_survives_the_agent() -> None:
+    node = Node().look({UNIT: (FIRST,)}).allocate()
+    for _ in range(2):
+        entry = node.ledger.entries["gpu-0"]
+        again = entry_from_json(entry_to_json(entry)).hold
+        assert again
+        assert (again.recorded, again.former) == (node.hold.recorded, node.hold.former)
+        node.look({UNIT: (SECOND,)})
+
+
+def test_of_several_ends_the_one_that_proves_least_counts() -> None:
+    ends = {"a": End.REPORTED, "b": End.PHASE_ONLY}
+    assert proofs.end_of(["a"], ends, retaken=False) is End.REPORTED
+    assert proofs.end_of(["a", "b"], ends, retaken=False) is End.PHASE_ONLY
+    assert proofs.end_of(["a", "unknown"], ends, retaken=False) is End.NOT_SEEN
+    assert proofs.end_of([], ends, retaken=False) is End.UNIDENTIFIED
+    assert proofs.end_of(["a"], ends, retaken=True) is End.FORGOTTEN
+    assert {end for end in End if PROOFS[end].proves} == {End.REPORTED}
+
+
+def test_a_device_that_was_free_meanwhile_is_not_of_its_last_pod() -> None:
+    """Kubelet does not write its file when a pod ends."""
+    node = Node().look({UNIT: (FIRST,)}, REPORTED).allocate()
+    for _ in range(5):
+        node.look({UNIT: (FIRST,)}, REPORTED)
+    assert (node.owner, node.hold.pods) == (Owner.LEGACY, ())
+
+
+def test_a_pod_between_two_others_that_nobody_saw_is_not_taken_for_the_last() -> None:
+    third = PodRef(container="main", uid="uid-3")
+    node = Node().look({UNIT: (FIRST,)}).allocate().allocate()
+    assert node.look({UNIT: (SECOND,)}, REPORTED).owner is Owner.LEGACY
+    assert node.hold.recorded == ()
+    assert node.look(checkpoint=CheckpointRead({UNIT: (third,)})).hold.recorded == (third,)
