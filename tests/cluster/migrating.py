@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.cluster.bed import RESOURCE, Bed, Json
+from tests.cluster.bed import NAMESPACE, RESOURCE, Bed, Json
+from tests.cluster.real_bed import ask
+from tests.cluster.releases.features import missing
 from tests.support.waiting import HANG_SECONDS
 
 
@@ -50,6 +52,12 @@ async def migrate(*words: str | Path, status: int = 0) -> str:
             print(said.decode())
     assert process.returncode == status, said.decode()
     return said.decode()
+
+
+async def back_on_limits() -> None:
+    """Switch the namespace back, where the cluster could have switched it: a test may have failed in the middle."""
+    if not missing(("admission policies that change pods",), ask):
+        await migrate("switch", NAMESPACE, "--to", "limits")
 
 
 def pods_of(name: str, spec: Json) -> Json:

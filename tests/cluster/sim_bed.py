@@ -26,6 +26,7 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.runtime import ContainerStartError, MemoryRuntime, RunOptions, names_of_devices
 from drabridge.sim.kubelet.timings import Timings
+from drabridge.sim.releases import DEFAULT
 from tests.cluster.bed import (
     CLASSES,
     CONFIG,
@@ -317,11 +318,16 @@ def device_classes(config: Json) -> list[Json]:
 
 
 @contextlib.asynccontextmanager
-async def simulated(config: Json = CONFIG, gates: Mapping[str, bool] | None = None) -> AsyncIterator[SimBed]:
+async def simulated(
+    config: Json = CONFIG, gates: Mapping[str, bool] | None = None, release: str = DEFAULT
+) -> AsyncIterator[SimBed]:
     with short_directory() as root:
         (root / "locks").mkdir()
         runtime = Locks(root / "locks", root / NODE / "cdi")
-        async with SimCluster(root, gates=gates, timings=ClusterTimings.fast(), runtime=lambda _: runtime) as cluster:
+        timings = ClusterTimings.fast()
+        async with SimCluster(
+            root, release=release, gates=gates, timings=timings, runtime=lambda _: runtime
+        ) as cluster:
             bed = SimBed(root, cluster, runtime, config)
             try:
                 yield bed

@@ -166,6 +166,7 @@ class Driver:
         self.name = name
         self.service_socket = root / "plugins" / name / "dra.sock"
         self.registration_socket = root / "plugins_registry" / f"{name}-reg.sock"
+        self.endpoint = self.service_socket  # as kubelet can open it
         self.versions = ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
         self.calls: list[tuple[str, list[str]]] = []
         self.statuses: list[pluginregistration_pb2.RegistrationStatus] = []
@@ -314,7 +315,7 @@ class _Registration(pluginregistration_pb2_grpc.RegistrationServicer):
         return pluginregistration_pb2.PluginInfo(
             type="DRAPlugin",
             name=self._driver.name,
-            endpoint=str(self._driver.service_socket),
+            endpoint=str(self._driver.endpoint),
             supported_versions=self._driver.versions,
         )
 

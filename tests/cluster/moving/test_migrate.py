@@ -14,7 +14,7 @@ from drabridge.kube.api import Kind
 from drabridge.migrate.switch import marks
 from tests.cluster import bed as common
 from tests.cluster.bed import CLASS, JOBS, LANES, NAMESPACE, NODES, RESOURCE, Bed, Json, wait_for
-from tests.cluster.migrating import interrupted, migrate, pods_of, used
+from tests.cluster.migrating import back_on_limits, interrupted, migrate, pods_of, used
 from tests.cluster.real_bed import DEPLOYMENTS, STATEFUL_SETS
 from tests.cluster.releases.features import needs
 from tests.cluster.steps import finished, offered
@@ -134,7 +134,7 @@ async def in_use(bed: Bed) -> AsyncIterator[list[Json]]:
         yield objects
     finally:  # of a test that failed, too
         await bed.api.delete(CRON_JOBS, "nightly", namespace=NAMESPACE)
-        await migrate("switch", NAMESPACE, "--to", "limits")
+        await back_on_limits()
         bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": bed.node_object}}
         await bed.api.apply(NODES, bare, manager=f"{marks.MANAGER}-{common.DRIVER}")
 

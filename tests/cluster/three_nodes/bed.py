@@ -33,10 +33,14 @@ OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshut
 
 
 def config(**lanes: Any) -> Json:
-    """The agents' configuration, with these lanes on each node: its own loop devices, known by their files."""
+    """The agents' configuration, with these lanes on each node: its own loop devices, known by their files.
+
+    The kernel shows every cluster on this machine the disks of the others, too.
+    """
+    folder = Path(os.environ.get("DRABRIDGE_TEST_CLUSTER") or "*").name
     resource = {
         **b.CONFIG["resources"][0],
-        "match": [{"subsystem": "block", "sysname": "loop*", "attr": {DISKS: "*/machines/*/disks/*"}}],
+        "match": [{"subsystem": "block", "sysname": "loop*", "attr": {DISKS: f"*/{folder}/machines/*/disks/*"}}],
         **({"lanes": lanes} if lanes else {}),
     }
     return {**b.CONFIG, "resources": [resource]}

@@ -14,7 +14,7 @@ import yaml
 from drabridge.migrate.switch import marks
 from tests.cluster import bed as common
 from tests.cluster.bed import CLASS, DEVICES, JOBS, LANES, NAMESPACE, NODES, RESOURCE, TEMPLATES, Json, wait_for
-from tests.cluster.migrating import interrupted, migrate, pods_of, used
+from tests.cluster.migrating import back_on_limits, interrupted, migrate, pods_of, used
 from tests.cluster.real_bed import DAEMON_SETS, DEPLOYMENTS, STATEFUL_SETS
 from tests.cluster.steps import finished, offered
 from tests.cluster.three_nodes.bed import NAMES, ThreeNodes, config
@@ -75,7 +75,7 @@ async def in_use(three: ThreeNodes) -> AsyncIterator[list[Json]]:
         await uses(three, web="limits", store="limits", each="limits", once="limits")
         yield objects
     finally:  # of a test that failed, too
-        await migrate("switch", NAMESPACE, "--to", "limits")
+        await back_on_limits()
         for name in NAMES:
             bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
             await three.api.apply(NODES, bare, manager=f"{marks.MANAGER}-{common.DRIVER}")

@@ -59,8 +59,8 @@ class Api:
             return Answer(response.status, kind, [json.loads(line) for line in text.splitlines()])
         return Answer(response.status, kind, json.loads(text) if kind == JSON_TYPE else text)
 
-    async def of_kubelet(self, path: str) -> Answer:
-        """Ask the kubelet of this machine, whose certificate is often its own."""
+    async def of_kubelet(self, address: str, path: str) -> Answer:
+        """Ask the kubelet at this address, whose certificate is often its own."""
 
         def ask() -> Answer:
             settings = self._client.configuration
@@ -71,7 +71,7 @@ class Api:
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
-                response = pool.request("GET", f"https://127.0.0.1:10250{path}", retries=False)
+                response = pool.request("GET", f"https://{address}:10250{path}", retries=False)
             return Answer(response.status, response.headers.get("content-type", ""), response.data.decode())
 
         return await asyncio.to_thread(ask)

@@ -37,8 +37,9 @@ class RecordedPlugin(Plugin):
 class RecordedDriver(Driver):
     """Prepares what the scheduler has allocated, one CDI device for each."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, kubelet_root: Path) -> None:
         super().__init__(root, DRIVER)
+        self.endpoint = kubelet_root / self.service_socket.relative_to(root)
         self.versions += ["v1alpha1.DRAResourceHealth"]
 
     def grant(self, claim: Any) -> None:

@@ -47,12 +47,17 @@ class Place:
 
     api: Api
     kubelet: Path
-    """Kubelet's root directory, with its sockets."""
+    """Kubelet's root directory, with its sockets, as this process can open it."""
+    kubelet_root: Path
+    """The same as kubelet calls it."""
     node: str = "node-a"
     image: str = "docker.io/local/busybox:1"
     patience_seconds: float = 150.0
     documents: dict[str, Json] = field(default_factory=dict)
     """What was recorded, by the name of its file."""
+
+    def driver(self) -> RecordedDriver:
+        return RecordedDriver(self.kubelet, self.kubelet_root)
 
     async def get(self, path: str) -> Json:
         """Return an object without what only tells who wrote it."""
@@ -75,7 +80,7 @@ async def record(place: Place, gates: Json) -> dict[str, Json]:
     place.documents["gates"] = gates
     place.documents["discovery"] = {path: await place.api.get(path) for path in DOCUMENTS}
     place.documents["http-exchanges"] = await record_exchanges(place.api)
-    plugin, driver = RecordedPlugin(place.kubelet), RecordedDriver(place.kubelet)
+    plugin, driver = RecordedPlugin(place.kubelet), place.driver()
     async with _serving(place, plugin, driver):
         await _claims(place, driver)
         await _configurations(place, driver)
@@ -484,7 +489,7 @@ async def _registration(place: Place, plugin: RecordedPlugin, driver: RecordedDr
             said[name] = "taken"
         except grpc.aio.AioRpcError as error:
             said[name] = f"{error.code().name} {error.details()}"
-    other = RecordedDriver(place.kubelet)
+    other = place.driver()
     other.name = "other.example.com"
     other.registration_socket = other.registration_socket.with_name("other.example.com-reg.sock")
     other.versions = ["v9.DRAPlugin"]

@@ -31,7 +31,7 @@ async def simulate(release: str) -> dict[str, Json]:
         async with SimCluster(root, release=release, timings=ClusterTimings.fast()) as cluster:
             api = Api(cluster.api.kubeconfig(root / "kubeconfig"))
             said = {name: {"enabled": cluster.api.gates[name]} for name in cluster.api.release.gates}
-            place = Place(api, root / "node-a", patience_seconds=10.0 * PATIENCE)
+            place = Place(api, root / "node-a", root / "node-a", patience_seconds=10.0 * PATIENCE)
             try:
                 found = await record(place, {"apiserver": said, "kubelet": said})
             finally:
