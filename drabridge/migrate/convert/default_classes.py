@@ -28,6 +28,7 @@ _PLAIN = {
 # A whole device must not be given for a share of one: such a claim fits only devices that claims may share (KEP-5075).
 _SHARED = ("device.allowMultipleAllocations",)
 _MIG = re.compile(r"nvidia\.com/mig-([1-9]g\.[1-9][0-9]*gb(?:\.me)?)(\.shared)?")
+_VENDORS = re.compile(r"(?:nvidia|amd|gpu\\?\.intel)\\?\.com(?:/|~1)[-._A-Za-z0-9]*[A-Za-z0-9]")
 WORDS = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/")
 """What a text has that speaks of one of them."""
 
@@ -48,8 +49,7 @@ def default_device(resource: str) -> Device | None:
 
 def default_devices(texts: Iterable[str]) -> dict[str, Device]:
     """Return the resources with a default that texts speak of, each with it, sorted by name."""
-    pattern = finder(())
-    names = {plain_name(match[0]) for text in texts if _speaks(text) for match in pattern.finditer(text)}
+    names = {plain_name(match[0]) for text in texts if _speaks(text) for match in _VENDORS.finditer(text)}
     return {name: device for name in sorted(names) if (device := default_device(name)) is not None}
 
 

@@ -30,6 +30,8 @@ _VARIABLES = re.compile(
     r"|GPU_DEVICE_ORDINAL|HABANA_VISIBLE_DEVICES|NEURON_RT_VISIBLE_CORES|ZE_AFFINITY_MASK|TPU_VISIBLE_(?:CHIPS|DEVICES)"
     r"|ASCEND_(?:RT_)?VISIBLE_DEVICES)"
 )
+_VARIABLE_PARTS = ("_VISIBLE_", "_DEVICE", "_AFFINITY_MASK")
+_SIGNS = frozenset("/~_")  # a name or a variable has one of them
 # Keys that count devices in a program's own words: num-gpus, requestGPU, gpuCount, gpus_per_node.
 _COUNTING_KEY = re.compile(
     r"(?:num|request|requested|extra|max|min|n)?[-_]?(?:v?gpus?|accelerators?|neurons?|tpus?)"
@@ -71,6 +73,11 @@ def finder(resources: Iterable[str]) -> re.Pattern[str]:
     return re.compile(rf"{_ALONE}(?:{written}){_REST}|{_VARIABLES.pattern}")
 
 
+def may_name(text: str, resources: Iterable[str]) -> bool:
+    """Return whether a text may name devices: fast, and true for some that name none."""
+    return any(one in text for one in (*_DOMAINS, *_VARIABLE_PARTS, *(one.partition("/")[0] for one in resources)))
+
+
 def mentions(root: Node, pattern: re.Pattern[str]) -> Iterator[Mention]:
     """Yield every mention in one document, in the order of the text."""
     found: list[Mention] = []
@@ -93,7 +100,7 @@ def _of_key(key: Node, child: Node, path: Path, pattern: re.Pattern[str]) -> Ite
     word = key_text(key)
     value = target(child)
     said = value.text.strip() if isinstance(value, Scalar) else ""
-    if (match := pattern.search(word)) is not None:
+    if not _SIGNS.isdisjoint(word) and (match := pattern.search(word)) is not None:
         name = plain_name(match[0])
         whole = name == plain_name(word)
         place = _place(path[:-1], name) if whole else Place.TEXT
@@ -102,7 +109,7 @@ def _of_key(key: Node, child: Node, path: Path, pattern: re.Pattern[str]) -> Ite
         yield Mention(key.start, path, name, place, said)
     elif len(path) > 1 and path[-2] in ("limits", "requests") and is_extended(word):
         yield Mention(key.start, path, word, Place.COUNT, said)
-    elif _COUNTING_KEY.fullmatch(word) and isinstance(value, Scalar) and _counts(value):
+    elif isinstance(value, Scalar) and _counts(value) and _COUNTING_KEY.fullmatch(word):
         yield Mention(key.start, path, word, Place.OWN_COUNT, said)
 
 
@@ -118,7 +125,7 @@ def _counts(value: Scalar) -> bool:
 
 
 def _of_value(node: Scalar, path: Path, pattern: re.Pattern[str]) -> Iterator[Mention]:
-    if path and path[-1] in ("apiVersion", "kind", "image"):
+    if _SIGNS.isdisjoint(node.text) or (path and path[-1] in ("apiVersion", "kind", "image")):
         return
     seen: set[str] = set()
     for match in pattern.finditer(node.text):

@@ -16,7 +16,7 @@ from drabridge.migrate.convert import files
 from drabridge.migrate.convert.batch import text_of
 from drabridge.migrate.convert.conversion import Surveyed, survey
 from drabridge.migrate.convert.default_classes import WORDS, default_devices
-from drabridge.migrate.convert.mentions import finder
+from drabridge.migrate.convert.mentions import finder, may_name
 from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
 from drabridge.migrate.survey.tally import CHART, Subject, Survey, tool_of
 
@@ -78,7 +78,7 @@ def read_file(path: Path, devices: Mapping[str, Device]) -> _File:
         return _File(False, unread=f"{path}: {error.strerror}")
     if isinstance(text, Finding):
         return _File(False, unread=f"{path}: {text.message}")
-    if not _pattern_of(tuple(devices)).search(text):
+    if not (may_name(text, devices) and _pattern_of(tuple(devices)).search(text)):
         return _File(False)
     found = survey(text, Settings(devices or default_devices([text])))
     broken = next((one for one in found.findings if one.level is Level.ERROR), None)
