@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from drabridge.migrate.convert.kinds import Form, Manifest, PodSpec, at, matching, text_at
-from drabridge.migrate.convert.yaml_nodes import Path, Value
+from drabridge.migrate.convert.yaml_nodes import Value
+from drabridge.yaml_reader import Path
 
 _PATCH = "patch its {} with resourceClaims, as -o kustomize writes it for what Helm makes of the chart"
 _WHERE = {

@@ -17,10 +17,7 @@ from drabridge.migrate.convert.undo import (
     undone,
     undone_by,
 )
-from drabridge.migrate.convert.yaml_nodes import (
-    NotYaml,
-    value,
-)
+from drabridge.migrate.convert.yaml_nodes import NotYaml, value
 
 _BOM = "\ufeff"
 # A claim as a conversion writes it, within a podSpecPatch as well: {"name": "gpu", ... "nvidia-gpu-1"}.

@@ -30,19 +30,8 @@ from drabridge.migrate.convert.undo import (
     with_block,
     with_templates,
 )
-from drabridge.migrate.convert.yaml_nodes import (
-    Mapping,
-    Node,
-    NotYaml,
-    Path,
-    Value,
-    node_at,
-    owner_of,
-    parse,
-    same,
-    starts,
-    value,
-)
+from drabridge.migrate.convert.yaml_nodes import NotYaml, Value, node_at, owner_of, parse, same, starts, value
+from drabridge.yaml_reader import Mapping, Node, Path
 
 _NO_OBJECT = Manifest((), "", "", "", {})
 

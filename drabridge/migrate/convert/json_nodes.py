@@ -10,17 +10,8 @@ import json
 import re
 from collections.abc import Iterator
 
-from drabridge.migrate.convert.yaml_nodes import (
-    DEPTH_MAX,
-    Mapping,
-    Node,
-    NotYaml,
-    Scalar,
-    Sequence,
-    key_text,
-    loaded,
-    parse,
-)
+from drabridge.migrate.convert.yaml_nodes import DEPTH_MAX, NotYaml, key_text, loaded, parse
+from drabridge.yaml_reader import Mapping, Node, Scalar, Sequence
 
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]++|\\.)*+"')

@@ -13,8 +13,9 @@ import yaml
 from drabridge.migrate.convert.kinds import text_at
 from drabridge.migrate.convert.splice import Edit
 from drabridge.migrate.convert.templates import Template
-from drabridge.migrate.convert.yaml_nodes import Mapping, Node, Value, key_text, value
-from drabridge.migrate.convert.yaml_nodes import Sequence as Items
+from drabridge.migrate.convert.yaml_nodes import Value, key_text, value
+from drabridge.yaml_reader import Mapping, Node
+from drabridge.yaml_reader import Sequence as Items
 
 _HEAD = '{"apiVersion": "v1", "kind": "List", "items": ['
 

@@ -7,8 +7,9 @@ from enum import Enum
 
 from msgspec import Struct
 
-from drabridge.migrate.convert.yaml_nodes import Leaf, Path, Value
+from drabridge.migrate.convert.yaml_nodes import Leaf, Value
 from drabridge.migrate.operators import counting_operator
+from drabridge.yaml_reader import Path
 
 EACH = "*"  # in a path: every key of the mapping, every item of the list
 

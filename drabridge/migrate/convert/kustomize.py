@@ -9,7 +9,8 @@ from drabridge.migrate.convert.kinds import at, text_at
 from drabridge.migrate.convert.settings import Finding, Level
 from drabridge.migrate.convert.splice import Add, Append, Operation, flow_text, scalar
 from drabridge.migrate.convert.templates import Template, missing
-from drabridge.migrate.convert.yaml_nodes import Path, Value
+from drabridge.migrate.convert.yaml_nodes import Value
+from drabridge.yaml_reader import Path
 
 TEMPLATES_FILE = "resourceclaimtemplates.yaml"
 COMPONENT_FILE = "kustomization.yaml"

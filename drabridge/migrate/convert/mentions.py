@@ -11,7 +11,8 @@ from enum import Enum
 
 from msgspec import Struct
 
-from drabridge.migrate.convert.yaml_nodes import Mapping, Node, Path, Scalar, Sequence, key_text, target
+from drabridge.migrate.convert.yaml_nodes import key_text, target
+from drabridge.yaml_reader import Mapping, Node, Path, Scalar, Sequence
 
 # Domains whose names are devices or labels of them: the vendors' device plugins, feature discovery and schedulers. Of
 # domains with a slash only names that begin so.

@@ -19,7 +19,8 @@ from drabridge.migrate.convert.labels import PROFILES, Term, cel
 from drabridge.migrate.convert.settings import Settings
 from drabridge.migrate.convert.splice import Add, Append, Operation, Remove
 from drabridge.migrate.convert.templates import Template, request_name, slug
-from drabridge.migrate.convert.yaml_nodes import Leaf, Path, Value
+from drabridge.migrate.convert.yaml_nodes import Leaf, Value
+from drabridge.yaml_reader import Path
 
 DEVICES_MAX = 32  # resource.k8s.io/v1 AllocationResultsMaxSize: devices of one claim
 _CLAIM_NAME_MAX = 63

@@ -16,13 +16,7 @@ import yaml
 from msgspec import Struct, field
 
 from drabridge.migrate.convert.yaml_nodes import (
-    Key,
     Leaf,
-    Mapping,
-    Node,
-    Path,
-    Scalar,
-    Sequence,
     Value,
     content_end,
     key_text,
@@ -31,6 +25,7 @@ from drabridge.migrate.convert.yaml_nodes import (
     owner_of,
     target,
 )
+from drabridge.yaml_reader import Key, Mapping, Node, Path, Scalar, Sequence
 
 _DASH = re.compile(r"[ \t]*-[ ]+")
 _WORD = re.compile(r"[A-Za-z][-./A-Za-z0-9]*")
