@@ -15,7 +15,7 @@ from drabridge.dra.allocation import allocation_of, is_allocated
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.ports import DraPorts
 from drabridge.errors import DrabridgeError, PeerError
-from drabridge.evidence.apiserver_pods import DEFAULT_GRACE_SECONDS
+from drabridge.evidence.pod_objects import DEFAULT_GRACE_SECONDS
 from drabridge.kube.api import NotFoundError, backoff
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision, RefusalCode

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from drabridge.dra.claim_names import ClaimKey, WaitingPod
 from drabridge.errors import ClusterError
-from drabridge.evidence.apiserver_pods import claim_names
+from drabridge.evidence.pod_objects import claim_names
 from drabridge.kube.api import PODS, Cluster, NotFoundError
 from drabridge.kube.claim_hints import CONFIG_MAPS, ClaimHint, HintsFields, hints_name, read_hints
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView

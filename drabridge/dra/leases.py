@@ -26,7 +26,7 @@ from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
 from drabridge.errors import DrabridgeError, PeerError
-from drabridge.evidence.apiserver_pods import ANY_CLAIM
+from drabridge.evidence.pod_objects import ANY_CLAIM
 from drabridge.kube.api import ConflictError, InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.ledger.effects import Decision, RefusalCode

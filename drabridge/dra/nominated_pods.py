@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from drabridge.dra.claim_names import ClaimKey, WaitingPod
 from drabridge.errors import ClusterError
-from drabridge.evidence.apiserver_pods import claim_names
+from drabridge.evidence.pod_objects import claim_names
 from drabridge.kube.api import PODS, Cluster
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFields
 from drabridge.kube.watch import follow

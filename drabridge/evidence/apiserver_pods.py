@@ -12,71 +12,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.errors import ClusterError
+from drabridge.evidence.pod_objects import (
+    ANY_CLAIM,
+    DEFAULT_GRACE_SECONDS,
+    MOST_NAMES,
+    PodDemand,
+    WatchedPod,
+    watched_pod,
+)
 from drabridge.inventory.model import device_id_of
 from drabridge.kube.api import PODS, Cluster
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFields
 from drabridge.kube.watch import follow
 from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, Ledger, PodRef
-from drabridge.ledger.proofs import End
 
-DEFAULT_GRACE_SECONDS = 30.0  # the API server's own default (pkg/apis/core/v1/defaults.go)
-MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would cost others the device for ever
 REMEMBERED = 256  # pods that have ended: each may name claims in 20 KB. To forget one costs a wait, no more
-_TERMINAL = frozenset({"Succeeded", "Failed"})
-MOST_NAMES = 64  # of resources, or claims, of one pod: 1.5 MB hold thirty thousand
-ANY_CLAIM = "*"  # of its namespace
-_BY_KUBELET = "TerminationByKubelet"  # the node lacks something, or is shut down; it says so when no container runs
-_BY_GARBAGE_COLLECTION = "DeletionByPodGC"  # pkg/controller/podgc/gc_controller.go: the node may be cut off
-_MIRROR = "kubernetes.io/config.mirror"  # kubelet pkg/kubelet/types/pod_update.go, ConfigMirrorAnnotationKey
-
-
-class PodDemand(Struct, frozen=True):
-    """A pod with devices.
-
-    ``asked``: resource -> how many its containers take together. ``claims``: the names of its claims. ``uid`` is the
-    one that kubelet knows. ``grace`` is in seconds. ``end``: how much is known of its end. ``mirror``: it stands for a
-    static pod.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    asked: Mapping[str, int]
-    claims: frozenset[str] = frozenset()
-    grace: float = DEFAULT_GRACE_SECONDS
-    end: End = End.NOT_SEEN
-    mirror: bool = False
-    created: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-    @property
-    def ended(self) -> bool:
-        """Whether none of its containers runs or will run, as far as was seen."""
-        return self.end is not End.NOT_SEEN
-
-
-class WatchedPod(Struct, frozen=True):
-    """What is kept of a pod.
-
-    ``uid`` is the object's: kubelet knows a static pod by another one than its mirror's.
-    """
-
-    uid: str
-    demand: PodDemand | None
-
-
-def watched_pod(pod: Json, node: str = "") -> WatchedPod:
-    """Read a pod of the API server."""
-    return WatchedPod(str((pod.get("metadata") or {}).get("uid") or ""), demand_of(pod, node))
 
 
 class PodWatch:
@@ -296,140 +252,6 @@ class PodWatch:
         return [pod for uid, (pod, _) in self._gone.items() if uid not in held]
 
 
-def demand_of(pod: Json, node: str = "") -> PodDemand | None:
-    """Read what a pod takes of this node's devices; None if nothing.
-
-    App containers and sidecars hold their devices together. Plain init containers run before them, one after the other,
-    beside the sidecars that began earlier; the containers after them take their devices over (devicesToReuse in
-    pkg/kubelet/cm/devicemanager/manager.go). What DRA serves instead (KEP-5004) does not count.
-    """
-    status, spec, metadata = pod.get("status") or {}, pod.get("spec") or {}, pod.get("metadata") or {}
-    static = (metadata.get("annotations") or {}).get(_MIRROR)
-    if static and not _is_mirror(metadata, node):
-        return None
-    together: Counter[str] = Counter()
-    most: dict[str, int] = {}
-    for container in spec.get("initContainers") or ():
-        limits = _extended(container)
-        if container.get("restartPolicy") == "Always":
-            together.update(limits)
-        else:
-            for resource, count in limits.items():
-                most[resource] = max(most.get(resource, 0), together[resource] + count)
-    for container in spec.get("containers") or ():
-        together.update(_extended(container))
-    extended = status.get("extendedResourceClaimStatus") or {}
-    by_claim = {mapping.get("resourceName") for mapping in extended.get("requestMappings") or ()}
-    asked = {
-        resource: max(together[resource], most.get(resource, 0))
-        for resource in {*together, *most}
-        if resource not in by_claim and (together[resource] or most.get(resource))
-    }
-    claims = claim_names(pod)
-    if len(claims) > MOST_NAMES:
-        claims = frozenset({ANY_CLAIM})
-    if not asked and not claims:
-        return None
-    return PodDemand(
-        str(metadata.get("namespace")),
-        str(metadata.get("name")),
-        str(static or metadata.get("uid") or ""),
-        asked,
-        claims,
-        _grace(spec, metadata),
-        _end_of(pod),
-        bool(static),
-        str(metadata.get("creationTimestamp") or ""),
-    )
-
-
-def claim_names(pod: Json) -> frozenset[str]:
-    """Return the names of a pod's claims: its own, those of templates, and that of extended resources."""
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    extended = status.get("extendedResourceClaimStatus") or {}
-    named = (*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ()), extended)
-    return frozenset(str(one["resourceClaimName"]) for one in named if one.get("resourceClaimName"))
-
-
-def _is_mirror(metadata: Json, node: str) -> bool:
-    """Tell whether a pod stands for a static pod.
-
-    Anybody may write the annotation. Kubelet runs no pod that has it, names the node as the owner
-    (pkg/kubelet/pod/mirror_client.go), and deletes a mirror that it does not know, whatever its finalizers.
-    """
-    owners = metadata.get("ownerReferences") or ()
-    ours = any(owner.get("kind") == "Node" and owner.get("name") == node for owner in owners)
-    return ours and not metadata.get("deletionTimestamp")
-
-
-def _grace(spec: Json, metadata: Json) -> float:
-    """Return a pod's grace period in seconds.
-
-    A force delete says 0. Kubelet may hear of it too late, and then grants what the pod itself has.
-    """
-    given = spec.get("terminationGracePeriodSeconds"), metadata.get("deletionGracePeriodSeconds")
-    known = [float(seconds) for seconds in given if isinstance(seconds, int)]
-    return min(max(known), MOST_GRACE_SECONDS) if known else DEFAULT_GRACE_SECONDS
-
-
-def _has_ended(pod: Json) -> bool:
-    """Tell whether kubelet has said that no container runs or will run.
-
-    The phase alone is not enough. The control plane may have written it for a node that is cut off (pod garbage
-    collection), and kubelet before 1.27 leaves it as it was when the pod was deleted.
-    """
-    status, metadata = pod.get("status") or {}, pod.get("metadata") or {}
-    kinds = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
-    states = [one.get("state") or {} for kind in kinds for one in status.get(kind) or ()]
-    over = all(state.get("terminated") is not None for state in states)
-    if status.get("phase") not in _TERMINAL:
-        app = len(status.get("containerStatuses") or ())
-        return (
-            bool(metadata.get("deletionTimestamp")) and over and 0 < len((pod.get("spec") or {})["containers"]) <= app
-        )
-    by_others = any(
-        one.get("type") == "DisruptionTarget" and one.get("reason") != _BY_KUBELET
-        for one in status.get("conditions") or ()
-    )
-    return over if by_others else all(state.get("running") is None for state in states)
-
-
-def _end_of(pod: Json) -> End:
-    """Return how much of a pod's end its object shows."""
-    if not _has_ended(pod):
-        return End.NOT_SEEN
-    return End.REPORTED if _has_terminated_for_good(pod) else End.PHASE_ONLY
-
-
-def _has_terminated_for_good(pod: Json) -> bool:
-    """Tell whether kubelet reported of every container that it has terminated, and none is started again.
-
-    Without its containers' states a phase proves nothing: anybody may write it, and kubelet gives one without states to
-    a pod that it rejects. A state without an end is kubelet's guess about a container that it did not find
-    (``ContainerStatusUnknown`` in pkg/kubelet/status/status_manager.go).
-    """
-    status, spec, metadata = pod.get("status") or {}, pod.get("spec") or {}, pod.get("metadata") or {}
-    if status.get("phase") not in _TERMINAL:
-        return False
-    if any(one.get("reason") == _BY_GARBAGE_COLLECTION for one in status.get("conditions") or ()):
-        return False
-    codes = []
-    for kind in ("initContainer", "container", "ephemeralContainer"):
-        states = [one.get("state") or {} for one in status.get(f"{kind}Statuses") or ()]
-        ends = [state["terminated"] for state in states if state.get("terminated")]
-        if len(ends) < max(len(states), len(spec.get(f"{kind}s") or ())) or not all(map(_finished, ends)):
-            return False
-        codes += [end.get("exitCode") for end in ends]
-    own = any(one.get("restartPolicy") for one in spec.get("containers") or ())  # KEP-5307
-    policy = spec.get("restartPolicy")
-    once = not own and (policy == "Never" or (policy == "OnFailure" and not any(codes)))
-    return once or bool(metadata.get("deletionTimestamp"))
-
-
-def _finished(end: Json) -> bool:
-    return bool(end.get("finishedAt"))
-
-
 def _with(claim: ClaimRef, pods: Iterable[PodDemand]) -> list[PodDemand]:
     """Return the pods that name ``claim``."""
     names = {claim.name, ANY_CLAIM}
@@ -438,12 +260,6 @@ def _with(claim: ClaimRef, pods: Iterable[PodDemand]) -> list[PodDemand]:
 
 def _named(pod: PodRef, known: PodDemand | None) -> PodRef:
     return pod if known is None else replace(pod, namespace=known.namespace, name=known.name, uid=known.uid)
-
-
-def _extended(container: Json) -> dict[str, int]:
-    """Return the extended resources among a container's limits: a name with a domain, a whole number."""
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return {name: int(amount) for name, amount in limits.items() if "/" in name and str(amount).isdecimal() and amount}
 
 
 def _shown_units(ledger: Ledger, observed: events.Observed) -> Counter[tuple[str, str]]:

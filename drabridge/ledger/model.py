@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, Presence, device_id_of
-from drabridge.ledger.persistent_map import PersistentMap
+from drabridge.ledger.persistent_map import PersistentMap, refile
 
 
 class Owner(StrEnum):
@@ -337,16 +337,16 @@ class Ledger(Struct, frozen=True):
             before = entries.get(name)
             entries = entries.put(name, entry)
             if before is None or before.claims is not entry.claims:
-                by_claim = _refile(by_claim, name, _uids(before), _uids(entry))
+                by_claim = refile(by_claim, name, _uids(before), _uids(entry))
             if before is None or before.device is not entry.device or before.was_at is not entry.was_at:
-                by_root = _refile(by_root, name, _roots(before), _roots(entry))
-                by_place = _refile(by_place, name, _places(before), _places(entry))
+                by_root = refile(by_root, name, _roots(before), _roots(entry))
+                by_place = refile(by_place, name, _places(before), _places(entry))
         for name in removed:
             before = entries.get(name)
             entries = entries.drop(name)
-            by_claim = _refile(by_claim, name, _uids(before), ())
-            by_root = _refile(by_root, name, _roots(before), ())
-            by_place = _refile(by_place, name, _places(before), ())
+            by_claim = refile(by_claim, name, _uids(before), ())
+            by_root = refile(by_root, name, _roots(before), ())
+            by_place = refile(by_place, name, _places(before), ())
         node = self.node if node is None else node
         return Ledger(entries, node, self.seq + 1 if seq is None else seq, by_root, by_claim, by_place)
 
@@ -423,22 +423,6 @@ def _places(entry: Entry | None) -> tuple[str, ...]:
         return (entry.device.syspath,)
     others = map(_place_key, (*entry.device.also_at, *entry.was_at))
     return tuple(dict.fromkeys((entry.device.syspath, *others)))
-
-
-def _refile(
-    index: PersistentMap[tuple[str, ...]], name: str, old: tuple[str, ...], new: tuple[str, ...]
-) -> PersistentMap[tuple[str, ...]]:
-    """Return ``index`` with ``name`` under the keys ``new`` instead of ``old``."""
-    if old == new:
-        return index
-    for key in old:
-        if key not in new:
-            left = tuple(other for other in index[key] if other != name)
-            index = index.put(key, left) if left else index.drop(key)
-    for key in new:
-        if key not in old:
-            index = index.put(key, (*index.get(key, ()), name))
-    return index
 
 
 def _place_key(place: str) -> str:

@@ -67,3 +67,19 @@ class PersistentMap(Mapping[str, T], Generic[T]):
         index = hash(key) & _LAST
         parts[index] = {other: value for other, value in parts[index].items() if other != key}
         return result
+
+
+def refile(
+    index: PersistentMap[tuple[str, ...]], name: str, old: tuple[str, ...], new: tuple[str, ...]
+) -> PersistentMap[tuple[str, ...]]:
+    """Return ``index`` with ``name`` under the keys ``new`` instead of ``old``."""
+    if old == new:
+        return index
+    for key in old:
+        if key not in new:
+            left = tuple(other for other in index[key] if other != name)
+            index = index.put(key, left) if left else index.drop(key)
+    for key in new:
+        if key not in old:
+            index = index.put(key, (*index.get(key, ()), name))
+    return index

@@ -7,9 +7,16 @@ import signal
 import time
 
 from drabridge.sim.kubelet.faults import ListFault
-from tests.agent.test_leases import SHARED, _condition, _devices, _events, _phase, _waits, offered_twice
-from tests.agent.test_present_holder import phase
-from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, healthy, limits_pod, phase
+from tests.support.leases import (
+    SHARED,
+    allocated_devices,
+    claim_has_phase,
+    condition,
+    messages,
+    offered_twice,
+    waits_for_lease,
+)
 from tests.support.waiting import PATIENCE, until
 
 ONE = SHARED.replace('[zero, "null", full, random]', "[zero]")
@@ -46,7 +53,7 @@ async def test_a_claim_that_follows_another_is_not_denied() -> None:
             uid = cluster.get("pods", f"old-{turn}")["metadata"]["uid"]  # type: ignore[index]
             await cluster.kubelets["node-a"].finish_pod(uid)
             await cluster.wait_pod(f"new-{turn}")
-        assert _events(cluster, "LeaseDenied") == []
+        assert messages(cluster, "LeaseDenied") == []
 
 
 async def test_a_pod_gets_all_of_its_claims_or_none() -> None:
@@ -58,12 +65,13 @@ async def test_a_pod_gets_all_of_its_claims_or_none() -> None:
         await cluster.apply(limits_pod("early"))
         await cluster.wait_pod("early")
         await cluster.apply(TWO_CLAIMS)
-        await until(lambda: _devices(cluster, "two-a") and _devices(cluster, "two-b"), 10, agent.text)
+        await until(lambda: allocated_devices(cluster, "two-a") and allocated_devices(cluster, "two-b"), 10, agent.text)
         await asyncio.sleep(1.0)
-        assert not [name for name in ("two-a", "two-b") if _condition(cluster, name, "leased")], "half of a pod"
+        assert not [name for name in ("two-a", "two-b") if condition(cluster, name, "leased")], "half of a pod"
         cluster.api.faults.heal()
-        await until(lambda: not (_devices(cluster, "two-a") or _devices(cluster, "two-b")), 20, agent.text)
-        said = _events(cluster, "LeaseDenied")
+        names = "two-a", "two-b"
+        await until(lambda: not any(allocated_devices(cluster, name) for name in names), 20, agent.text)
+        said = messages(cluster, "LeaseDenied")
         assert [one for one in said if "of its pod was denied" in one], said
         await cluster.apply(limits_pod("second"))
         await cluster.wait_pod("second")
@@ -77,14 +85,14 @@ async def test_a_claim_waits_while_it_is_not_known_whether_conditions_are_kept()
         await offered_twice(agent, cluster)
         cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("c"))
-        await until(lambda: _waits(agent), 10, agent.text)
+        await until(lambda: waits_for_lease(agent), 10, agent.text)
         await agent.stop(signal.SIGKILL)
         cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
         cluster.api.faults.fail(1_000_000, 503, verb="list", resource="resourceslices")
         await agent.start()
         await agent.up()
         await asyncio.sleep(3.0)
-        assert _events(cluster, "LeaseDenied") == []
+        assert messages(cluster, "LeaseDenied") == []
         cluster.api.faults.heal()
         await cluster.wait_pod("c")
 
@@ -97,8 +105,8 @@ async def test_a_free_device_does_not_stay_tainted_for_a_claim_that_was_denied_o
         faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("c"))
         for _ in range(6):
-            await until(lambda: _condition(cluster, "c", "lease-denied"), 20, agent.text)
-            await until(lambda: not _condition(cluster, "c", "lease-denied"), 20, agent.text)
+            await until(lambda: condition(cluster, "c", "lease-denied"), 20, agent.text)
+            await until(lambda: not condition(cluster, "c", "lease-denied"), 20, agent.text)
         faults.podresources = ListFault.NONE
         began = time.monotonic()
         await cluster.wait_pod("c", timeout=20 * PATIENCE)
@@ -113,12 +121,12 @@ async def test_a_claim_that_was_denied_and_chosen_again_unseen_is_looked_at_agai
         faults = cluster.kubelets["node-a"].faults
         faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("c"))
-        await until(lambda: _condition(cluster, "c", "lease-denied"), 10, agent.text)
+        await until(lambda: condition(cluster, "c", "lease-denied"), 10, agent.text)
         assert agent.process
         agent.process.send_signal(signal.SIGSTOP)
         try:
             faults.podresources = ListFault.NONE
-            await until(lambda: _devices(cluster, "c") and not _condition(cluster, "c", "lease-denied"), 10)
+            await until(lambda: allocated_devices(cluster, "c") and not condition(cluster, "c", "lease-denied"), 10)
         finally:
             agent.process.send_signal(signal.SIGCONT)
         await cluster.wait_pod("c", timeout=20 * PATIENCE)
@@ -139,6 +147,6 @@ async def test_a_bound_pod_that_is_still_named_keeps_no_device() -> None:
             namespace="default",
             subresource="status",
         )
-        await until(lambda: _phase(agent, "c", "prepared"), 10, agent.text)
+        await until(lambda: claim_has_phase(agent, "c", "prepared"), 10, agent.text)
         await cluster.kubelets["node-a"].finish_pod(pod["metadata"]["uid"])
         await offered_twice(agent, cluster)

@@ -6,12 +6,9 @@ import asyncio
 import json
 import signal
 from collections import Counter
-from typing import Any
 
-from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.faults import ListFault
 from tests.support.agent_on_cluster import (
-    BOTH_LANES,
     bridge,
     claim_pod,
     devices_in_slices,
@@ -20,18 +17,18 @@ from tests.support.agent_on_cluster import (
     set_lanes,
 )
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, metric, noted
+from tests.support.leases import (
+    ALL,
+    SHARED,
+    allocated_devices,
+    claim_has_phase,
+    condition,
+    messages,
+    offered_twice,
+    owners,
+    waits_for_lease,
+)
 from tests.support.waiting import until
-
-SHARED = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{shared: "*"}')
-ALL = {"zero", "null", "full", "random"}
-
-
-async def offered_twice(agent: AgentProcess, cluster: SimCluster) -> None:
-    await until(lambda: healthy(cluster) == devices_in_slices(cluster) == ALL, 10, agent.text)
-
-
-async def owners(agent: AgentProcess) -> list[str]:
-    return sorted(row["owner"] for row in (await agent.status())["devices"])
 
 
 async def test_each_free_device_is_for_a_pod_or_a_claim_whichever_comes_first() -> None:
@@ -103,11 +100,11 @@ async def test_a_pod_that_kubelet_is_quicker_with_wins_and_the_claim_waits_for_a
         await cluster.apply(claim_pod("first"))
         await cluster.wait_pod("first")
         await cluster.apply(claim_pod("second"))
-        await until(lambda: _waits(agent), 10, agent.text)
+        await until(lambda: waits_for_lease(agent), 10, agent.text)
         await cluster.apply(limits_pod("all", 3))
         await cluster.wait_pod("all")
-        await until(lambda: _condition(cluster, "second", "lease-denied"), 10, agent.text)
-        assert _condition(cluster, "second", "lease-denied")["message"].startswith("null is held by")
+        await until(lambda: condition(cluster, "second", "lease-denied"), 10, agent.text)
+        assert condition(cluster, "second", "lease-denied")["message"].startswith("null is held by")
         faults.list_delay_seconds = 0.0
         await cluster.delete("pods", "all")
         await cluster.wait_pod("second")
@@ -122,11 +119,11 @@ async def test_a_denial_waits_until_the_slices_show_it_so_that_another_device_is
         held = {row["name"] for row in (await agent.status())["devices"] if row["owner"] == "legacy"}
         await cluster.apply(claim_pod("late", 2))
         await until(lambda: _denied(agent), 10, agent.text)
-        assert _devices(cluster, "late") & held
+        assert allocated_devices(cluster, "late") & held
         await asyncio.sleep(0.5)
-        assert not _condition(cluster, "late", "lease-denied"), "the scheduler would choose the same device again"
+        assert not condition(cluster, "late", "lease-denied"), "the scheduler would choose the same device again"
         cluster.api.faults.heal()
-        await until(lambda: not _devices(cluster, "late"), 10, agent.text)
+        await until(lambda: not allocated_devices(cluster, "late"), 10, agent.text)
         await cluster.delete("pods", "most")
         await cluster.wait_pod("late")
 
@@ -138,8 +135,8 @@ async def test_a_claim_is_denied_if_kubelet_says_nothing_and_served_when_it_answ
         faults = cluster.kubelets["node-a"].faults
         faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("waits"))
-        await until(lambda: _events(cluster, "LeaseDenied"), 10, agent.text)
-        assert "kubelet did not give it up in 1 s" in _events(cluster, "LeaseDenied")[0]
+        await until(lambda: messages(cluster, "LeaseDenied"), 10, agent.text)
+        assert "kubelet did not give it up in 1 s" in messages(cluster, "LeaseDenied")[0]
         faults.podresources = ListFault.NONE
         await cluster.wait_pod("waits")
         await until(lambda: len(healthy(cluster)) == len(devices_in_slices(cluster)) - 1 == 3, 20, agent.text)
@@ -151,14 +148,14 @@ async def test_a_lease_survives_the_death_of_the_agent_at_every_step() -> None:
         faults = cluster.kubelets["node-a"].faults
         faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("pending", 2))
-        await until(lambda: _waits(agent), 10, agent.text)
+        await until(lambda: waits_for_lease(agent), 10, agent.text)
         await agent.stop(signal.SIGKILL)
         faults.podresources = ListFault.NONE
         await agent.start()
         await cluster.wait_pod("pending")
         cluster.api.faults.fail(1_000_000, 503, verb="patch", resource="resourceclaims")
         await cluster.apply(claim_pod("granted"))
-        await until(lambda: _phase(agent, "granted", "granted"), 10, agent.text)
+        await until(lambda: claim_has_phase(agent, "granted", "granted"), 10, agent.text)
         await agent.stop(signal.SIGKILL)
         cluster.api.faults.heal()
         await agent.start()
@@ -171,7 +168,7 @@ async def test_a_claim_that_is_deleted_while_it_waits_frees_its_devices() -> Non
         await offered_twice(agent, cluster)
         cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("gone", 4))
-        await until(lambda: _waits(agent), 10, agent.text)
+        await until(lambda: waits_for_lease(agent), 10, agent.text)
         await cluster.delete("pods", "gone")
         await cluster.delete("resourceclaims", "gone")
         cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
@@ -184,8 +181,8 @@ async def test_pods_of_another_scheduler_get_no_lease() -> None:
     async with bridge(config) as (agent, cluster, _):
         await offered_twice(agent, cluster)
         await cluster.apply(claim_pod("c"))
-        await until(lambda: _events(cluster, "LeaseDenied"), 10, agent.text)
-        assert "default-scheduler of pod default/c is not listed" in _events(cluster, "LeaseDenied")[0]
+        await until(lambda: messages(cluster, "LeaseDenied"), 10, agent.text)
+        assert "default-scheduler of pod default/c is not listed" in messages(cluster, "LeaseDenied")[0]
         await cluster.apply(limits_pod("all", 4))
         await cluster.wait_pod("all")
 
@@ -195,7 +192,7 @@ async def test_devices_are_for_pods_where_the_api_server_drops_binding_condition
         await offered_twice(agent, cluster)
         cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("waits"))
-        await until(lambda: _waits(agent), 10, agent.text)
+        await until(lambda: waits_for_lease(agent), 10, agent.text)
         cluster.api.gates["DRADeviceBindingConditions"] = False
         await agent.stop(signal.SIGKILL)
         cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
@@ -203,8 +200,8 @@ async def test_devices_are_for_pods_where_the_api_server_drops_binding_condition
         await until(lambda: healthy(cluster) == ALL and not devices_in_slices(cluster), 20, agent.text)
         why = "4 of 4 shared devices are for pods only: the API server does not keep binding conditions"
         await until(lambda: noted(agent, why), 10, agent.text)
-        await until(lambda: _events(cluster, "LeaseDenied"), 10, agent.text)
-        assert "binding conditions any more" in _events(cluster, "LeaseDenied")[0]
+        await until(lambda: messages(cluster, "LeaseDenied"), 10, agent.text)
+        assert "binding conditions any more" in messages(cluster, "LeaseDenied")[0]
         await cluster.apply(limits_pod("all", 4))
         await cluster.wait_pod("all")
 
@@ -263,30 +260,5 @@ async def _lanes(agent: AgentProcess, expected: dict[str, int]) -> bool:
     return lanes == expected
 
 
-async def _waits(agent: AgentProcess) -> bool:
-    return "dra-pending" in await owners(agent)
-
-
 async def _denied(agent: AgentProcess) -> bool:
     return any("was denied its lease" in row["reason"] for row in (await agent.status())["devices"])
-
-
-async def _phase(agent: AgentProcess, claim: str, phase: str) -> bool:
-    rows = (await agent.status())["devices"]
-    return any((held["claim"], held["phase"]) == (claim, phase) for row in rows for held in row["holders"])
-
-
-def _devices(cluster: SimCluster, claim: str) -> set[str]:
-    found = cluster.get("resourceclaims", claim) or {}
-    results = found.get("status", {}).get("allocation", {}).get("devices", {}).get("results", [])
-    return {result["device"] for result in results}
-
-
-def _condition(cluster: SimCluster, claim: str, name: str) -> dict[str, Any]:
-    found = cluster.get("resourceclaims", claim) or {}
-    conditions = [one for device in found.get("status", {}).get("devices", ()) for one in device["conditions"]]
-    return next((one for one in conditions if one["type"] == f"{DRIVER}/{name}"), {})
-
-
-def _events(cluster: SimCluster, reason: str) -> list[str]:
-    return [one["message"] for one in cluster.api.objects.peek("events") if one["reason"] == reason]

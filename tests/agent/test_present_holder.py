@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from drabridge.sim.cluster import RUN_SECONDS_ANNOTATION, SimCluster
-from tests.support.agent_on_cluster import BOTH_LANES, bridge, limits_pod
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, limits_pod, phase, short_pod
 from tests.support.agent_process import AgentProcess
 from tests.support.waiting import PATIENCE, until
 
@@ -17,24 +16,10 @@ ONE = ONE.replace("minHoldSeconds: 0.5, unconfirmedSeconds: 2", "minHoldSeconds:
 WITHIN_SECONDS = 1.0 * PATIENCE
 
 
-def short(name: str, seconds: float) -> str:
-    """A pod that ends by itself after so long."""
-    pod = limits_pod(name).replace(
-        f"metadata: {{name: {name}, namespace: default",
-        f"metadata: {{name: {name}, namespace: default, annotations: {{{RUN_SECONDS_ANNOTATION}: '{seconds}'}}",
-    )
-    return pod.replace("spec:\n  containers", "spec:\n  restartPolicy: Never\n  containers")
-
-
 async def shown(agent: AgentProcess) -> tuple[str, ...]:
     """Name the pods that the status shows on the one device."""
     (row,) = (await agent.status())["devices"]
     return tuple(one["pod"] for one in row["holders"])
-
-
-def phase(cluster: SimCluster, name: str) -> str:
-    pod = cluster.get("pods", name)
-    return str(pod["status"].get("phase")) if pod else ""
 
 
 def _named(agent: AgentProcess, name: str) -> Callable[[], Any]:
@@ -48,7 +33,7 @@ async def test_a_device_that_kubelet_passes_from_pod_to_pod_never_shows_an_earli
     async with bridge(ONE) as (agent, cluster, _):
         for turn in range(4):
             name = f"turn-{turn}"
-            await cluster.apply(short(name, 2.0))
+            await cluster.apply(short_pod(name, 2.0))
             await until(lambda name=name: phase(cluster, name) == "Running")  # type: ignore[misc]
             began = time.monotonic()
             while await shown(agent) != (name,):
@@ -62,7 +47,7 @@ async def test_a_pod_that_ends_before_anybody_looks_is_known_by_its_name() -> No
     """Kubelet's List never shows it: its checkpoint does."""
     async with bridge(ONE) as (agent, cluster, _):
         for turn in range(3):
-            await cluster.apply(short(f"short-{turn}", 0.0))
+            await cluster.apply(short_pod(f"short-{turn}", 0.0))
             released = f'released device=zero holder="pod default/short-{turn} (container main)"'
             await until(lambda released=released: released in agent.text(), 5, agent.text)  # type: ignore[misc]
             await until(lambda turn=turn: phase(cluster, f"short-{turn}") == "Succeeded")  # type: ignore[misc]

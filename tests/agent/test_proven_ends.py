@@ -11,10 +11,18 @@ import time
 import pytest
 
 from drabridge.sim.cluster import LINGER_SECONDS_ANNOTATION, SimCluster
-from tests.agent.test_leases import SHARED, offered_twice
-from tests.agent.test_present_holder import phase, short
-from tests.support.agent_on_cluster import all_free, bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.support.agent_on_cluster import (
+    all_free,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+    phase,
+    short_pod,
+)
 from tests.support.agent_process import AgentProcess, held_by, restart_kubelet
+from tests.support.leases import SHARED, offered_twice
 from tests.support.waiting import PATIENCE, until
 
 WAITS = "minHoldSeconds: 600, unconfirmedSeconds: 600, absentSeconds: 600, settleSeconds: 1"
@@ -37,7 +45,7 @@ async def test_the_device_of_a_pod_that_succeeds_is_free_at_once(config: str) ->
     async with bridge(config) as (agent, cluster, _):
         await offered_twice(agent, cluster)
         for turn, seconds in enumerate((2.0, 0.0)):
-            await cluster.apply(short(f"job-{turn}", seconds))
+            await cluster.apply(short_pod(f"job-{turn}", seconds))
             await until(lambda turn=turn: phase(cluster, f"job-{turn}") == "Succeeded", 10)  # type: ignore[misc]
             await _free_at_once(agent, cluster)
 
@@ -57,7 +65,7 @@ async def test_the_device_of_a_pod_that_is_deleted_as_usual_is_free_at_once() ->
 async def test_the_end_of_a_pod_is_believed_of_a_kubelet_that_started_since() -> None:
     async with bridge(DOUBTFUL) as (agent, cluster, _):
         await offered_twice(agent, cluster)
-        await cluster.apply(short("job", 4.0))
+        await cluster.apply(short_pod("job", 4.0))
         await cluster.wait_pod("job")
         await restart_kubelet(cluster.kubelets["node-a"])
         await until(lambda: phase(cluster, "job") == "Succeeded", 10)
@@ -67,7 +75,7 @@ async def test_the_end_of_a_pod_is_believed_of_a_kubelet_that_started_since() ->
 async def test_the_device_of_a_pod_that_ended_while_the_agent_was_down_is_free_soon() -> None:
     async with bridge(DOUBTFUL) as (agent, cluster, _):
         await offered_twice(agent, cluster)
-        await cluster.apply(short("job", 3.0))
+        await cluster.apply(short_pod("job", 3.0))
         await cluster.wait_pod("job")
         await until(lambda: held_by(agent, "job", 1))
         await agent.stop(signal.SIGKILL)

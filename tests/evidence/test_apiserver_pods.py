@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from drabridge.evidence.apiserver_pods import PodWatch, WatchedPod, demand_of
+from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.other_sources import OtherEvidence
+from drabridge.evidence.pod_objects import WatchedPod, demand_of
 from drabridge.kube.api import UnreachableError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.json_reader import ObjectIdentity

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.cluster import RUN_SECONDS_ANNOTATION, ClusterTimings, SimCluster
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.releases import DEFAULT
@@ -70,6 +70,20 @@ spec:
   containers: [{{name: main, image: x, resources: {{limits: {{"{RESOURCE}": {count}}}}}}}]
   terminationGracePeriodSeconds: 1
 """
+
+
+def short_pod(name: str, seconds: float) -> str:
+    """A pod that ends by itself after so long."""
+    pod = limits_pod(name).replace(
+        f"metadata: {{name: {name}, namespace: default",
+        f"metadata: {{name: {name}, namespace: default, annotations: {{{RUN_SECONDS_ANNOTATION}: '{seconds}'}}",
+    )
+    return pod.replace("spec:\n  containers", "spec:\n  restartPolicy: Never\n  containers")
+
+
+def phase(cluster: SimCluster, name: str) -> str:
+    pod = cluster.get("pods", name)
+    return str(pod["status"].get("phase")) if pod else ""
 
 
 @contextlib.asynccontextmanager

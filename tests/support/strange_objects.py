@@ -26,8 +26,8 @@ from drabridge.dra.planning import Planner, cdi_devices, device_lookup
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.errors import DrabridgeError
 from drabridge.evidence import checkpoint
-from drabridge.evidence.apiserver_pods import watched_pod
 from drabridge.evidence.kubelet import claim_users_of, claims_of, pods_of, users_of
+from drabridge.evidence.pod_objects import watched_pod
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_file import SpecError, read_spec
 from drabridge.inventory.model import Snapshot
