@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from drabridge.evidence.apiserver_pods import PodWatch, watched_pod
+from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.kubelet import claims_of, users_of
 from drabridge.evidence.other_sources import OtherEvidence
+from drabridge.evidence.pod_objects import watched_pod
 from drabridge.ledger.events import ClaimDevices, DeviceUse, Observed
 from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from podresources.model import Claim, ClaimDevice, Container, NodeSnapshot, Pod, SocketIdentity

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from deviceplugin import AllocationError, ContainerAllocation, ListedHealth
 from drabridge.config import load
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.evidence.apiserver_pods import PodWatch, watched_pod
+from drabridge.evidence.apiserver_pods import PodWatch
+from drabridge.evidence.pod_objects import watched_pod
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import AgentStarted, CheckpointRead, Discovered, NodeBooted, Observed
 from drabridge.ledger.model import LedgerDevice, Owner, PodRef
