@@ -8,6 +8,7 @@ a static pod, and an end that pod garbage collection wrote, which need a node th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from kubernetes.client import ApiException
 
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
@@ -210,6 +212,13 @@ async def test_a_pod_of_a_kubelet_that_lost_its_checkpoint(node: Bed) -> None:
     await node.fault("stop", "kubelet")
     (node.kubelet_directory / "device-plugins" / "kubelet_internal_checkpoint").unlink()
     await node.fault("start", "kubelet")
+
+    async def answers() -> bool:
+        with contextlib.suppress(ApiException):
+            return bool(await devices(node))
+        return False
+
+    await wait_for(node, "kubelet to answer", answers)
     await held_in_doubt(node)
     await deleted(node, "forgotten")
     await wait_for(node, "the device to be free", lambda: all_free(node), 30.0)
