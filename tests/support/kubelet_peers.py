@@ -166,7 +166,7 @@ class Driver:
         self.name = name
         self.service_socket = root / "plugins" / name / "dra.sock"
         self.registration_socket = root / "plugins_registry" / f"{name}-reg.sock"
-        self.endpoint = self.service_socket  # as kubelet can open it
+        self.endpoint: Path | None = None  # as kubelet calls it, if that is not service_socket
         self.versions = ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
         self.calls: list[tuple[str, list[str]]] = []
         self.statuses: list[pluginregistration_pb2.RegistrationStatus] = []
@@ -315,7 +315,7 @@ class _Registration(pluginregistration_pb2_grpc.RegistrationServicer):
         return pluginregistration_pb2.PluginInfo(
             type="DRAPlugin",
             name=self._driver.name,
-            endpoint=str(self._driver.endpoint),
+            endpoint=str(self._driver.endpoint or self._driver.service_socket),
             supported_versions=self._driver.versions,
         )
 
