@@ -29,7 +29,9 @@ from tests.node.releases import DEFAULT, Release, release
 
 Json = dict[str, Any]
 
-FOLDER = Path("/var/tmp/drabridge-cluster")  # not below /tmp, of which each machine has its own
+FOLDER = Path("/var/tmp/drabridge-cluster")
+OF_MACHINES = ("/tmp", "/run", "/var/run", "/dev", "/proc", "/sys", "/var/log", "/var/lib/kubelet", "/var/lib/etcd")
+"""Places where each machine has files of its own, and so cannot see the cluster's."""
 CONTROL = "control-plane"
 CONTROL_PROGRAMS = ("etcd", "apiserver", "kcm", "scheduler")
 NODE_PROGRAMS = ("containerd", "kubelet")
@@ -134,8 +136,11 @@ class Cluster:
         left running, where that is not possible.
         """
         check_host()
-        for name in {of, *(one.release for one in nodes)}:
-            build.built(release(name), say)
+        wanted = {name: release(name) for name in (of, *(one.release for one in nodes))}
+        if any(folder.absolute().is_relative_to(place) for place in OF_MACHINES):
+            raise NodeError(f"{folder}: a node has files of its own there. Choose a folder as {FOLDER}.")
+        for needed in wanted.values():
+            build.built(needed, say)
         if (folder / "cluster.json").exists():
             if cls.open(folder).runs():
                 raise NodeError(f"A cluster runs already in {folder}: end it by `python -m tests.node clean`.")

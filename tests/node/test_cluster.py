@@ -25,6 +25,12 @@ def test_without_root_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         c.check_host()
 
 
+def test_a_folder_that_nodes_cannot_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c, "check_host", lambda: None)
+    with pytest.raises(NodeError, match="a node has files of its own there"):
+        Cluster.up(Path("/tmp/cluster"))
+
+
 def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(c, "PACKAGES", {"no-such-program": "one", "/no/such/file": "two", "sh": "dash"})

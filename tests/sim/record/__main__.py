@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.node import images
-from tests.node.cluster import Cluster, NodeSpec
+from tests.node.cluster import FOLDER, Cluster, NodeSpec
 from tests.node.errors import NodeError
 from tests.node.releases import releases
 from tests.sim.record.api import Answer, Api, Json
@@ -69,7 +69,7 @@ def _gates(program: str, answer: Answer) -> Json:
 
 def _release(name: str, into: Path) -> Path:
     """Record a node of this release, which is started for it."""
-    with tempfile.TemporaryDirectory(prefix="drarecord") as directory:
+    with tempfile.TemporaryDirectory(prefix="drarecord", dir=FOLDER.parent) as directory:
         cluster = Cluster.up(Path(directory) / "cluster", of=name, nodes=[NodeSpec("node-a", 0, name)])
         try:
             node, api = cluster.node(), Api(cluster.kubeconfig)
