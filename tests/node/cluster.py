@@ -30,8 +30,9 @@ from tests.node.releases import DEFAULT, Release, release
 Json = dict[str, Any]
 
 FOLDER = Path("/var/tmp/drabridge-cluster")
-OF_MACHINES = ("/tmp", "/run", "/var/run", "/dev", "/proc", "/sys", "/var/log", "/var/lib/kubelet", "/var/lib/etcd")
-"""Places where each machine has files of its own, and so cannot see the cluster's."""
+KEPT = ("/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/etcd", "/var/log", "/etc/cdi", "/tmp")
+OF_MACHINES = (*KEPT, "/run", "/var/run", "/dev", "/proc", "/sys")
+"""Places where each machine has files of its own (boot.sh), and so cannot see the cluster's."""
 CONTROL = "control-plane"
 CONTROL_PROGRAMS = ("etcd", "apiserver", "kcm", "scheduler")
 NODE_PROGRAMS = ("containerd", "kubelet")

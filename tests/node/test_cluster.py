@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,12 @@ def test_a_folder_that_nodes_cannot_see_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(c, "check_host", lambda: None)
     with pytest.raises(NodeError, match="a node has files of its own there"):
         Cluster.up(Path("/tmp/cluster"))
+
+
+def test_the_places_that_are_refused_are_those_of_a_machine() -> None:
+    text = (Path(c.__file__).parent / "boot.sh").read_text()
+    (places,) = re.findall(r"^for place in (.*); do$", text, re.MULTILINE)
+    assert places.split() == [*c.KEPT]
 
 
 def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
