@@ -136,6 +136,11 @@ async def test_its_pages_say_whether_it_leads_and_works() -> None:
             (line,) = (line for line in text.splitlines() if line.startswith(f"drabridge_coordinator_{name} "))
             return float(line.partition(" ")[2])
 
+        async def writes(*expected: float) -> bool:
+            """Tell whether so many writes are counted as OK and as failed: that is after the server has them."""
+            results = ("OK", "failed")
+            return [await metric(f'hint_writes_total{{result="{result}"}}') for result in results] == list(expected)
+
         async with running(one):
             waiting_claim(api.objects, "c")
             await until(lambda: hinted(api.objects) == ["c"], 10, one.text)
@@ -143,11 +148,11 @@ async def test_its_pages_say_whether_it_leads_and_works() -> None:
             assert await one.page("/readyz") == (200, "ok\n")
             assert (await one.page("/"))[0] == 404
             assert [await metric(name) for name in ("leading", "following", "pending_claims")] == [1, 1, 1]
-            assert await metric('hint_writes_total{result="OK"}') == 1
+            await until(lambda: writes(1, 0), 10, one.text)
             api.faults.fail(2, 409, verb="patch", resource="configmaps")
             waiting_claim(api.objects, "d")
             await until(lambda: hinted(api.objects) == ["c", "d"], 10, one.text)
-            assert [await metric(f'hint_writes_total{{result="{result}"}}') for result in ("OK", "failed")] == [2, 2]
+            await until(lambda: writes(2, 2), 10, one.text)
             async with running(two):
                 await until(lambda: "msg=listening" in two.text(), 10, two.text)
                 await until(lambda: ready(two), 10)
