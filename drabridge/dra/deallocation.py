@@ -90,11 +90,11 @@ class Deallocations:
             await self._wake.wait(max(pause, 0.01))
 
     async def release_in_the_way(self, claim: ClaimRef, decision: Decision) -> bool:
-        """Ask about the claims because of which ``claim`` was refused devices; True: some device is theirs no longer.
+        """Ask about the claims in the way of ``claim``, which was refused devices; True: one holds something else now.
 
         Without that question nobody is refused anything for good: the API server may have deallocated them a moment
-        ago. What such a claim still holds, since it was never unprepared, is withdrawn from the slices. Raises
-        ClusterError.
+        ago, and :meth:`run` may hear of it while we ask. What such a claim still holds, since it was never unprepared,
+        is withdrawn from the slices. Raises ClusterError.
         """
         ledger = self._ledger_service.ledger
         others = {
@@ -104,7 +104,10 @@ class Deallocations:
             for held in entry.holders
             if held.api_allocated and held.claim.name and held.claim.uid != claim.uid
         }
-        return any([await self.release_if_deallocated(other) for other in sorted(others, key=lambda other: other.uid)])
+        before = {other: _holds(ledger, other) for other in others}
+        for other in sorted(others, key=lambda other: other.uid):
+            await self.release_if_deallocated(other)
+        return any(_holds(self._ledger_service.ledger, other) != held for other, held in before.items())
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
         """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.

@@ -60,6 +60,28 @@ async def test_an_answer_from_before_the_claim_was_allocated_anew_frees_nothing(
         assert node.owner("gpu-1") is Owner.DRA_GRANTED  # it is allocated still
 
 
+async def test_a_claim_gets_what_was_released_while_the_server_was_asked_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The agent asks about idle claims by itself too: when that answer comes first, the device is free by then."""
+    server_reads = ClaimObjects.get
+
+    async with a_node() as node:
+        former = ClaimRef((await _used(node, "cl1", "gpu-1")).uid, "default", "cl1")
+        node.claims.deallocate("cl1")
+
+        async def second(self: ClaimObjects, ref: ClaimRef) -> Any:
+            answer = await server_reads(self, ref)
+            if ref == former:
+                monkeypatch.undo()
+                assert await node.driver.release_if_deallocated(former)
+            return answer
+
+        monkeypatch.setattr(ClaimObjects, "get", second)
+        await node.prepared(node.claims.add("cl2", "gpu-1"))
+        assert node.holders("gpu-1") == ["cl2"]
+
+
 async def test_a_device_that_is_still_open_is_not_released_for_another() -> None:
     """A kubelet that has restarted does not unprepare the claim of a force-deleted pod before it prepares it anew."""
     users: dict[str, str] = {}
