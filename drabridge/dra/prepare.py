@@ -183,8 +183,7 @@ class Preparer:
         await self._records.save(record)
         try:
             await self._grant(record.claim, record.uses)
-            metadata_ids = await self._apply(record, plans, snapshot, hooks=True)
-            devices = self._files.with_ids(record.claim, plans, metadata_ids)
+            devices = await self._apply(record, plans, snapshot, hooks=True)
             await self._records.save(replace(record, state=RecordState.COMPLETED, devices=devices))
         except BaseException as error:
             await to_the_end(self._roll_back(record, error))
@@ -216,8 +215,8 @@ class Preparer:
 
     async def _apply(
         self, record: ClaimRecord, plans: Sequence[DevicePlan], snapshot: Snapshot, *, hooks: bool
-    ) -> dict[str, str]:
-        """Run the profiles' hooks and write the claim's files. Returns base request -> CDI id of its metadata."""
+    ) -> tuple[PreparedDevice, ...]:
+        """Run the profiles' hooks and write the claim's files. Returns the devices with the CDI ids of these files."""
         due = [plan for plan in plans if hooks and plan.hook is not None]
         for plan in due:
             assert plan.hook is not None
@@ -225,7 +224,8 @@ class Preparer:
         now = self._ports.inventory()
         if due or now is not snapshot:  # a hook that binds a driver makes other nodes; nobody else renews these files
             plans = [self._planner.again(record.claim.uid, plan.prepared, now) for plan in plans]
-        return await self._files.write(record, plans)
+        metadata_ids = await self._files.write(record, plans)
+        return self._files.with_ids(record.claim, plans, metadata_ids)
 
     async def _grant(self, claim: ClaimRef, uses: tuple[events.DeviceUse, ...]) -> None:
         """Ask the ledger for the devices. Raises LedgerRefusedError or ClusterError.

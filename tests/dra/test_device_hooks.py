@@ -99,6 +99,24 @@ async def test_a_claim_gets_its_device_as_the_hook_left_it(log: Path) -> None:
         assert "/dev/zero" in text_of(node, claim)
 
 
+@pytest.mark.parametrize("env", [{}, {"GPU": "1"}], ids=["nothing", "variables"])
+async def test_a_hook_may_make_the_first_node_of_a_device(log: Path, env: dict[str, str]) -> None:
+    """Before it there was nothing that a CDI file could say, or nothing but variables."""
+    hook = script(f"echo ran >> {log}; while [ -s {log} ]; do sleep 0.01; done")
+    made = DeviceNode("/dev/zero", "/dev/gpu1", "rw", "c", 1, 5)
+    async with a_node(with_profile(f"prepare: {hook}")) as node:
+        await node.set_devices(gpu(0), gpu(1, nodes=(), env=env))
+        claim = node.claims.add("cl", "gpu-1")
+        preparing = asyncio.ensure_future(node.prepared(claim))
+        await until(log.read_text, why="the hook")
+        await node.set_devices(gpu(0), gpu(1, nodes=(made,), env=env))
+        log.write_text("")
+        (device,) = await preparing
+        assert any(f'"{one.rpartition("=")[2]}"' in text_of(node, claim) for one in device.cdi_device_ids)
+        assert "/dev/gpu1" in text_of(node, claim)
+        assert await node.prepared(claim) == [device]
+
+
 async def test_a_device_is_given_to_nobody_else_before_its_cleaning_has_ended(log: Path) -> None:
     """The prepare exceeds its deadline and is undone. Its pod was deleted, so kubelet unprepares the claim."""
     prepare, undo = script("sleep 60", 60), script(f"echo begin >> {log}; sleep 0.5; echo end >> {log}", 60)
