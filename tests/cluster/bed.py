@@ -176,8 +176,8 @@ class Bed(Protocol):
     async def conflicts(self) -> list[str]:
         """Workloads that found their device's lock taken."""
 
-    async def agent_story(self) -> str:
-        """What the agent knows and what it said."""
+    async def agent_story(self, last: int = 0) -> str:
+        """What the agent knows and what it said; ``last``: so many characters of each log, 0: all."""
 
 
 # --- for people, when a scenario failed -----------------------------------------------------------------------------
@@ -189,7 +189,7 @@ async def story(bed: Bed) -> str:
         await _told("pods", _statuses(bed)),
         await _told("claims", _claims(bed)),
         await _told("events", _events(bed)),
-        await _told("the agent", bed.agent_story()),
+        await _told("the agent", bed.agent_story(8000)),
     ]
     return "\n".join(parts)
 

@@ -313,12 +313,12 @@ class RealBed(Bed):
         status = (await self.api.get(PODS, pod, namespace=NAMESPACE))["status"]
         return any(one["restartCount"] for one in status.get("containerStatuses", ()))
 
-    async def agent_story(self) -> str:
+    async def agent_story(self, last: int = 0) -> str:
         names = [one["metadata"]["name"] for one in await self.agent_pods()]
         logs = [
             await asyncio.to_thread(self._log, name, previous=previous) for name in names for previous in (True, False)
         ]
-        return "\n".join(one[-8000:] for one in logs)
+        return "\n".join(one[-last:] for one in logs)
 
     def _core(self, ask: Callable[[Any], Any]) -> Any:
         """What the API answers to a question that drabridge's own client does not ask; "" when it does not."""

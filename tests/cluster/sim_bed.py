@@ -280,12 +280,12 @@ class SimBed(Bed):
     async def conflicts(self) -> list[str]:
         return self.runtime.conflicts
 
-    async def agent_story(self) -> str:
+    async def agent_story(self, last: int = 0) -> str:
         try:
             known = json.dumps(await self.agent.status(), indent=1)
         except (OSError, TimeoutError, IndexError) as error:
             known = f"the agent does not answer: {error}"
-        return f"{known}\n{self.agent.text()[-5000:]}"
+        return f"{known}\n{self.agent.text()[-last:]}"
 
 
 @contextlib.asynccontextmanager

@@ -107,11 +107,11 @@ class ThreeNodes(RealBed):
             await wait_for(self, f"the devices of {node.node_object} to be free", free)
         await b.at_the_beginning(self)
 
-    async def agent_story(self) -> str:
+    async def agent_story(self, last: int = 0) -> str:
         stories = []
         for node in self.each_node():
             with contextlib.suppress(ClusterError):
-                stories.append(f"{node.node_object}: {await node.agent_story()}")
+                stories.append(f"{node.node_object}: {await node.agent_story(last)}")
         return "\n".join(stories)
 
     async def restore(self) -> None:
