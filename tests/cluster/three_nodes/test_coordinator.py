@@ -12,10 +12,11 @@ from drabridge.kube.api import NotFoundError
 from drabridge.kube.claim_hints import LEASES, lock_name
 from tests.cluster.bed import CLAIMS, DEVICES, DRIVER, NAMESPACE, PODS, Json, wait_for
 from tests.cluster.real_bed import COORDINATOR, is_ready
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, running
 from tests.cluster.three_nodes.bed import NAMES, ThreeNodes, config, signal_pod
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster, needs("binding conditions")]
 
 CONFIG = config(legacy=0, dra=0, shared=DEVICES)
 VALUES = {"coordinator": {"enabled": True}}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.cluster.bed import CLAIMS, DEVICES, NAMESPACE
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import claim_pod, deleted, event, legacy_pod, running
 from tests.cluster.three_nodes.bed import NAMES, ThreeNodes, config
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster, needs("binding conditions")]
 
 CONFIG = config(legacy=0, dra=0, shared=DEVICES)
 ALL = DEVICES * len(NAMES)

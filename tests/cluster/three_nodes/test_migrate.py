@@ -16,6 +16,7 @@ from tests.cluster import bed as common
 from tests.cluster.bed import CLASS, DEVICES, JOBS, LANES, NAMESPACE, NODES, RESOURCE, TEMPLATES, Json, wait_for
 from tests.cluster.migrating import back_on_limits, interrupted, migrate, pods_of, used
 from tests.cluster.real_bed import DAEMON_SETS, DEPLOYMENTS, STATEFUL_SETS
+from tests.cluster.releases.features import needs
 from tests.cluster.steps import finished, offered
 from tests.cluster.three_nodes.bed import NAMES, ThreeNodes, config
 from tests.cluster.workloads import container, job, meta, spec_of
@@ -117,6 +118,7 @@ async def test_manifests_are_converted_and_back(three: ThreeNodes, in_use: list[
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@needs("admission policies that change pods")
 async def test_a_namespace_is_switched_and_back(three: ThreeNodes, in_use: list[Json], tmp_path: Path) -> None:
     """The DaemonSet stays on limits, as the plan says; a Job that is made later has claims."""
     plan = tmp_path / "plan.yaml"
