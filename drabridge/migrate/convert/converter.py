@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
 
-from drabridge.migrate.convert.charts import pods_in, releases, values_alone
+from drabridge.migrate.convert import post_render
 from drabridge.migrate.convert.json_nodes import parse_json
 from drabridge.migrate.convert.json_templates import placed, takes_templates, with_templates_said
 from drabridge.migrate.convert.kinds import (
@@ -22,6 +22,7 @@ from drabridge.migrate.convert.kinds import (
 from drabridge.migrate.convert.left_over import Listed, Repeated, State, judge
 from drabridge.migrate.convert.mentions import Mention, Place, finder, mentions
 from drabridge.migrate.convert.pods import PodPlan, Refused, plan_pod
+from drabridge.migrate.convert.releases import ARGO, FLUX, Release, pods_in, releases, values_alone
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, in_order, spliced
 from drabridge.migrate.convert.templates import KIND, Existing, Template, foreign, missing
@@ -63,15 +64,14 @@ class _Pod(Struct):
     manifest: Manifest
     path: Path
     plan: PodPlan
+    asks: tuple[Path, ...] = ()  # what a patch takes out of what a chart makes of it
+    patch: post_render.Patch | None = None
 
     def operations(self) -> list[Operation]:
         """The operations with paths from the document's root."""
+        if self.patch is not None:
+            return []
         return [structs.replace(one, path=(*self.path, *one.path)) for one in self.plan.operations]
-
-    def within_manifest(self) -> list[Operation]:
-        """The operations with paths from the object, in an order in which each can be done after the other."""
-        start = len(self.manifest.path)
-        return in_order([structs.replace(one, path=one.path[start:]) for one in self.operations()])
 
 
 class Converter:
@@ -91,6 +91,8 @@ class Converter:
         self._refused: list[set[Path]] = [set() for _ in roots]
         self._reached: dict[tuple[int, Path], frozenset[int]] = {}
         self._said: list[tuple[int, Path, str]] = []  # document, path and message of each finding
+        self._patched: list[list[Path]] = [[] for _ in roots]  # what a patch takes out already
+        self._chart = ""  # of values in a file of their own
 
     def pods(self) -> list[_Pod]:
         """Return the pod specs that can be converted; findings say what else there is."""
@@ -100,7 +102,8 @@ class Converter:
             for manifest in objects:
                 found += self._of_manifest(number, manifest, taken)
             if not objects and (alone := values_alone(self._documents[number])) is not None:
-                found += self._of_specs(number, _NO_OBJECT, list(pods_in(alone, self._documents[number])), taken)
+                specs = list(pods_in(alone, self._documents[number])) if len(self._objects) == 1 else []
+                found += self._of_specs(number, _NO_OBJECT, specs, taken, alone)
         if found and not self._is_json and self._text.lstrip().startswith("{"):
             message = "kubectl takes for JSON what begins with {, and this is none"
             self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
@@ -111,10 +114,26 @@ class Converter:
             return []
         return found
 
-    def converted(self, pod: _Pod) -> ConvertedPod:
-        """Return a pod spec's conversion without its place in the text."""
-        line = self._line(pod.document, pod.manifest.path)
-        return ConvertedPod(line, pod.manifest, tuple(pod.within_manifest()), tuple(pod.plan.templates))
+    def converted(self, pods: Sequence[_Pod]) -> Iterator[ConvertedPod]:
+        """Yield the conversion of each pod spec without its place in the text: in an order that can be followed."""
+        patched: set[tuple[int, Path]] = set()
+        for pod in pods:
+            start, place = len(pod.manifest.path), (pod.document, pod.manifest.path)
+            operations = pod.operations()
+            if pod.patch is not None and place not in patched:
+                patched.add(place)
+                mine = [one for one in pods if (one.document, one.manifest.path) == place]
+                operations += _patching(mine)
+            within = in_order([structs.replace(one, path=one.path[start:]) for one in operations])
+            line = self._line(*place)
+            yield ConvertedPod(line, pod.manifest, tuple(within), tuple(pod.plan.templates))
+
+    def beside(self, pods: Sequence[_Pod], file: str) -> dict[str, str]:
+        """Return the files that values of a chart need beside them: name -> text."""
+        alone = [pod for pod in pods if not pod.manifest.kind]
+        templates = missing([template for pod in alone for template in pod.plan.templates], ())
+        patches = [pod.patch for pod in alone if pod.patch is not None]
+        return post_render.folder(file, self._chart, patches, templates)
 
     def moving(self, pods: Sequence[_Pod]) -> list[Moving]:
         """Return the objects of these pod specs, each once."""
@@ -145,8 +164,11 @@ class Converter:
         """
         if not pods:
             return self._text, [], ""
-        templates = missing([template for pod in pods for template in pod.plan.templates], self.known)
+        wanted = [template for pod in pods if pod.manifest.kind for template in pod.plan.templates]
+        templates = missing(wanted, self.known)
         changes = self._edits(pods)
+        if not changes and not templates:  # all is said beside the file
+            return self._text, [], ""
         if self._is_json:
             changes += placed(self._text, self._roots, templates)
             after = spliced(self._text, changes)
@@ -182,28 +204,45 @@ class Converter:
     # -- what is there
 
     def _of_manifest(self, number: int, manifest: Manifest, taken: list[Existing]) -> Iterator[_Pod]:
-        specs = pod_specs(manifest, self._settings.paths)
+        found = list(self._of_specs(number, manifest, pod_specs(manifest, self._settings.paths), taken))
         for release in releases(manifest):
-            specs += pods_in(release, manifest.body, manifest.path)
-        found = list(self._of_specs(number, manifest, specs, taken))
+            specs = list(pods_in(release, manifest.body, manifest.path))
+            found += self._of_specs(number, manifest, specs, taken, release)
         for message in remarks_on(manifest) if found else ():
             self._find(Level.NOTE, number, manifest, manifest.path, message, "")
         yield from found
 
-    def _of_specs(self, number: int, manifest: Manifest, specs: list[PodSpec], taken: list[Existing]) -> Iterator[_Pod]:
+    def _of_specs(
+        self,
+        number: int,
+        manifest: Manifest,
+        specs: list[PodSpec],
+        taken: list[Existing],
+        release: Release | None = None,
+    ) -> Iterator[_Pod]:
         self._pod_paths[number] += [spec.path for spec in specs]
         for spec in specs:
+            rendered = spec.rendered
             try:
-                body = at(self._documents[number], spec.path) or {}
-                plan = plan_pod(body, manifest.pods_namespace, self._settings, spec.form)
+                body = rendered.body if rendered else at(self._documents[number], spec.path) or {}
+                plan = plan_pod(body, manifest.pods_namespace, self._settings, spec)
             except Refused as refused:
-                path = (*spec.path, *refused.path)
+                path = spec.path if rendered else (*spec.path, *refused.path)
                 self._find(Level.LEFT, number, manifest, path, refused.message, refused.hint)
                 self._refused[number].add(spec.path)
                 continue
             if plan is None:
                 continue
             pod = _Pod(number, manifest, spec.path, plan)
+            if release is not None:
+                self._chart = release.chart
+                if rendered is not None:
+                    pod.asks, pod.patch = rendered.asks, post_render.patch_of(rendered, plan.operations)
+                if (stays := self._stays(pod, spec, release)) is not None:
+                    message, hint = stays
+                    if message:
+                        self.find(Level.LEFT, pod, (), message, hint)
+                    continue
             if (clash := foreign(plan.templates, taken)) is not None:
                 message = f"there is a ResourceClaimTemplate {clash.name} already, and it says something else"
                 self.find(Level.LEFT, pod, (), message, "rename or remove it")
@@ -216,22 +255,44 @@ class Converter:
                 self.find(Level.NOTE, pod, (), message, "see that its CRD has resourceClaims")
             yield pod
 
+    def _stays(self, pod: _Pod, spec: PodSpec, release: Release) -> tuple[str, str] | None:
+        """Say why a pod of a chart stays, and what to do; no message where its patch is there; None: it does not."""
+        if spec.refused:
+            return spec.refused, release.hint
+        if pod.patch is None or not release.kind:
+            return None
+        if release.kind == ARGO:
+            return "its values take no claims, and Argo CD patches nothing that Helm makes", release.hint
+        if post_render.is_there(pod.manifest.body, pod.patch):
+            self._patched[pod.document] += pod.asks
+            return "", ""
+        if post_render.other_claims(pod.manifest.body):
+            return "its postRenderers speak of resourceClaims already", "add the claim there by hand"
+        return None
+
     # -- what is left
 
     def places(self, pods: Sequence[_Pod]) -> list[Listed]:
         """Return every place that names devices with what becomes of it; findings say what stays as it is."""
         gone = [(edit.start, edit.end) for edit in self._edits(pods)]
+        patched = [{*said, *self._asked(pods, number)} for number, said in enumerate(self._patched)]
         listed: list[Listed] = []
         said = Repeated()
         for number, root in enumerate(self._roots):
             for mention in mentions(root, self._pattern):
                 line = self._line_of(mention.position)
                 state = State.CONVERTED
-                if not any(start <= mention.position < end for start, end in gone):
+                by_patch = mention.path in patched[number]
+                if not by_patch and not any(start <= mention.position < end for start, end in gone):
                     state = self._judged(number, mention, line, said)
                 listed.append(Listed(line, state, mention.name, ".".join(map(str, mention.path))))
         self.findings += said.findings()
         return listed
+
+    def _asked(self, pods: Sequence[_Pod], number: int) -> Iterator[Path]:
+        for pod in pods:
+            if pod.document == number:
+                yield from pod.asks
 
     def _judged(self, number: int, mention: Mention, line: int, said: Repeated) -> State:
         manifest = next((one for one in self._objects[number] if _below(mention.path, one.path)), _NO_OBJECT)
@@ -288,15 +349,33 @@ class Converter:
     def _edits(self, pods: Sequence[_Pod]) -> list[Edit]:
         found: list[Edit] = []
         for number, root in enumerate(self._roots):
-            operations = [one for pod in pods if pod.document == number for one in pod.operations()]
+            operations = _operations(pods, number)
             found += edits(self._text, root, operations, is_json=self._is_json) if operations else []
         return found
 
     def _intended(self, pods: Sequence[_Pod]) -> list[Value]:
         return [
-            applied(document, [one for pod in pods if pod.document == number for one in pod.operations()])
+            applied(document, _operations(pods, number))
             for number, document in enumerate(self._documents)
         ]
+
+
+def _operations(pods: Sequence[_Pod], number: int) -> list[Operation]:
+    """Return all operations of a document, with paths from its root."""
+    mine = [pod for pod in pods if pod.document == number]
+    return [*(one for pod in mine for one in pod.operations()), *_patching(mine)]
+
+
+def _patching(pods: Sequence[_Pod]) -> list[Operation]:
+    """Return the operations that bring the patches of a document into its HelmReleases."""
+    patches: dict[Path, list[post_render.Patch]] = {}
+    bodies: dict[Path, Manifest] = {}
+    for pod in pods:
+        if pod.patch is not None and pod.manifest.kind == FLUX:
+            patches.setdefault(pod.manifest.path, []).append(pod.patch)
+            bodies[pod.manifest.path] = pod.manifest
+    found = ((path, post_render.in_release(bodies[path].body, some)) for path, some in patches.items())
+    return [structs.replace(one, path=(*path, *one.path)) for path, one in found]
 
 
 def parsed(text: str) -> tuple[list[Node], bool]:

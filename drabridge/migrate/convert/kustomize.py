@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drabridge.migrate.convert.converter import ConvertedPod
+from drabridge.migrate.convert.json_patch import json_patch
 from drabridge.migrate.convert.kinds import at, text_at
 from drabridge.migrate.convert.settings import Finding, Level
-from drabridge.migrate.convert.splice import Add, Append, Operation, flow_text, scalar
-from drabridge.migrate.convert.templates import Template, missing
-from drabridge.migrate.convert.yaml_nodes import Value
-from drabridge.yaml_reader import Path
+from drabridge.migrate.convert.splice import scalar
+from drabridge.migrate.convert.templates import TEMPLATES_FILE, missing, templates_file
 
-TEMPLATES_FILE = "resourceclaimtemplates.yaml"
 COMPONENT_FILE = "kustomization.yaml"
 
 
@@ -38,7 +36,7 @@ def component(pods: Iterable[ConvertedPod]) -> dict[str, str]:
             target["namespace"] = pod.manifest.namespace
         lines += ["- target:"]
         lines += [f"    {key}: {scalar(text)}" for key, text in target.items() if text]
-        lines += ["  patch: |-", *(f"    - {line}" for line in map(_patch, pod.operations))]
+        lines += ["  patch: |-", *(f"    - {line}" for line in map(json_patch, pod.operations))]
     return {COMPONENT_FILE: "\n".join(lines) + "\n", TEMPLATES_FILE: templates_file(templates)}
 
 
@@ -52,24 +50,3 @@ def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
 
 def _named(pod: ConvertedPod) -> bool:
     return bool(text_at(at(pod.manifest.body, ("metadata",)), "name"))
-
-
-def templates_file(templates: Iterable[Template]) -> str:
-    """Return the templates as one file."""
-    return "---\n".join("\n".join(template.lines()) + "\n" for template in templates)
-
-
-def _patch(operation: Operation) -> str:
-    if isinstance(operation, Add):
-        return _operation("add", (*operation.path, operation.key), operation.new)
-    if isinstance(operation, Append):
-        return _operation("add", (*operation.path, "-"), operation.new)
-    return _operation("remove", operation.path)
-
-
-def _operation(word: str, path: Path, new: Value | None = None) -> str:
-    pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
-    said: dict[str, Value] = {"op": word, "path": pointer}
-    if new is not None:
-        said["value"] = new
-    return flow_text(said, json_style=True)

@@ -325,6 +325,9 @@ class _Writer:
 
     def _block_lines(self, key: str, new: Value) -> list[str]:
         if isinstance(new, str | Leaf):
+            text = leaf_text(new)
+            if text.endswith("\n") and text.strip():
+                return [f"{scalar(key)}: |", *(f"  {line}" for line in text.splitlines())]
             return [f"{scalar(key)}: {flow_text(new, json_style=False)}"]
         if isinstance(new, list):
             indent = " " * self._dash_offset
