@@ -347,6 +347,7 @@ def _write(changed: Iterable[Outcome], backup: str) -> None:
 
 def _write_beside(outcome: Outcome) -> None:
     """Write what values need beside them, or take it away. What is in that folder otherwise stays."""
+    from drabridge.migrate.convert.post_render import KUSTOMIZATION
     from drabridge.system.files import Care, write_atomically
 
     for path, _, text in _files_beside(outcome):
@@ -357,7 +358,8 @@ def _write_beside(outcome: Outcome) -> None:
             path.unlink()
             if not any(path.parent.iterdir()):
                 path.parent.rmdir()
-        print(f"{path}: {'written' if text else 'removed'}")
+        how = ": its first lines say how Helm's output goes through it" if path.name == KUSTOMIZATION else ""
+        print(f"{path}: written{how}" if text else f"{path}: removed")
 
 
 def _nameless(outcome: Outcome) -> list[Finding]:
@@ -372,14 +374,18 @@ def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:
     from drabridge.migrate.convert.kustomize import component
     from drabridge.system.files import write_atomically
 
-    pods = [pod for outcome in outcomes for pod in outcome.conversion.pods]
-    if not pods:
+    outcomes = list(outcomes)
+    pods = [pod for outcome in outcomes for pod in outcome.conversion.pods if pod.manifest.kind]
+    written = {folder / name: text for name, text in component(pods).items()} if pods else {}
+    for outcome in outcomes:
+        for application, files in outcome.conversion.argo_folders.items():
+            written |= {folder / application / name: text for name, text in files.items()}
+    if not written:
         print("nothing to convert", file=sys.stderr)
-        return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in component(pods).items():
-            write_atomically(folder / name, text.encode(), mode=0o644)
-            print(folder / name)
+        for path, text in written.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode(), mode=0o644)
+            print(path)
     except OSError as error:
         raise HostError(f"{folder} cannot be written: {error.strerror}") from error

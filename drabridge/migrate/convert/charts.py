@@ -17,7 +17,7 @@ class Pod(Struct, frozen=True):
     None: nothing does, so a patch of the object of ``kind`` and labels ``selector`` says them for its first container.
     ``resources``: what is copied there; ``count``: or the key of which templates make a limit and, with ``requests``,
     a request, of the resource that ``count_of`` names. ``quoted``: as text. ``default``: what the chart's own values
-    ask for. ``adds``: the key that makes the chart add a limit of one GPU. ``unless``: keys that are in the way, and why.
+    ask for. ``adds``: the key that makes the chart add a limit of one GPU. ``unless``: keys in the way, and why.
     """
 
     at: str = ""
@@ -41,6 +41,7 @@ class Chart(Struct, frozen=True):
     ``sign``: a key of its values that only it has, which tells its values in a file of their own. ``gpu``: where they
     have ollama's keys, which let the chart make a claim. ``hint``: what to do by hand. ``since``: its first version
     with these keys for claims. ``words``: a text with all of them may ask for a GPU without its resource's name.
+    ``note``: what to know where its values were converted. ``unless``: as of a pod, for ``gpu``.
     """
 
     names: tuple[str, ...]
@@ -52,6 +53,8 @@ class Chart(Struct, frozen=True):
     hint: str = ""
     since: tuple[int, ...] = ()
     words: tuple[str, ...] = ()
+    note: str = ""
+    unless: tuple[tuple[str, str], ...] = ()
 
 
 GPU = "nvidia.com/gpu"  # what templates ask for where a chart's values name no resource
@@ -66,10 +69,11 @@ CHARTS = (
         tuple(Pod(at, claims="") for at in ("head", "worker", "additionalWorkerGroups.*")),
         tried=True,
         sign="head.rayStartParams",
+        note="KubeRay counts GPUs from limits: set rayStartParams.num-gpus of each group that has claims now",
     ),
     Chart(
         ("app-template",),
-        "bjw-s-labs/helm-charts charts/library/common/templates/lib/pod/_spec.tpl (5.3.0), release notes of common-4.3.0",
+        "bjw-s-labs/helm-charts charts/library/common/templates/lib/pod/_spec.tpl (5.3.0); notes of common-4.3.0",
         (
             Pod(
                 "controllers.*",
@@ -90,6 +94,7 @@ CHARTS = (
         tried=True,
         sign="ollama.gpu.enabled",
         gpu="ollama.gpu",
+        unless=(("knative.enabled", "the chart gives Knative limits in any case"),),
         words=("ollama", "gpu:"),
     ),
     Chart(
@@ -116,7 +121,7 @@ CHARTS = (
     ),
     Chart(
         ("triton-inference-server",),
-        "triton-inference-server/server deploy/gcp/templates/deployment.yaml; deploy/k8s-onprem, aws, oci alike (1.0.0)",
+        "triton-inference-server/server deploy/gcp/templates/deployment.yaml; k8s-onprem, aws, oci alike (1.0.0)",
         (Pod(selector="app={chart}", count="image.numGpus", default=1),),
         tried=True,
         sign="image.numGpus",
@@ -148,7 +153,9 @@ CHARTS = (
         "vllm-project/vllm examples/online_serving/chart-helm/templates/deployment.yaml and _helpers.tpl",
         hint="its templates pass only cpu, memory and GPUs on, and set no labels of its own to aim a patch at",
     ),
-    Chart(("jellyfin",), "jellyfin/jellyfin-helm charts/jellyfin/templates/deployment.yaml (3.3.0)", _BY_PATCH, tried=True),
+    Chart(
+        ("jellyfin",), "jellyfin/jellyfin-helm charts/jellyfin/templates/deployment.yaml (3.3.0)", _BY_PATCH, tried=True
+    ),
     Chart(
         ("frigate",),
         "blakeblackshear/blakeshome-charts charts/frigate/templates/deployment.yaml and _helpers.tpl (7.8.0)",
@@ -171,7 +178,7 @@ CHARTS = (
     ),
     Chart(
         ("home-assistant",),
-        "pajikos/home-assistant-helm-chart charts/home-assistant/templates/statefulset.yaml and deployment.yaml (0.3.72)",
+        "pajikos/home-assistant-helm-chart charts/home-assistant/templates/statefulset.yaml, deployment.yaml (0.3.72)",
         (Pod(kind="Deployment|StatefulSet"),),
         tried=True,
     ),
@@ -179,6 +186,7 @@ CHARTS = (
         ("open-webui",),
         "open-webui/helm-charts charts/open-webui/templates/workload-manager.yaml (16.0.0)",
         (Pod(kind="Deployment|StatefulSet", selector="app.kubernetes.io/component={chart}"),),
+        tried=True,
     ),
     Chart(
         ("local-ai",),
@@ -189,8 +197,8 @@ CHARTS = (
         ("llm-d-modelservice",),
         "llm-d-incubation/llm-d-modelservice charts/llm-d-modelservice/templates/_helpers-dra.tpl (0.4.12)",
         hint=(
-            "it makes the claims itself: set accelerator.dra to true and the class in accelerator.resourceClaimTemplates,"
-            " and take the accelerator out of limits and requests"
+            "it makes the claims itself: set accelerator.dra to true, the class in accelerator.resourceClaimTemplates, "
+            "and take the accelerator out of limits and requests"
         ),
     ),
     Chart(

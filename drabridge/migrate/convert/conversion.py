@@ -36,6 +36,7 @@ class Conversion(Struct):
     templates: list[Template] = field(default_factory=list)  # those that are new, and in the text
     undo: str = ""  # of JSON, what reverse() needs beside the text
     places: list[Listed] = field(default_factory=list)  # every place that names devices, in the order of the text
+    argo_folders: dict[str, dict[str, str]] = field(default_factory=dict)  # of Applications: name -> files
     beside: dict[str, str] | None = None  # of a chart's values: files that they need beside them; None: as they are
 
     @property
@@ -50,7 +51,8 @@ def convert(
     """Convert all pod specs of a text that can be converted whole, and say what is left and why.
 
     ``there``: templates that other files of the same place have, which are not written again. ``can_undo``: add what
-    :func:`reverse` needs. ``file``: its name, for what is written beside it. The result was parsed again and says what it shall; where that fails, the pod spec stays.
+    :func:`reverse` needs. ``file``: its name, for what is written beside it. The result was parsed again and says what
+    it shall; where that fails, the pod spec stays.
     """
     bom, body = _split_bom(text)
     try:
@@ -70,6 +72,7 @@ def convert(
             converter.find(Level.LEFT, pods[0], (), message, "end the last line with a line break")
             pods = []
     found.places = converter.places(pods)
+    found.argo_folders = converter.argo_folders()
     if not pods:
         return found
     found.text, found.templates, found.undo = bom + after, templates, undo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
@@ -22,19 +23,33 @@ from drabridge.migrate.convert.kinds import (
 from drabridge.migrate.convert.left_over import Listed, Repeated, State, judge
 from drabridge.migrate.convert.mentions import Mention, Place, finder, mentions
 from drabridge.migrate.convert.pods import PodPlan, Refused, plan_pod
-from drabridge.migrate.convert.releases import ARGO, FLUX, Release, pods_in, releases, values_alone
+from drabridge.migrate.convert.releases import ARGO, FLUX, Release, notes_on, pods_in, releases, values_alone
 from drabridge.migrate.convert.settings import Finding, Level, Settings
-from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, in_order, spliced
+from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, flow_text, in_order, spliced
 from drabridge.migrate.convert.templates import KIND, Existing, Template, foreign, missing
 from drabridge.migrate.convert.undo import (
     block_alone,
     with_block,
     with_templates,
 )
-from drabridge.migrate.convert.yaml_nodes import NotYaml, Value, node_at, owner_of, parse, same, starts, value
+from drabridge.migrate.convert.yaml_nodes import (
+    NotYaml,
+    Value,
+    content_end,
+    node_at,
+    owner_of,
+    parse,
+    same,
+    starts,
+    value,
+)
 from drabridge.yaml_reader import Mapping, Node, Path
 
 _NO_OBJECT = Manifest((), "", "", "", {})
+_ARGO_HINT = (
+    "-o kustomize --to FOLDER writes a folder with the chart, its values and a patch, which its source can name instead"
+)
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")  # of an Application that may name a folder
 
 
 class ConvertedPod(Struct, frozen=True):
@@ -92,6 +107,7 @@ class Converter:
         self._reached: dict[tuple[int, Path], frozenset[int]] = {}
         self._said: list[tuple[int, Path, str]] = []  # document, path and message of each finding
         self._patched: list[list[Path]] = [[] for _ in roots]  # what a patch takes out already
+        self._of_argo: list[tuple[_Pod, Release]] = []  # what needs a patch of a chart that Argo CD installs
         self._chart = ""  # of values in a file of their own
 
     def pods(self) -> list[_Pod]:
@@ -101,9 +117,8 @@ class Converter:
         for number, objects in enumerate(self._objects):
             for manifest in objects:
                 found += self._of_manifest(number, manifest, taken)
-            if not objects and (alone := values_alone(self._documents[number])) is not None:
-                specs = list(pods_in(alone, self._documents[number])) if len(self._objects) == 1 else []
-                found += self._of_specs(number, _NO_OBJECT, specs, taken, alone)
+            for alone in values_alone(self._documents[number]) if not objects and len(self._objects) == 1 else ():
+                found += self._of_release(number, _NO_OBJECT, self._documents[number], taken, alone)
         if found and not self._is_json and self._text.lstrip().startswith("{"):
             message = "kubectl takes for JSON what begins with {, and this is none"
             self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
@@ -127,6 +142,35 @@ class Converter:
             within = in_order([structs.replace(one, path=one.path[start:]) for one in operations])
             line = self._line(*place)
             yield ConvertedPod(line, pod.manifest, tuple(within), tuple(pod.plan.templates))
+
+    def argo_folders(self) -> dict[str, dict[str, str]]:
+        """Return a folder for each Application of Argo CD whose chart needs a patch: its name -> its files."""
+        found: dict[str, dict[str, str]] = {}
+        for place in dict.fromkeys((pod.document, pod.manifest.path, one.values) for pod, one in self._of_argo):
+            mine = [(pod, one) for pod, one in self._of_argo if (pod.document, pod.manifest.path, one.values) == place]
+            source = self._argo_source(*mine[0])
+            if source is not None and source.release not in found:
+                templates = missing([template for pod, _ in mine for template in pod.plan.templates], ())
+                patches = [pod.patch for pod, _ in mine if pod.patch is not None]
+                found[source.release] = post_render.argo_folder(source, patches, templates)
+        return found
+
+    def _argo_source(self, pod: _Pod, release: Release) -> post_render.Source | None:
+        """Return the chart of an Application; None where a folder cannot stand for it."""
+        manifest = pod.manifest
+        source = at(manifest.body, release.source)
+        name = text_at(at(source, ("helm",)), "releaseName") or manifest.name
+        values = node_at(self._roots[pod.document], (*manifest.path, *release.values))
+        if manifest.kind != ARGO or not text_at(source, "chart") or not _NAME.fullmatch(name) or values is None:
+            return None
+        return post_render.Source(
+            text_at(source, "chart"),
+            text_at(source, "repoURL"),
+            text_at(source, "targetRevision"),
+            name,
+            manifest.pods_namespace,
+            _text_alone(self._text, values),
+        )
 
     def beside(self, pods: Sequence[_Pod], file: str) -> dict[str, str]:
         """Return the files that values of a chart need beside them: name -> text."""
@@ -206,9 +250,17 @@ class Converter:
     def _of_manifest(self, number: int, manifest: Manifest, taken: list[Existing]) -> Iterator[_Pod]:
         found = list(self._of_specs(number, manifest, pod_specs(manifest, self._settings.paths), taken))
         for release in releases(manifest):
-            specs = list(pods_in(release, manifest.body, manifest.path))
-            found += self._of_specs(number, manifest, specs, taken, release)
+            found += self._of_release(number, manifest, manifest.body, taken, release)
         for message in remarks_on(manifest) if found else ():
+            self._find(Level.NOTE, number, manifest, manifest.path, message, "")
+        yield from found
+
+    def _of_release(
+        self, number: int, manifest: Manifest, body: Value, taken: list[Existing], release: Release
+    ) -> Iterator[_Pod]:
+        specs = list(pods_in(release, body, manifest.path))
+        found = list(self._of_specs(number, manifest, specs, taken, release))
+        for message in notes_on(release, body) if found else ():
             self._find(Level.NOTE, number, manifest, manifest.path, message, "")
         yield from found
 
@@ -262,7 +314,8 @@ class Converter:
         if pod.patch is None or not release.kind:
             return None
         if release.kind == ARGO:
-            return "its values take no claims, and Argo CD patches nothing that Helm makes", release.hint
+            self._of_argo.append((pod, release))
+            return "its values take no claims, and Argo CD patches nothing that Helm makes", _ARGO_HINT
         if post_render.is_there(pod.manifest.body, pod.patch):
             self._patched[pod.document] += pod.asks
             return "", ""
@@ -354,10 +407,7 @@ class Converter:
         return found
 
     def _intended(self, pods: Sequence[_Pod]) -> list[Value]:
-        return [
-            applied(document, _operations(pods, number))
-            for number, document in enumerate(self._documents)
-        ]
+        return [applied(document, _operations(pods, number)) for number, document in enumerate(self._documents)]
 
 
 def _operations(pods: Sequence[_Pod], number: int) -> list[Operation]:
@@ -376,6 +426,15 @@ def _patching(pods: Sequence[_Pod]) -> list[Operation]:
             bodies[pod.manifest.path] = pod.manifest
     found = ((path, post_render.in_release(bodies[path].body, some)) for path, some in patches.items())
     return [structs.replace(one, path=(*path, *one.path)) for path, one in found]
+
+
+def _text_alone(text: str, node: Node) -> str:
+    """Return what a node says as a text of its own, with its comments where they are in its lines."""
+    start = text.rfind("\n", 0, node.start) + 1
+    indent = node.start - start
+    lines = text[start : content_end(node)].split("\n")
+    alone = "\n".join(line[indent:] for line in lines) + "\n"
+    return alone if _says(alone, [value(node)]) else f"{flow_text(value(node), json_style=True)}\n"
 
 
 def parsed(text: str) -> tuple[list[Node], bool]:

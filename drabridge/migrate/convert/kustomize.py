@@ -44,7 +44,12 @@ def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
     """Return a finding for each object without a name of its own: a patch of Kustomize has nothing to aim at."""
     message = "it has generateName only, and a patch of Kustomize needs the object's name"
     hint = "convert the file itself with --in-place, or what Kustomize makes of it with --post-renderer"
-    found = [Finding(Level.LEFT, pod.line, str(pod.manifest), message, hint) for pod in pods if not _named(pod)]
+    values = "values of a chart are no object, so no patch of Kustomize changes them"
+    found = [
+        Finding(Level.LEFT, pod.line, str(pod.manifest), message if pod.manifest.kind else values, hint)
+        for pod in pods
+        if not _named(pod)
+    ]
     return list(dict.fromkeys(found))
 
 

@@ -19,6 +19,7 @@ from drabridge.yaml_reader import Path
 
 KUSTOMIZATION = "kustomization.yaml"
 RENDERED_FILE = "rendered.yaml"
+VALUES_FILE = "values.yaml"
 FOLDER_SUFFIX = ".claims"  # of the folder beside a file of values
 HEAD = "# Written by drabridge migrate convert"
 _POD = ("spec", "template", "spec")
@@ -79,7 +80,9 @@ def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[
     """Return the files beside a file of values: the templates, and a kustomization where a patch is needed."""
     if not templates:
         return {}
-    found = {TEMPLATES_FILE: f"{HEAD} for {file}: apply it in the namespace of the release.\n{templates_file(templates)}"}
+    file = "".join(sign if sign.isprintable() else "?" for sign in file)  # it stands in comments
+    head_of_templates = f"{HEAD} for {file}: apply it in the namespace of the release.\n"
+    found = {TEMPLATES_FILE: head_of_templates + templates_file(templates)}
     if patches:
         head = (
             f"{HEAD} for {file} of the chart {chart}. What Helm makes of it goes through this folder:",
@@ -91,6 +94,40 @@ def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[
     return found
 
 
+class Source(Struct, frozen=True):
+    """A chart as Argo CD installs it: where it is, the name of its release, and its values as YAML."""
+
+    chart: str
+    repository: str
+    version: str
+    release: str
+    namespace: str
+    values: str
+
+
+def argo_folder(source: Source, patches: Sequence[Patch], templates: Sequence[Template]) -> dict[str, str]:
+    """Return the files of a folder that an Application can name as its source instead of the chart."""
+    head = (
+        f"{HEAD} for the Application {source.release}: commit this folder, and let spec.source",
+        "# name its path instead of the chart. Argo CD needs kustomize.buildOptions: --enable-helm in argocd-cm.",
+    )
+    named = (
+        ("name", source.chart),
+        ("repo", source.repository if "://" in source.repository else f"oci://{source.repository}"),
+        ("version", source.version),
+        ("releaseName", source.release),
+        ("namespace", source.namespace),
+        ("valuesFile", VALUES_FILE),
+    )
+    first, *others = [f"{key}: {scalar(text)}" for key, text in named if text]
+    chart = ("helmCharts:", f"- {first}", *(f"  {line}" for line in others))
+    return {
+        KUSTOMIZATION: _kustomization(head, (f"- {TEMPLATES_FILE}",), chart, patches),
+        TEMPLATES_FILE: templates_file(templates),
+        VALUES_FILE: source.values,
+    }
+
+
 def joined(old: str, new: str) -> str:
     """Return the templates of two texts that :func:`folder` made, each once."""
     head, _, rest = old.partition("\n")
@@ -98,9 +135,7 @@ def joined(old: str, new: str) -> str:
     return f"{head}\n{_BETWEEN.join(dict.fromkeys(documents))}"
 
 
-def _kustomization(
-    head: Sequence[str], resources: Sequence[str], more: Sequence[str], patches: Sequence[Patch]
-) -> str:
+def _kustomization(head: Sequence[str], resources: Sequence[str], more: Sequence[str], patches: Sequence[Patch]) -> str:
     lines = [*head, "apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", *more]
     lines += ["resources:", *resources, "patches:"]
     for one in patches:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
 from drabridge.migrate.convert.charts import CHARTS, GPU, Chart, Pod, chart_of
 from drabridge.migrate.convert.kinds import Form, Manifest, PodSpec, Rendered, at, matching, text_at
+from drabridge.migrate.convert.mentions import is_extended
 from drabridge.migrate.convert.yaml_nodes import Leaf, Value
 from drabridge.yaml_reader import Path
 
@@ -63,20 +64,38 @@ def releases(manifest: Manifest) -> Iterator[Release]:
     if manifest.kind == FLUX:
         values, spec = at(body, _IN_VALUES), at(body, ("spec", "chart", "spec"))
         named, other = text_at(spec, "chart"), text_at(at(body, ("spec", "chartRef")), "name")
-        yield Release(_chart(named, other, values), _IN_VALUES, FLUX, text_at(spec, "version"))
+        chart = _chart(named, other, values)
+        found = Release(chart, _IN_VALUES, FLUX, text_at(spec, "version"))
+        yield from _with_subcharts(found, values)
     elif manifest.kind in (ARGO, "ApplicationSet"):
         for pattern in _SOURCES:
             for path in matching(body, tuple(pattern.split("."))):
                 source, place = at(body, path), (*path, "helm", "valuesObject")
                 if isinstance(values := at(body, place), dict):
                     chart = _chart(text_at(source, "chart"), text_at(source, "path"), values)
-                    yield Release(chart, place, ARGO, text_at(source, "targetRevision"), path)
+                    found = Release(chart, place, ARGO, text_at(source, "targetRevision"), path)
+                    yield from _with_subcharts(found, values)
 
 
-def values_alone(document: Value) -> Release | None:
-    """Return the values of a chart that is known by its keys; None for other documents."""
+def values_alone(document: Value) -> Iterator[Release]:
+    """Yield the values of charts that are known by their keys; nothing for other documents."""
     chart = _by_sign(document)
-    return Release(chart.names[0], ()) if chart is not None else None
+    if chart is not None:
+        yield Release(chart.names[0], ())
+    yield from _subcharts(Release("", ()), document)
+
+
+def _with_subcharts(release: Release, values: Value | None) -> Iterator[Release]:
+    yield release
+    yield from _subcharts(release, values or {})
+
+
+def _subcharts(release: Release, values: Value) -> Iterator[Release]:
+    """Yield the values of charts that this one brings with it, below their names."""
+    for key, inner in values.items() if isinstance(values, dict) else ():
+        chart = chart_of(key)
+        if chart is not None and key != release.chart and chart.sign and any(_matching(inner, chart.sign)):
+            yield Release(key, (*release.values, key), release.kind, source=release.source)
 
 
 def pods_in(release: Release, document: Value, start: Path = ()) -> Iterator[PodSpec]:
@@ -92,11 +111,22 @@ def pods_in(release: Release, document: Value, start: Path = ()) -> Iterator[Pod
             part = at(values, path)
             if not isinstance(part, dict):
                 continue
-            in_the_way = (f"{key}: {why}" for key, why in pod.unless if _is_set(part, key) or _is_set(values, key))
-            refused = old or next(in_the_way, "")
+            refused = old or _in_the_way(pod.unless, part, values)
             yield _pod(pod, part, values, (*root, *path), release.chart, refused)
-    if chart.gpu and isinstance(at(values, gpu := tuple(chart.gpu.split("."))), dict):
-        yield PodSpec((*root, *gpu), form=Form.OLLAMA)
+    if chart.gpu and isinstance(at(values, gpu := _keys(chart.gpu)), dict):
+        yield PodSpec(
+            (*root, *gpu), form=Form.OLLAMA, refused=_in_the_way(chart.unless, {}, values) or _own_limits(values)
+        )
+
+
+def notes_on(release: Release, document: Value) -> Iterator[str]:
+    """Yield what to know where values of a chart were converted. ``document``: the object of the release."""
+    if release.row is not None and release.row.note:
+        yield release.row.note
+    helm = at(document, (*release.source, "helm")) if release.kind == ARGO else at(document, ("spec",))
+    more = [key for key in ("valuesFrom", "valueFiles", "values", "parameters", "fileParameters") if at(helm, (key,))]
+    for key in more if release.kind == ARGO else (one for one in more if one == "valuesFrom"):
+        yield f"{key} is not read: see that it brings no limits of the same devices"
 
 
 def _pod(pod: Pod, part: Value, values: Value, path: Path, chart: str, refused: str) -> PodSpec:
@@ -145,6 +175,21 @@ def _too_old(release: Release, chart: Chart) -> str:
         return ""
     since = ".".join(map(str, chart.since))
     return f"{release.chart} {release.version} has no key for resourceClaims: {since} is the first that has one"
+
+
+def _in_the_way(unless: Iterable[tuple[str, str]], part: Value, values: Value) -> str:
+    found = (f"{key}: {why}" for key, why in unless if _is_set(part, key) or _is_set(values, key))
+    return next(found, "")
+
+
+def _own_limits(values: Value) -> str:
+    """Say that values have limits of devices beside the keys that make a claim; "" where they have not."""
+    for section in ("limits", "requests"):
+        found = at(values, ("resources", section))
+        for name in found if isinstance(found, dict) else ():
+            if is_extended(name):
+                return f"resources.{section} has {name} as well, which the chart keeps beside the claim"
+    return ""
 
 
 def _is_set(values: Value, pattern: str) -> bool:
