@@ -432,7 +432,8 @@ def _text_alone(text: str, node: Node) -> str:
     """Return what a node says as a text of its own, with its comments where they are in its lines."""
     start = text.rfind("\n", 0, node.start) + 1
     indent = node.start - start
-    lines = text[start : content_end(node)].split("\n")
+    end = text.find("\n", content_end(node))
+    lines = text[start : end if end >= 0 else len(text)].split("\n")
     alone = "\n".join(line[indent:] for line in lines) + "\n"
     return alone if _says(alone, [value(node)]) else f"{flow_text(value(node), json_style=True)}\n"
 
