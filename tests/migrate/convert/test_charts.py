@@ -268,6 +268,13 @@ def test_a_patch_of_other_limits_is_not_taken_for_done() -> None:
     assert again.unfinished
 
 
+def test_requests_go_with_the_limits() -> None:
+    values = "{resources: {limits: {nvidia.com/gpu: 1}, requests: {nvidia.com/gpu: 1, cpu: 1}}}"
+    (patch,) = patches_of(check(release("jellyfin", values)).text)
+    removed = [one["path"] for one in yaml.safe_load(patch["patch"]) if one["op"] == "remove"]
+    assert removed == [AT_LIMIT, AT_LIMIT.replace("limits", "requests")]
+
+
 def test_two_models_are_two_patches_in_one_place() -> None:
     models = "[{name: a, requestGPU: 1}, {name: b, requestGPU: 2}, {name: c}]"
     found = check(release("vllm-stack", f"{{servingEngineSpec: {{modelSpec: {models}}}}}"))
@@ -413,5 +420,5 @@ def test_argo_cd_gets_a_folder_with_chart_values_and_patch(tmp_path: Path) -> No
 
 def test_an_application_names_no_folder_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "app.yaml").write_text(ARGO.replace("NAME", "../../up"))
-    assert run("-o", "kustomize", "--to", tmp_path / "k", tmp_path / "app.yaml") == 1
+    assert run("-o", "kustomize", "--to", tmp_path / "a" / "b" / "k", tmp_path / "app.yaml") == 1
     assert sorted(tree(tmp_path)) == ["app.yaml"]
