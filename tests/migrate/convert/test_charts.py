@@ -126,7 +126,7 @@ def values_for(chart: Chart, number: int = 2) -> Json:
     """Values that ask for devices in each part of a chart."""
     found: Json = {}
     for pod in chart.pods:
-        part: Json = {"name": "x", "image": {"repository": "i"}}
+        part: Json = {"name": "x"} if "{name}" in pod.selector else {}
         place, key = part, (pod.count or f"{pod.resources}.limits.-").split(".")
         for word in key[:-1]:
             place = place.setdefault(word, {})
@@ -141,7 +141,7 @@ def values_for(chart: Chart, number: int = 2) -> Json:
             parent = found
             for word in path[:-1]:
                 parent = parent[word]
-            parent[path[-1]] = [part]
+            parent[path[-1]] = [part] if "name" in part else {"g": part}
         else:
             place[last] = part
     return found
