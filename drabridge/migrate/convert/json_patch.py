@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+from drabridge.migrate.convert.kinds import at
 from drabridge.migrate.convert.splice import Add, Append, Operation, flow_text
 from drabridge.migrate.convert.yaml_nodes import Value
 from drabridge.yaml_reader import Path
 
 
-def json_patch(operation: Operation, start: Path = ()) -> str:
-    """Return an operation as one of RFC 6902, in one line. ``start``: what its path begins at."""
-    path = (*start, *operation.path)
-    if isinstance(operation, Add):
-        return json_operation("add", (*path, operation.key), operation.new)
-    if isinstance(operation, Append):
-        return json_operation("add", (*path, "-"), operation.new)
-    return json_operation("remove", path)
+def json_patch(operations: Iterable[Operation], body: Value, start: Path = ()) -> Iterator[str]:
+    """Yield operations in their order; what goes is tested first. ``body``: what they change, which is at ``start``."""
+    for one in operations:
+        path = (*start, *one.path)
+        if isinstance(one, Add):
+            yield _operation("add", (*path, one.key), one.new)
+        elif isinstance(one, Append):
+            yield _operation("add", (*path, "-"), one.new)
+        else:
+            if (there := at(body, one.path)) is not None:
+                yield _operation("test", path, there)
+            yield _operation("remove", path)
 
 
-def json_operation(word: str, path: Path, new: Value | None = None) -> str:
-    """Return one operation of RFC 6902 in one line."""
+def _operation(word: str, path: Path, new: Value | None = None) -> str:
     pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
     said: dict[str, Value] = {"op": word, "path": pointer}
     if new is not None:

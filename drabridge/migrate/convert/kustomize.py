@@ -14,10 +14,11 @@ from drabridge.migrate.convert.templates import TEMPLATES_FILE, missing, templat
 COMPONENT_FILE = "kustomization.yaml"
 
 
-def component(pods: Iterable[ConvertedPod]) -> dict[str, str]:
+def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[str, str]:
     """Return the component's files by name: add its folder to ``components:`` of a kustomization.
 
     A patch is written for each object with a name, as RFC 6902 has it, and fails if the object is not as it was read.
+    ``namespaced``: it is for the object in its namespace alone.
     """
     pods = [pod for pod in pods if _named(pod)]
     templates = missing([template for pod in pods for template in pod.templates], ())
@@ -32,11 +33,11 @@ def component(pods: Iterable[ConvertedPod]) -> dict[str, str]:
     for pod in pods:
         group, _, version = text_at(pod.manifest.body, "apiVersion").rpartition("/")
         target = {"group": group, "version": version, "kind": pod.manifest.kind, "name": pod.manifest.name}
-        if pod.manifest.namespace:
+        if pod.manifest.namespace and namespaced:
             target["namespace"] = pod.manifest.namespace
         lines += ["- target:"]
         lines += [f"    {key}: {scalar(text)}" for key, text in target.items() if text]
-        lines += ["  patch: |-", *(f"    - {line}" for line in map(json_patch, pod.operations))]
+        lines += ["  patch: |-", *(f"    - {line}" for line in json_patch(pod.operations, pod.manifest.body))]
     return {COMPONENT_FILE: "\n".join(lines) + "\n", TEMPLATES_FILE: templates_file(templates)}
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from drabridge.migrate.convert.json_patch import json_operation, json_patch
+from drabridge.migrate.convert.json_patch import json_patch
 from drabridge.migrate.convert.kinds import Rendered, at, matching, text_at
-from drabridge.migrate.convert.splice import Add, Append, Operation, Remove, flow_text, in_order, scalar
+from drabridge.migrate.convert.splice import Add, Append, Operation, flow_text, in_order, scalar
 from drabridge.migrate.convert.templates import TEMPLATES_FILE, Template, templates_file
 from drabridge.migrate.convert.yaml_nodes import Leaf, Value, leaf_text
 from drabridge.yaml_reader import Path
@@ -42,11 +42,7 @@ class Patch(Struct, frozen=True):
 
 def patch_of(rendered: Rendered, operations: Iterable[Operation]) -> Patch:
     """Return the patch that does with the pod that a chart makes what operations do with the rendered one."""
-    lines: list[str] = []
-    for one in in_order(operations):
-        if isinstance(one, Remove) and (value := at(rendered.body, one.path)) is not None:
-            lines.append(json_operation("test", (*_POD, *one.path), value))
-        lines.append(json_patch(one, _POD))
+    lines = json_patch(in_order(operations), rendered.body, _POD)
     return Patch(rendered.kind, rendered.selector, "".join(f"- {line}\n" for line in lines))
 
 
