@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
@@ -95,6 +96,7 @@ class Converter:
     def __init__(self, text: str, settings: Settings, there: Iterable[Existing]) -> None:
         roots, self._is_json = parsed(text)
         self._text = text
+        self._breaks = [found.start() for found in re.finditer("\n", text)]
         self._roots = roots
         self._settings = settings
         self._documents = [value(root) for root in roots]
@@ -299,7 +301,8 @@ class Converter:
                 message = f"there is a ResourceClaimTemplate {clash.name} already, and it says something else"
                 self.find(Level.LEFT, pod, (), message, "rename or remove it")
                 continue
-            taken += [Existing(one.namespace, one.name, one.spec()) for one in plan.templates]
+            wanted = (Existing(one.namespace, one.name, one.spec()) for one in plan.templates)
+            taken += [one for one in wanted if one not in taken]
             for remark in plan.remarks:
                 self.find(Level.NOTE, pod, remark.path, remark.message, remark.hint)
             if spec.by_shape:
@@ -327,25 +330,23 @@ class Converter:
 
     def places(self, pods: Sequence[_Pod]) -> list[Listed]:
         """Return every place that names devices with what becomes of it; findings say what stays as it is."""
-        gone = [(edit.start, edit.end) for edit in self._edits(pods)]
-        patched = [{*said, *self._asked(pods, number)} for number, said in enumerate(self._patched)]
+        gone = sorted((edit.start, edit.end) for edit in self._edits(pods) if edit.end > edit.start)
+        patched = [set(said) for said in self._patched]
+        for pod in pods:
+            patched[pod.document].update(pod.asks)
         listed: list[Listed] = []
         said = Repeated()
         for number, root in enumerate(self._roots):
             for mention in mentions(root, self._pattern):
                 line = self._line_of(mention.position)
                 state = State.CONVERTED
-                by_patch = mention.path in patched[number]
-                if not by_patch and not any(start <= mention.position < end for start, end in gone):
+                before = bisect_right(gone, (mention.position, len(self._text))) - 1
+                goes = before >= 0 and mention.position < gone[before][1]
+                if mention.path not in patched[number] and not goes:
                     state = self._judged(number, mention, line, said)
                 listed.append(Listed(line, state, mention.name, ".".join(map(str, mention.path))))
         self.findings += said.findings()
         return listed
-
-    def _asked(self, pods: Sequence[_Pod], number: int) -> Iterator[Path]:
-        for pod in pods:
-            if pod.document == number:
-                yield from pod.asks
 
     def _judged(self, number: int, mention: Mention, line: int, said: Repeated) -> State:
         manifest = next((one for one in self._objects[number] if _below(mention.path, one.path)), _NO_OBJECT)
@@ -372,7 +373,7 @@ class Converter:
         return None
 
     def _line_of(self, position: int) -> int:
-        return self._text.count("\n", 0, position) + 1
+        return bisect_left(self._breaks, position) + 1
 
     def _find(self, level: Level, number: int, manifest: Manifest, path: Path, message: str, hint: str) -> None:
         finding = Finding(level, self._line(number, path), str(manifest), message, hint)
@@ -401,19 +402,25 @@ class Converter:
 
     def _edits(self, pods: Sequence[_Pod]) -> list[Edit]:
         found: list[Edit] = []
-        for number, root in enumerate(self._roots):
-            operations = _operations(pods, number)
-            found += edits(self._text, root, operations, is_json=self._is_json) if operations else []
+        for number, operations in _operations(pods).items():
+            found += edits(self._text, self._roots[number], operations, is_json=self._is_json)
         return found
 
     def _intended(self, pods: Sequence[_Pod]) -> list[Value]:
-        return [applied(document, _operations(pods, number)) for number, document in enumerate(self._documents)]
+        operations = _operations(pods)
+        return [applied(document, operations.get(number, ())) for number, document in enumerate(self._documents)]
 
 
-def _operations(pods: Sequence[_Pod], number: int) -> list[Operation]:
-    """Return all operations of a document, with paths from its root."""
-    mine = [pod for pod in pods if pod.document == number]
-    return [*(one for pod in mine for one in pod.operations()), *_patching(mine)]
+def _operations(pods: Sequence[_Pod]) -> dict[int, list[Operation]]:
+    """Return all operations of each document that changes, in order, with paths from its root."""
+    mine: dict[int, list[_Pod]] = {}
+    for pod in pods:
+        mine.setdefault(pod.document, []).append(pod)
+    return {
+        number: operations
+        for number, some in sorted(mine.items())
+        if (operations := [*(one for pod in some for one in pod.operations()), *_patching(some)])
+    }
 
 
 def _patching(pods: Sequence[_Pod]) -> list[Operation]:
