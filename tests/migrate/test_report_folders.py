@@ -110,7 +110,7 @@ def test_a_class_of_ones_own_is_for_other_resources(folder: Path, capsys: Output
 
 
 def test_what_is_not_there_and_what_is_for_clusters(folder: Path, capsys: Output) -> None:
-    assert report(folder / "nothing") == 0
-    assert "there is no such file or folder" in capsys.readouterr().out
+    assert report(folder / "nothing") == 2
+    assert f"there is no {folder}/nothing" in capsys.readouterr().err
     assert report(folder, "-n", "team-a") == 2
     assert "-n and --resource are for a cluster" in capsys.readouterr().err

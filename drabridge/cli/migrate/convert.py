@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         choices=("manifests", "kustomize"),
         default="manifests",
-        help="manifests, or a Kustomize component",
+        help="manifests, or a Kustomize component, with a folder for each Application whose chart needs a patch",
     )
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="with -o kustomize: the component's folder")
     parser.add_argument(
@@ -65,7 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Only lines that must change do; comments, order, quoting and anchors stay. What is left on limits is named\n"
         "with its reason on standard error, and the exit status is then 1. --reverse gives back the bytes that were\n"
-        "there; it makes no backup. JSON has no comments to keep them in: --in-place writes them to FILE.undo.\n\n"
+        "there; it makes no backup. JSON has no comments to keep them in: --in-place writes them to FILE.undo. What a\n"
+        "file with values of a chart needs beside it is written to FILE.claims/, and taken away by --reverse.\n\n"
         "examples:\n"
         "  drabridge migrate convert --class nvidia.com/gpu=gpu.example.com --diff deploy/\n"
         "  drabridge migrate convert --config agent.yaml --in-place deploy/\n"

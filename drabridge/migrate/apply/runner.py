@@ -14,16 +14,17 @@ from drabridge.kube.api import Cluster, ConflictError, DeniedError, InvalidError
 from drabridge.migrate.apply import for_owners, manifests, rollouts
 from drabridge.migrate.apply.lanes import LaneKeeper
 from drabridge.migrate.apply.merge import merged
+from drabridge.migrate.apply.owners import Owners, can_change
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
 from drabridge.migrate.apply.waiting import Tell, Waiting
-from drabridge.migrate.installers import Installer, installer_of, operator_of
+from drabridge.migrate.installers import installer_of
 from drabridge.migrate.plan.build import demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
 from drabridge.migrate.plan.identity import cluster_id
 from drabridge.migrate.plan.packing import Demand
 from drabridge.migrate.report.collect import collect
 from drabridge.migrate.report.model import number
-from drabridge.migrate.report.reads import NAMESPACES, WORKLOADS, claim_templates
+from drabridge.migrate.report.reads import NAMESPACES, claim_templates
 from drabridge.migrate.report.signs import pod_limits
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
@@ -43,15 +44,6 @@ class Options(Struct, frozen=True):
     wait_for_manifests: bool = False
 
 
-class _Change(Struct, frozen=True):
-    """How a step changes a workload: which manifest, what owns the workload, whether the manifest is the owner's."""
-
-    key: manifests.ObjectKey
-    converted: manifests.Converted
-    owner: Installer | None
-    of_owner: bool
-
-
 class Runner:
     """Follows one plan. ``folder``: where the plan is, for the manifests that it names."""
 
@@ -62,7 +54,7 @@ class Runner:
         self._folder = folder
         self._options = options
         self._tell = tell
-        self._owners: dict[manifests.ObjectKey, Installer | None] = {}  # of steps to come
+        self._owners = Owners(cluster)
 
     async def check(self) -> None:
         """Raise ClusterError where this is another cluster than the plan's."""
@@ -147,10 +139,10 @@ class Runner:
         """Ask the API server for everything that the step will change, for a try. Raises ClusterError."""
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
-            change = await self._change(step, move, found)
+            change = await self._owners.change(step, move, found)
             if change is None:
                 raise _no_manifest(step, move)
-            if change.of_owner or not _can_change(move):
+            if change.of_owner or not can_change(move):
                 continue  # its owner makes the change, and is asked then
             converted = change.converted
             try:
@@ -172,7 +164,7 @@ class Runner:
         written = [self._folder / one.path for one in record.files]
         for_helm: dict[str, list[manifests.Converted]] = {}
         for move in step.moves:
-            change = await self._change(step, move, found)
+            change = await self._owners.change(step, move, found)
             if change is None:
                 if any(path.exists() for path in written):  # it was interrupted after the file was written
                     continue
@@ -183,7 +175,7 @@ class Runner:
                 continue
             if owner is not None:
                 await self._write_when_all_are_done(step, record, converted.path, found, waiting)
-                do = "commit" if _can_change(move) else "kubectl apply -f"
+                do = "commit" if can_change(move) else "kubectl apply -f"
                 waiting.say(move.object, f"{do} {converted.path.name}: {owner.words} brings it to the cluster")
                 continue
             for template in converted.templates:
@@ -208,28 +200,12 @@ class Runner:
             for_owners.write_new(path, text)
         return folder
 
-    async def _change(self, step: Step, move: Move, found: manifests.Manifests) -> _Change | None:
-        """Return how a workload is changed: by its own manifest, else by that of what owns it; None: by none."""
-        owner = await self._installer(step, move)
-        own = _key(step, move)
-        if own in found.objects:
-            return _Change(own, found.objects[own], owner, of_owner=False)
-        key = None if owner is None else owner.manifest_in(found.objects)
-        return None if key is None else _Change(key, found.objects[key], owner, of_owner=True)
-
-    async def _installer(self, step: Step, move: Move) -> Installer | None:
-        """Return what owns a live object, and would undo a change of it."""
-        if not _can_change(move):
-            return operator_of(rollouts.split(move.object)[0])
-        live = await rollouts.find(self._cluster, step.namespace, move.object)
-        return None if live is None else installer_of(live["metadata"])
-
     async def _until_brought(self, step: Step, waiting: Waiting) -> None:
         """Wait until those who install the step's objects have brought the converted manifests to the cluster."""
 
         async def lacking() -> str:
             left: list[str] = []
-            custom = [move for move in step.moves if not _can_change(move)]
+            custom = [move for move in step.moves if not can_change(move)]
             there = {(one.namespace, one.object) for one in await self._demands()} if custom else set()
             left += [move.object for move in custom if (step.namespace, move.object) in there]
             for move in step.moves:
@@ -277,8 +253,8 @@ class Runner:
         for other in self._plan.steps:
             known = self._state.of(other)
             if other.way is Way.MANIFESTS and not (known and known.progress is Progress.DONE) and other != step:
-                to_come |= await self._keys(other, found)
-        to_come -= await self._keys(step, found)
+                to_come |= await self._owners.keys(other, found)
+        to_come -= await self._owners.keys(step, found)
         if any(key in to_come for key, one in found.objects.items() if one.path == path):
             return
         before, after = found.texts[path]
@@ -288,17 +264,6 @@ class Runner:
             self._state.save()
         _write(path, after)
         waiting.say(name, "converted")
-
-    async def _keys(self, step: Step, found: manifests.Manifests) -> set[manifests.ObjectKey]:
-        """Return which objects a step changes: its workloads, or what makes them."""
-        keys: set[manifests.ObjectKey] = set()
-        for move in step.moves:
-            own = _key(step, move)
-            if own not in found.objects and own not in self._owners:
-                self._owners[own] = await self._installer(step, move)
-            owner = self._owners.get(own)
-            keys.add((owner.manifest_in(found.objects) if owner is not None else None) or own)
-        return keys
 
     async def _by_others(self, step: Step, waiting: Waiting) -> None:
         if not self._options.wait_for_manifests:
@@ -361,7 +326,7 @@ class Runner:
             waiting.say(one.path, "as it was")
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
-            change = await self._change(step, move, found)
+            change = await self._owners.change(step, move, found)
             if change is None:
                 raise ClusterError(f"no manifest makes {step.namespace}/{move.object} any more")
             if (owner := change.owner) is not None:
@@ -437,15 +402,6 @@ def _no_manifest(step: Step, move: Move) -> ClusterError:
         f"no manifest makes {step.namespace}/{move.object} any more, or it has no limits",
         hint="Plan again, with --manifests where they are now",
     )
-
-
-def _key(step: Step, move: Move) -> manifests.ObjectKey:
-    return (step.namespace, *rollouts.split(move.object))
-
-
-def _can_change(move: Move) -> bool:
-    """Whether a workload is of a kind that Kubernetes itself has: others are changed by their operators."""
-    return rollouts.split(move.object)[0] in WORKLOADS
 
 
 def _lanes_words(step: Step) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
 
-from drabridge.migrate.convert import post_render
+from drabridge.migrate.convert import argo, post_render
 from drabridge.migrate.convert.json_nodes import parse_json
 from drabridge.migrate.convert.json_templates import placed, takes_templates, with_templates_said
 from drabridge.migrate.convert.kinds import (
@@ -26,7 +26,7 @@ from drabridge.migrate.convert.mentions import Mention, Place, finder, mentions
 from drabridge.migrate.convert.pods import PodPlan, Refused, plan_pod
 from drabridge.migrate.convert.releases import ARGO, FLUX, Release, notes_on, pods_in, releases, values_alone
 from drabridge.migrate.convert.settings import Finding, Level, Settings
-from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, flow_text, in_order, spliced
+from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, in_order, spliced
 from drabridge.migrate.convert.templates import KIND, Existing, Template, foreign, missing
 from drabridge.migrate.convert.undo import (
     block_alone,
@@ -36,7 +36,6 @@ from drabridge.migrate.convert.undo import (
 from drabridge.migrate.convert.yaml_nodes import (
     NotYaml,
     Value,
-    content_end,
     node_at,
     owner_of,
     parse,
@@ -47,10 +46,6 @@ from drabridge.migrate.convert.yaml_nodes import (
 from drabridge.yaml_reader import Mapping, Node, Path
 
 _NO_OBJECT = Manifest((), "", "", "", {})
-_ARGO_HINT = (
-    "-o kustomize --to FOLDER writes a folder with the chart, its values and a patch, which its source can name instead"
-)
-_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")  # of an Application that may name a folder
 
 
 class ConvertedPod(Struct, frozen=True):
@@ -147,31 +142,10 @@ class Converter:
 
     def argo_folders(self) -> dict[str, dict[str, str]]:
         """Return a folder for each Application of Argo CD whose chart needs a patch: its name -> its files."""
-        found: dict[str, dict[str, str]] = {}
-        for place in dict.fromkeys((pod.document, pod.manifest.path, one.values) for pod, one in self._of_argo):
-            mine = [(pod, one) for pod, one in self._of_argo if (pod.document, pod.manifest.path, one.values) == place]
-            source = self._argo_source(*mine[0])
-            if source is not None and source.release not in found:
-                templates = missing([template for pod, _ in mine for template in pod.plan.templates], ())
-                patches = [pod.patch for pod, _ in mine if pod.patch is not None]
-                found[source.release] = post_render.argo_folder(source, patches, templates)
-        return found
-
-    def _argo_source(self, pod: _Pod, release: Release) -> post_render.Source | None:
-        """Return the chart of an Application; None where a folder cannot stand for it."""
-        manifest = pod.manifest
-        source = at(manifest.body, release.source)
-        name = text_at(at(source, ("helm",)), "releaseName") or manifest.name
-        values = node_at(self._roots[pod.document], (*manifest.path, *release.values))
-        if manifest.kind != ARGO or not text_at(source, "chart") or not _NAME.fullmatch(name) or values is None:
-            return None
-        return post_render.Source(
-            text_at(source, "chart"),
-            text_at(source, "repoURL"),
-            text_at(source, "targetRevision"),
-            name,
-            manifest.pods_namespace,
-            _text_alone(self._text, values),
+        return argo.folders(
+            argo.Patched(self._text, self._roots[pod.document], pod.manifest, release, pod.patch, pod.plan.templates)
+            for pod, release in self._of_argo
+            if pod.patch is not None
         )
 
     def beside(self, pods: Sequence[_Pod], file: str) -> dict[str, str]:
@@ -318,7 +292,7 @@ class Converter:
             return None
         if release.kind == ARGO:
             self._of_argo.append((pod, release))
-            return "its values take no claims, and Argo CD patches nothing that Helm makes", _ARGO_HINT
+            return "its values take no claims, and Argo CD patches nothing that Helm makes", argo.HINT
         if post_render.is_there(pod.manifest.body, pod.patch):
             self._patched[pod.document] += pod.asks
             return "", ""
@@ -433,16 +407,6 @@ def _patching(pods: Sequence[_Pod]) -> list[Operation]:
             bodies[pod.manifest.path] = pod.manifest
     found = ((path, post_render.in_release(bodies[path].body, some)) for path, some in patches.items())
     return [structs.replace(one, path=(*path, *one.path)) for path, one in found]
-
-
-def _text_alone(text: str, node: Node) -> str:
-    """Return what a node says as a text of its own, with its comments where they are in its lines."""
-    start = text.rfind("\n", 0, node.start) + 1
-    indent = node.start - start
-    end = text.find("\n", content_end(node))
-    lines = text[start : end if end >= 0 else len(text)].split("\n")
-    alone = "\n".join(line[indent:] for line in lines) + "\n"
-    return alone if _says(alone, [value(node)]) else f"{flow_text(value(node), json_style=True)}\n"
 
 
 def parsed(text: str) -> tuple[list[Node], bool]:

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from drabridge.migrate.convert.json_nodes import documents
 from drabridge.migrate.convert.left_over import HELM_HINT
-from drabridge.migrate.convert.post_render import FOLDER_SUFFIX
+from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD
 from drabridge.migrate.convert.settings import Finding, Level
 from drabridge.migrate.convert.yaml_nodes import NotYaml
 
@@ -98,7 +98,8 @@ class _Walk:
             group = Group()
             self.groups.append(group)
         try:
-            document = next(documents(path.read_text(encoding="utf-8")), None)
+            text = path.read_text(encoding="utf-8")
+            document = next(documents(text), None)
         except (OSError, ValueError, NotYaml) as error:
             self.error(path, f"the kustomization cannot be read: {' '.join(str(error).split())}", "")
             return
@@ -109,7 +110,7 @@ class _Walk:
         for name in _patches(document):
             if self._speaks_of_resources(path.parent / name):
                 self._find(Level.LEFT, path.parent / name, "a patch that speaks of the resource", _RENDER_HINT)
-        if self._speaks_of_resources(path):
+        if not text.startswith(HEAD) and self._speaks_of_resources(path):
             self._find(Level.LEFT, path, "a patch or chart in it speaks of the resource", _RENDER_HINT)
         if document.get("namePrefix") or document.get("nameSuffix"):
             message = "namePrefix and nameSuffix rename templates, but not where pods name them"

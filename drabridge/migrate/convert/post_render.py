@@ -19,7 +19,6 @@ from drabridge.yaml_reader import Path
 
 KUSTOMIZATION = "kustomization.yaml"
 RENDERED_FILE = "rendered.yaml"
-VALUES_FILE = "values.yaml"
 FOLDER_SUFFIX = ".claims"  # of the folder beside a file of values
 HEAD = "# Written by drabridge migrate convert"
 _POD = ("spec", "template", "spec")
@@ -86,42 +85,8 @@ def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[
             f"#   kubectl kustomize {file}{FOLDER_SUFFIX} | kubectl apply -n NAMESPACE -f -",
             "# or in a script for helm upgrade --post-renderer: cat > rendered.yaml && kubectl kustomize .",
         )
-        found[KUSTOMIZATION] = _kustomization(head, (f"- {RENDERED_FILE}", f"- {TEMPLATES_FILE}"), (), patches)
+        found[KUSTOMIZATION] = kustomization(head, (f"- {RENDERED_FILE}", f"- {TEMPLATES_FILE}"), (), patches)
     return found
-
-
-class Source(Struct, frozen=True):
-    """A chart as Argo CD installs it: where it is, the name of its release, and its values as YAML."""
-
-    chart: str
-    repository: str
-    version: str
-    release: str
-    namespace: str
-    values: str
-
-
-def argo_folder(source: Source, patches: Sequence[Patch], templates: Sequence[Template]) -> dict[str, str]:
-    """Return the files of a folder that an Application can name as its source instead of the chart."""
-    head = (
-        f"{HEAD} for the Application {source.release}: commit this folder, and let spec.source",
-        "# name its path instead of the chart. Argo CD needs kustomize.buildOptions: --enable-helm in argocd-cm.",
-    )
-    named = (
-        ("name", source.chart),
-        ("repo", source.repository if "://" in source.repository else f"oci://{source.repository}"),
-        ("version", source.version),
-        ("releaseName", source.release),
-        ("namespace", source.namespace),
-        ("valuesFile", VALUES_FILE),
-    )
-    first, *others = [f"{key}: {scalar(text)}" for key, text in named if text]
-    chart = ("helmCharts:", f"- {first}", *(f"  {line}" for line in others))
-    return {
-        KUSTOMIZATION: _kustomization(head, (f"- {TEMPLATES_FILE}",), chart, patches),
-        TEMPLATES_FILE: templates_file(templates),
-        VALUES_FILE: source.values,
-    }
 
 
 def joined(old: str, new: str) -> str:
@@ -131,7 +96,8 @@ def joined(old: str, new: str) -> str:
     return f"{head}\n{_BETWEEN.join(dict.fromkeys(documents))}"
 
 
-def _kustomization(head: Sequence[str], resources: Sequence[str], more: Sequence[str], patches: Sequence[Patch]) -> str:
+def kustomization(head: Sequence[str], resources: Sequence[str], more: Sequence[str], patches: Sequence[Patch]) -> str:
+    """Return a kustomization with patches; ``more``: its other lines."""
     lines = [*head, "apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", *more]
     lines += ["resources:", *resources, "patches:"]
     for one in patches:

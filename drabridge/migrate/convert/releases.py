@@ -121,8 +121,12 @@ def pods_in(release: Release, document: Value, start: Path = ()) -> Iterator[Pod
 
 def notes_on(release: Release, document: Value) -> Iterator[str]:
     """Yield what to know where values of a chart were converted. ``document``: the object of the release."""
-    if release.row is not None and release.row.note:
-        yield release.row.note
+    row = release.row
+    if row is not None and row.note:
+        yield row.note
+    if row is not None and row.since and not release.version:
+        since = ".".join(map(str, row.since))
+        yield f"its keys for claims need {release.chart} {since} or later: see which version it is"
     helm = at(document, (*release.source, "helm")) if release.kind == ARGO else at(document, ("spec",))
     more = [key for key in ("valuesFrom", "valueFiles", "values", "parameters", "fileParameters") if at(helm, (key,))]
     for key in more if release.kind == ARGO else (one for one in more if one == "valuesFrom"):

@@ -15,24 +15,12 @@ from drabridge.migrate.convert.conversion import convert
 from drabridge.migrate.convert.left_over import State
 from drabridge.migrate.convert.settings import Level
 from tests.deploy.kubectl import KubectlRefusedError, kubectl
+from tests.migrate.convert.chart_values import patches_of, release, values_for
 from tests.migrate.convert.checks import CONVERT, RESOURCE, SETTINGS, check
 
-RELEASE = """\
-apiVersion: helm.toolkit.fluxcd.io/v2
-kind: HelmRelease
-metadata: {name: r, namespace: flux}
-spec:
-  targetNamespace: ml
-  chart: {spec: {chart: CHART}}
-  values: VALUES
-"""
 LIMITS = "{resources: {limits: {nvidia.com/gpu: 1}}}"
 AT_LIMIT = "/spec/template/spec/containers/0/resources/limits/nvidia.com~1gpu"
 Json = dict[str, Any]
-
-
-def release(chart: str, values: str) -> str:
-    return RELEASE.replace("CHART", chart).replace("VALUES", values)
 
 
 def test_each_row_has_its_source_and_either_keys_or_a_hint() -> None:
@@ -122,38 +110,7 @@ def test_an_application_of_argo_cd_with_several_sources() -> None:
 # --- charts whose values stay, and a patch says the claims ---------------------------------------------------------
 
 
-def values_for(chart: Chart, number: int = 2) -> Json:
-    """Values that ask for devices in each part of a chart."""
-    found: Json = {}
-    for pod in chart.pods:
-        part: Json = {"name": "x"} if "{name}" in pod.selector else {}
-        place, key = part, (pod.count or f"{pod.resources}.limits.-").split(".")
-        for word in key[:-1]:
-            place = place.setdefault(word, {})
-        place[GPU if key[-1] == "-" else key[-1]] = number
-        *path, last = (word for word in pod.at.split(".")) if pod.at else ("",)
-        place = found
-        for word in path:
-            place = place.setdefault(word, {})
-        if last == "":
-            found |= part
-        elif last == "*":
-            parent = found
-            for word in path[:-1]:
-                parent = parent[word]
-            parent[path[-1]] = [part] if "name" in part else {"g": part}
-        else:
-            place[last] = part
-    return found
-
-
 BY_PATCH = [chart for chart in CHARTS if any(pod.claims is None for pod in chart.pods)]
-
-
-def patches_of(text: str) -> list[Json]:
-    """The patches in the one HelmRelease of a text."""
-    (found,) = (one for one in yaml.safe_load_all(text) if one and one["kind"] == "HelmRelease")
-    return [patch for one in found["spec"].get("postRenderers", ()) for patch in one["kustomize"]["patches"]]
 
 
 @pytest.mark.parametrize("chart", BY_PATCH, ids=lambda chart: chart.names[0])
@@ -289,6 +246,7 @@ def test_the_name_of_a_source_is_not_taken_for_the_chart() -> None:
     found = check(text)
     assert len(found.pods) == 1
     assert not patches_of(found.text)
+    assert [one for one in found.findings if "app-template 4.3 or later" in one.message]
 
 
 def test_a_chart_within_a_chart_is_found() -> None:

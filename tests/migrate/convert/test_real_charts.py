@@ -17,8 +17,8 @@ import yaml
 from drabridge.migrate.convert.charts import CHARTS, Chart
 from drabridge.migrate.convert.conversion import convert
 from tests.deploy.kubectl import kubectl
+from tests.migrate.convert.chart_values import patches_of, release, values_for
 from tests.migrate.convert.checks import SETTINGS
-from tests.migrate.convert.test_charts import patches_of, release, values_for
 from tests.support.waiting import HANG_SECONDS
 
 Json = dict[str, Any]
