@@ -296,8 +296,8 @@ def _diff(outcome: Outcome) -> Iterator[str]:
 
 
 def _diff_of(name: str, before: str, after: str) -> Iterator[str]:
-    lines = (text.splitlines(keepends=True) for text in (before, after))
-    for line in difflib.unified_diff(*lines, f"a/{name}", f"b/{name}"):
+    old, new = (text.splitlines(keepends=True) for text in (before, after))
+    for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 

@@ -16,11 +16,16 @@ from drabridge.migrate.convert.yaml_nodes import NotYaml, content_end, node_at, 
 from drabridge.yaml_reader import Node
 
 VALUES_FILE = "values.yaml"
-HINT = (
+_HINT = (
     "drabridge migrate convert -o kustomize --to FOLDER writes a folder with the chart, its values and a patch, which "
     "its source can name instead"
 )
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")  # of an Application that may name a folder
+
+
+def hint(manifest: Manifest, release: Release) -> str:
+    """Return what to do with an Application whose chart needs a patch."""
+    return _HINT if text_at(at(manifest.body, release.source), "chart") else release.hint
 
 
 class Patched(Struct, frozen=True):

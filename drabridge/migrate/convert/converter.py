@@ -292,7 +292,9 @@ class Converter:
             return None
         if release.kind == ARGO:
             self._of_argo.append((pod, release))
-            return "its values take no claims, and Argo CD patches nothing that Helm makes", argo.HINT
+            return "its values take no claims, and Argo CD patches nothing that Helm makes", argo.hint(
+                pod.manifest, release
+            )
         if post_render.is_there(pod.manifest.body, pod.patch):
             self._patched[pod.document] += pod.asks
             return "", ""

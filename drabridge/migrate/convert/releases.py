@@ -164,10 +164,10 @@ def _rendered(pod: Pod, part: Value, path: Path, name: str) -> Rendered:
         sections["limits"].setdefault(GPU, Leaf(str(pod.default), plain=True))
     if pod.adds and _is_set(part, pod.adds):
         sections["limits"].setdefault(GPU, Leaf("1", plain=True))
-    found: dict[str, Value] = {key: {**child, _KEPT: _NONE} for key, child in sections.items() if child}
+    said_there: dict[str, Value] = {key: {**child, _KEPT: _NONE} for key, child in sections.items() if child}
     if (claims := at(resources, ("claims",))) is not None:
-        found["claims"] = claims
-    container: Value = {"name": "main", "resources": found}
+        said_there["claims"] = claims
+    container: Value = {"name": "main", "resources": said_there}
     selector = pod.selector.format(chart=name, name=text_at(part, "name"))
     return Rendered({"containers": [container]}, pod.kind, selector, tuple(asks))
 
