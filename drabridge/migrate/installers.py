@@ -28,7 +28,7 @@ class Installer(Struct, frozen=True):
         return next(found, None)
 
 
-IN_GIT = "its manifest is converted in the folder: commit it, and what owns it brings it to the cluster"
+IN_GIT = "its manifest is converted in the folder: commit or apply it, and what owns it does the rest"
 IN_FOLDER = "apply writes a folder with a patch of what Helm makes, and waits until a helm upgrade has used it"
 
 

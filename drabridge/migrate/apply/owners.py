@@ -8,7 +8,7 @@ from drabridge.kube.api import Cluster
 from drabridge.migrate.apply import manifests, rollouts
 from drabridge.migrate.installers import Installer, installer_of, operator_of
 from drabridge.migrate.plan.document import Move, Step
-from drabridge.migrate.report.reads import WORKLOADS
+from drabridge.migrate.report.reads import is_built_in
 
 
 class Change(Struct, frozen=True):
@@ -57,7 +57,7 @@ class Owners:
 
 def can_change(move: Move) -> bool:
     """Whether a workload is of a kind that Kubernetes itself has: others are changed by their operators."""
-    return rollouts.split(move.object)[0] in WORKLOADS
+    return is_built_in(rollouts.split(move.object)[0])
 
 
 def _key(step: Step, move: Move) -> manifests.ObjectKey:

@@ -26,6 +26,7 @@ _WHERE = {
     FLUX: "Flux takes a patch in spec.postRenderers",
     ARGO: "Argo CD takes a patch in a kustomization with helmCharts",
 }
+_NAME = "{name}"  # in a selector: of the part
 _KEPT, _NONE = "cpu", Leaf("0", plain=True)  # the chart may put more into a section, so no patch takes out all of it
 _NOT_SET = frozenset({"", "false", "null", "~"})
 
@@ -111,7 +112,8 @@ def pods_in(release: Release, document: Value, start: Path = ()) -> Iterator[Pod
             part = at(values, path)
             if not isinstance(part, dict):
                 continue
-            refused = old or _in_the_way(pod.unless, part, values)
+            nameless = "it has no name to aim a patch at" if _NAME in pod.selector and not text_at(part, "name") else ""
+            refused = old or nameless or _in_the_way(pod.unless, part, values)
             yield _pod(pod, part, values, (*root, *path), release.chart, refused)
     if chart.gpu and isinstance(at(values, gpu := _keys(chart.gpu)), dict):
         yield PodSpec(

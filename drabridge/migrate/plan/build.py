@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError, ConfigError
 from drabridge.kube.versions import RESOURCE_GROUP
-from drabridge.migrate.installers import IN_FOLDER, IN_GIT
+from drabridge.migrate.installers import IN_FOLDER, IN_GIT, operator_of
 from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step, Way
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing
 from drabridge.migrate.plan.supply import NodeDevices, devices_by_node, kubelet_devices
@@ -18,7 +18,7 @@ from drabridge.migrate.report.build import Facts, build
 from drabridge.migrate.report.codes import LEFT_ALONE, Severity
 from drabridge.migrate.report.model import Obstacle
 from drabridge.migrate.report.owners import OwnerChain, OwnerChains
-from drabridge.migrate.report.reads import NAMESPACES
+from drabridge.migrate.report.reads import NAMESPACES, is_built_in
 
 REST = "rest/lanes"
 """The last step. No namespace has a slash in its name, and no kind is written in small letters."""
@@ -255,9 +255,11 @@ def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool
     if way is Way.SWITCH and not serves_policies:
         missing.append("the API server serves no MutatingAdmissionPolicy (Kubernetes 1.36 does): plan with --manifests")
     for demand in group:
-        if way is Way.MANIFESTS and demand.installer is not None:
-            who = f"{demand.object} was installed by {demand.installer.words}, which would undo a change in the cluster"
-            in_git = demand.installer.from_git or demand.installer.manifest_in(choice.in_manifests) is not None
+        owner = demand.installer if is_built_in(demand.kind) else operator_of(demand.kind)
+        if way is Way.MANIFESTS and owner is not None:
+            verb = "was installed by" if demand.installer is not None else "belongs to"
+            who = f"{demand.object} {verb} {owner.words}, which would undo a change in the cluster"
+            in_git = owner.from_git or owner.manifest_in(choice.in_manifests) is not None
             notes.append(f"{who}: {IN_GIT if in_git else IN_FOLDER}")
         for words, lacks in packing.move(demand):
             (missing if lacks else notes).append(words)

@@ -157,7 +157,7 @@ async def test_the_release_that_makes_a_workload_is_converted_in_its_file(tmp_pa
         plan = yaml.safe_load(found.plan.read_text())
         (step,) = (one for one in plan["steps"] if one["way"] == "manifests")
         assert [one["object"] for one in step["moves"]] == ["StatefulSet/web"]
-        assert "commit it" in " ".join(step["notes"])
+        assert "commit or apply it" in " ".join(step["notes"])
         code, out, err = await found.apply()
         assert code == 1, err
         assert "commit web.yaml: Flux's HelmRelease tv brings it to the cluster" in out
@@ -204,6 +204,7 @@ async def test_a_custom_resource_is_converted_in_its_file_and_left_to_its_operat
     async with serving(*namespaces, node(), pod("llm-0", owner=owner)) as (api, kubeconfig):
         found = Desk(api, kubeconfig, tmp_path / "plan.yaml")
         await planned(found, tmp_path)
+        assert "NIMService/llm belongs to the operator of NIMServices" in found.said  # type: ignore[attr-defined]
         code, out, err = await found.apply()
         assert code == 1
         assert "kubectl apply -f nim.yaml: the operator of NIMServices brings it to the cluster" in out, err
@@ -211,6 +212,26 @@ async def test_a_custom_resource_is_converted_in_its_file_and_left_to_its_operat
         assert "draResources" in (tmp_path / "nim.yaml").read_text()
         code, out, err = await found.run("rollback", "--wait", "0")
         assert (tmp_path / "nim.yaml").read_text() == NIM, err
+
+
+async def test_a_pod_that_a_person_made_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    text = f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: lonely, namespace: team-a}}
+spec: {{containers: [{{name: c, image: x, resources: {{limits: {{{GPU}: 1}}}}}}]}}
+"""
+    namespaces: list[Json] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(name, "")} for name in ("kube-system", "team-a")
+    ]
+    (tmp_path / "pod.yaml").write_text(text)
+    async with serving(*namespaces, node(), pod("lonely")) as (api, kubeconfig):
+        found = Desk(api, kubeconfig, tmp_path / "plan.yaml")
+        await planned(found, tmp_path)
+        code, _, err = await found.apply()
+        assert code == 1
+        assert "a Pod cannot be changed by a plan" in err
+        assert (tmp_path / "pod.yaml").read_text() == text
 
 
 @pytest.mark.parametrize(

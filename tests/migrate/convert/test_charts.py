@@ -177,6 +177,7 @@ def kustomized(folder: Path, release: str, limits: Json) -> Json:
         ("plex-media-server", "{pms: {gpu: {nvidia: {enabled: true}}}}", "NVIDIA_VISIBLE_DEVICES"),
         ("vllm-stack", "{servingEngineSpec: {modelSpec: [{name: m, requestGPU: 1, raySpec: {enabled: true}}]}}", "Ray"),
         ("vllm-stack", "{servingEngineSpec: {modelSpec: [{name: m, requestGPU: 1, requestGPUMem: 8}]}}", "part"),
+        ("vllm-stack", "{servingEngineSpec: {modelSpec: [{requestGPU: 1}]}}", "no name"),
         ("nim-llm", "{multiNode: {enabled: true}}", "LeaderWorkerSet"),
         ("jellyfin", "{resources: {limits: {nvidia.com/gpu: half}}}", "no whole number"),
         (
