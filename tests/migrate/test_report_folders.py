@@ -109,8 +109,14 @@ def test_a_class_of_ones_own_is_for_other_resources(folder: Path, capsys: Output
     assert "1 move to claims today (6 example.com/radio), 0 blocked" in capsys.readouterr().out
 
 
+def test_values_that_name_no_resource_count_too(folder: Path, capsys: Output) -> None:
+    (folder / "one/ollama.yaml").write_text("ollama:\n  gpu:\n    enabled: true\n")
+    assert report(folder / "one/ollama.yaml", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["moves"] == 1
+
+
 def test_what_is_not_there_and_what_is_for_clusters(folder: Path, capsys: Output) -> None:
-    assert report(folder / "nothing") == 0
-    assert "there is no such file or folder" in capsys.readouterr().out
+    assert report(folder / "nothing") == 2
+    assert f"there is no {folder}/nothing" in capsys.readouterr().err
     assert report(folder, "-n", "team-a") == 2
     assert "-n and --resource are for a cluster" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         choices=("manifests", "kustomize"),
         default="manifests",
-        help="manifests, or a Kustomize component",
+        help="manifests, or a Kustomize component, with a folder for each Application whose chart needs a patch",
     )
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="with -o kustomize: the component's folder")
     parser.add_argument(
@@ -65,7 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Only lines that must change do; comments, order, quoting and anchors stay. What is left on limits is named\n"
         "with its reason on standard error, and the exit status is then 1. --reverse gives back the bytes that were\n"
-        "there; it makes no backup. JSON has no comments to keep them in: --in-place writes them to FILE.undo.\n\n"
+        "there; it makes no backup. JSON has no comments to keep them in: --in-place writes them to FILE.undo. What a\n"
+        "file with values of a chart needs beside it is written to FILE.claims/, and taken away by --reverse.\n\n"
         "examples:\n"
         "  drabridge migrate convert --class nvidia.com/gpu=gpu.example.com --diff deploy/\n"
         "  drabridge migrate convert --config agent.yaml --in-place deploy/\n"
@@ -115,6 +116,9 @@ def run(arguments: argparse.Namespace) -> int:
         _write_component(outcomes, arguments.to)
     elif outcomes:
         _print(outcomes)
+        for path, _, text in (one for outcome in outcomes for one in _files_beside(outcome)):
+            if text:
+                print(cell(f"note: {path} belongs to it: --in-place writes it, --diff shows it"), file=sys.stderr)
         if any(outcome.undo for outcome in outcomes):
             print("note: --reverse cannot use this output: JSON has no comments; keep the file", file=sys.stderr)
     return int(broken or left)
@@ -236,19 +240,29 @@ def _texts(named: Iterable[tuple[str, Path | None]], findings: list[Finding]) ->
     for name, path in named:
         try:
             text = text_of(sys.stdin.buffer.read() if path is None else path.read_bytes())
-            undo = "" if path is None else _undo_of(path)
+            undo, beside = ("", {}) if path is None else (_undo_of(path), _beside(path))
         except OSError as error:
             text = Finding(Level.ERROR, 0, "", f"it cannot be read: {error.strerror}", "")
         if isinstance(text, Finding):
             findings.append(replace(text, file=name))
         else:
-            yield Source(name, text, undo)
+            yield Source(name, text, undo, beside)
 
 
 def _undo_of(path: Path) -> str:
     """Return what conversions kept beside a JSON file; empty where there is nothing."""
     beside = Path(f"{os.path.realpath(path)}{UNDO_SUFFIX}")
     return beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else ""
+
+
+def _beside(path: Path) -> dict[str, str]:
+    """Return what conversions wrote beside a file of values: name -> text; nothing where it is not theirs."""
+    from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD, KUSTOMIZATION
+    from drabridge.migrate.convert.templates import TEMPLATES_FILE
+
+    paths = [Path(f"{path}{FOLDER_SUFFIX}") / name for name in (KUSTOMIZATION, TEMPLATES_FILE)]
+    found = {one.name: one.read_text(encoding="utf-8", errors="replace") for one in paths if one.is_file()}
+    return {name: text for name, text in found.items() if text.startswith(HEAD)}
 
 
 def _outcomes(groups: list[list[Source]], settings: Settings | None, *, can_undo: bool) -> Iterator[Outcome]:
@@ -276,9 +290,26 @@ def _print(outcomes: Iterable[Outcome]) -> None:
 
 def _diff(outcome: Outcome) -> Iterator[str]:
     name = outcome.source.name.lstrip("/")
-    before, after = (text.splitlines(keepends=True) for text in (outcome.source.text, outcome.conversion.text))
-    for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"):
+    yield from _diff_of(name, outcome.source.text, outcome.conversion.text)
+    for path, before, after in _files_beside(outcome):
+        yield from _diff_of(str(path).lstrip("/"), before, after)
+
+
+def _diff_of(name: str, before: str, after: str) -> Iterator[str]:
+    old, new = (text.splitlines(keepends=True) for text in (before, after))
+    for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _files_beside(outcome: Outcome) -> Iterator[tuple[Path, str, str]]:
+    """Yield each file beside a file of values that changes: its path, and its text before and after; "" is none."""
+    from drabridge.migrate.convert.post_render import FOLDER_SUFFIX
+
+    before, after = outcome.source.beside, outcome.beside
+    for name in sorted({*before, *after}):
+        if before.get(name, "") != after.get(name, ""):
+            path = Path(f"{outcome.source.name}{FOLDER_SUFFIX}") / name
+            yield path, before.get(name, ""), after.get(name, "")
 
 
 def _counted(outcome: Outcome) -> str:
@@ -291,13 +322,16 @@ def _write(changed: Iterable[Outcome], backup: str) -> None:
     from drabridge.system.files import Care, write_atomically
 
     paths = [Path(os.path.realpath(outcome.source.name)) for outcome in changed]
-    for path in paths:
-        if backup and Path(f"{path}{backup}").exists():
+    for path, outcome in zip(paths, changed, strict=True):
+        if backup and outcome.text_changed and Path(f"{path}{backup}").exists():
             raise HostError(
                 f"there is a backup {path}{backup} already", hint="Move it away, or choose another --backup"
             )
     for path, outcome in zip(paths, changed, strict=True):
         try:
+            _write_beside(outcome)
+            if not outcome.text_changed:
+                continue
             mode = stat.S_IMODE(path.stat().st_mode)
             if backup:
                 write_atomically(f"{path}{backup}", outcome.source.text.encode(), mode=mode, care=Care.WHOLE)
@@ -312,6 +346,23 @@ def _write(changed: Iterable[Outcome], backup: str) -> None:
         print(f"{outcome.source.name}: {'converted' if backup else 'as it was'}")
 
 
+def _write_beside(outcome: Outcome) -> None:
+    """Write what values need beside them, or take it away. What is in that folder otherwise stays."""
+    from drabridge.migrate.convert.post_render import KUSTOMIZATION
+    from drabridge.system.files import Care, write_atomically
+
+    for path, _, text in _files_beside(outcome):
+        if text:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, text.encode(), mode=0o644, care=Care.WHOLE)
+        else:
+            path.unlink()
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
+        how = ": its first lines say how Helm's output goes through it" if path.name == KUSTOMIZATION else ""
+        print(f"{path}: written{how}" if text else f"{path}: removed")
+
+
 def _nameless(outcome: Outcome) -> list[Finding]:
     from msgspec.structs import replace
 
@@ -324,14 +375,18 @@ def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:
     from drabridge.migrate.convert.kustomize import component
     from drabridge.system.files import write_atomically
 
-    pods = [pod for outcome in outcomes for pod in outcome.conversion.pods]
-    if not pods:
+    outcomes = list(outcomes)
+    pods = [pod for outcome in outcomes for pod in outcome.conversion.pods if pod.manifest.kind]
+    written = {folder / name: text for name, text in component(pods).items()} if pods else {}
+    for outcome in outcomes:
+        for application, files in outcome.conversion.argo_folders.items():
+            written |= {folder / application / name: text for name, text in files.items()}
+    if not written:
         print("nothing to convert", file=sys.stderr)
-        return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in component(pods).items():
-            write_atomically(folder / name, text.encode(), mode=0o644)
-            print(folder / name)
+        for path, text in written.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode(), mode=0o644)
+            print(path)
     except OSError as error:
         raise HostError(f"{folder} cannot be written: {error.strerror}") from error

@@ -119,6 +119,8 @@ def _survey(arguments: argparse.Namespace) -> int:
 
     if arguments.namespaces or arguments.resources:
         raise ConfigError("-n and --resource are for a cluster", hint="Name fewer folders, or give --class")
+    if gone := [str(path) for path in arguments.files if not path.exists()]:
+        raise ConfigError(f"there is no {', '.join(gone)}", hint="Name folders or files with manifests")
     progress = Progress()
     try:
         devices = {resource: Device(name) for resource, name in arguments.classes}

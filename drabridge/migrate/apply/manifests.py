@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from drabridge.migrate.configured import devices_of
 from drabridge.migrate.convert import files
 from drabridge.migrate.convert.batch import Outcome, Source, convert_group, text_of
+from drabridge.migrate.convert.converter import ConvertedPod
 from drabridge.migrate.convert.json_nodes import documents
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.templates import KIND
@@ -24,12 +25,13 @@ ObjectKey = tuple[str, str, str]
 
 
 class Converted(Struct):
-    """One object: its manifest before and after, its file, and the templates that it needs, as manifests."""
+    """One object: its manifest before and after, its file, the templates that it needs, as manifests, and the pods."""
 
     path: Path
     before: Json
     after: Json
     templates: list[Json]
+    pods: list[ConvertedPod]
 
 
 class Manifests(Struct):
@@ -86,13 +88,18 @@ def _objects(path: Path, outcome: Outcome, templates: Sequence[Json]) -> Iterato
         if after["kind"] != KIND and key in before and before[key] != after:
             wanted = set(_template_names(after))
             mine = [one for one in templates if key_of(one)[0] == key[0] and key_of(one)[2] in wanted]
-            yield key, Converted(path, before[key], after, mine)
+            pods = [one for one in outcome.conversion.pods if _key_of_pod(one) == key]
+            yield key, Converted(path, before[key], after, mine, pods)
 
 
 def key_of(manifest: Json) -> ObjectKey:
     """Return which object a manifest is about."""
     metadata = manifest.get("metadata") or {}
     return metadata.get("namespace") or DEFAULT_NAMESPACE, manifest["kind"], str(metadata.get("name") or "")
+
+
+def _key_of_pod(pod: ConvertedPod) -> ObjectKey:
+    return pod.manifest.namespace or DEFAULT_NAMESPACE, pod.manifest.kind, pod.manifest.name
 
 
 def _documents(text: str) -> Iterator[Json]:

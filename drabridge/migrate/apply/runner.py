@@ -11,12 +11,13 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError, HostError
 from drabridge.kube.api import Cluster, ConflictError, DeniedError, InvalidError, NotFoundError, served_version
-from drabridge.migrate.apply import manifests, rollouts
+from drabridge.migrate.apply import for_owners, manifests, rollouts
 from drabridge.migrate.apply.lanes import LaneKeeper
 from drabridge.migrate.apply.merge import merged
+from drabridge.migrate.apply.owners import Owners, can_change
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
 from drabridge.migrate.apply.waiting import Tell, Waiting
-from drabridge.migrate.installers import Installer, installer_of
+from drabridge.migrate.installers import installer_of
 from drabridge.migrate.plan.build import demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
 from drabridge.migrate.plan.identity import cluster_id
@@ -53,6 +54,7 @@ class Runner:
         self._folder = folder
         self._options = options
         self._tell = tell
+        self._owners = Owners(cluster)
 
     async def check(self) -> None:
         """Raise ClusterError where this is another cluster than the plan's."""
@@ -137,15 +139,12 @@ class Runner:
         """Ask the API server for everything that the step will change, for a try. Raises ClusterError."""
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
-            converted = found.objects.get(_key(step, move))
-            if converted is None:
+            change = await self._owners.change(step, move, found)
+            if change is None:
                 raise _no_manifest(step, move)
-            installer = await self._installer(step, move)
-            if installer is not None and not installer.from_git:
-                raise ClusterError(
-                    f"{step.namespace}/{move.object} was installed by {installer.words}, which would undo the change",
-                    hint=f"Nothing was changed. {installer.action[:1].upper()}{installer.action[1:]}",
-                )
+            if change.of_owner or not can_change(move):
+                continue  # its owner makes the change, and is asked then
+            converted = change.converted
             try:
                 for template in converted.templates:
                     await self._template(template, step.namespace, version, dry_run=True)
@@ -163,34 +162,55 @@ class Runner:
         self._state.save()
         found = manifests.of_plan(self._plan, self._folder)
         written = [self._folder / one.path for one in record.files]
+        for_helm: dict[str, list[manifests.Converted]] = {}
         for move in step.moves:
-            converted = found.objects.get(_key(step, move))
-            if converted is None:
+            change = await self._owners.change(step, move, found)
+            if change is None:
                 if any(path.exists() for path in written):  # it was interrupted after the file was written
                     continue
                 raise _no_manifest(step, move)
-            if (installer := await self._installer(step, move)) is not None:
-                self._write_when_all_are_done(step, record, converted.path, found, waiting)
-                waiting.say(move.object, f"commit {converted.path.name}: {installer.words} brings it to the cluster")
+            converted, owner = change.converted, change.owner
+            if owner is not None and not (change.of_owner or owner.from_git):
+                for_helm.setdefault(owner.words, []).append(converted)
+                continue
+            if owner is not None:
+                await self._write_when_all_are_done(step, record, converted.path, found, waiting)
+                do = "commit" if can_change(move) else "kubectl apply -f"
+                waiting.say(move.object, f"{do} {converted.path.name}: {owner.words} brings it to the cluster")
                 continue
             for template in converted.templates:
                 await self._template(template, step.namespace, version)
             if await self._bring(step.namespace, move, converted.before, converted.after):
                 waiting.say(move.object, "has the converted manifest")
-            self._write_when_all_are_done(step, record, converted.path, found, waiting)
+            await self._write_when_all_are_done(step, record, converted.path, found, waiting)
+        for words, some in for_helm.items():
+            folder = self._write_for_helm(record, words, some)
+            waiting.say(words, f"upgrade it with {folder}/: its first lines say how")
         await self._until_brought(step, waiting)
 
-    async def _installer(self, step: Step, move: Move) -> Installer | None:
-        """Return what installed a live object, and would undo a change of it."""
-        live = await rollouts.find(self._cluster, step.namespace, move.object)
-        return None if live is None else installer_of(live["metadata"])
+    def _write_for_helm(self, record: Record, words: str, changed: Sequence[manifests.Converted]) -> str:
+        """Write the folder with which a release of Helm is upgraded; return its name. Raises HostError."""
+        folder = for_owners.folder_of(words)
+        for name, text in for_owners.files_for_helm(words, changed).items():
+            path = self._folder / folder / name
+            relative = beside(path, self._folder)
+            if not any(one.path == relative for one in record.files):
+                record.files.append(FileBefore(relative, "", text))
+                self._state.save()
+            for_owners.write_new(path, text)
+        return folder
 
     async def _until_brought(self, step: Step, waiting: Waiting) -> None:
         """Wait until those who install the step's objects have brought the converted manifests to the cluster."""
 
         async def lacking() -> str:
             left: list[str] = []
+            custom = [move for move in step.moves if not can_change(move)]
+            there = {(one.namespace, one.object) for one in await self._demands()} if custom else set()
+            left += [move.object for move in custom if (step.namespace, move.object) in there]
             for move in step.moves:
+                if move in custom:
+                    continue
                 live = await rollouts.find(self._cluster, step.namespace, move.object)
                 brought = live is None or not _asks_by_limits(live, self._plan.resource)
                 if not brought and installer_of(live["metadata"] if live else {}) is not None:
@@ -225,16 +245,16 @@ class Runner:
                     raise
         raise AssertionError("the last turn returns or raises")
 
-    def _write_when_all_are_done(
+    async def _write_when_all_are_done(
         self, step: Step, record: Record, path: Path, found: manifests.Manifests, waiting: Waiting
     ) -> None:
         """Write a converted file when no other step still needs it as it was. Raises HostError."""
         to_come: set[manifests.ObjectKey] = set()
         for other in self._plan.steps:
             known = self._state.of(other)
-            if other.way is Way.MANIFESTS and not (known and known.progress is Progress.DONE):
-                to_come |= _keys(other)
-        to_come -= _keys(step)
+            if other.way is Way.MANIFESTS and not (known and known.progress is Progress.DONE) and other != step:
+                to_come |= await self._owners.keys(other, found)
+        to_come -= await self._owners.keys(step, found)
         if any(key in to_come for key, one in found.objects.items() if one.path == path):
             return
         before, after = found.texts[path]
@@ -289,6 +309,10 @@ class Runner:
         """Bring the manifests as they were to their files, then to the cluster. Raises HostError."""
         for one in record.files:
             path = self._folder / one.path
+            if not one.before:
+                for_owners.remove(path)
+                waiting.say(one.path, "removed")
+                continue
             try:
                 text = path.read_bytes().decode()
             except (OSError, UnicodeError) as error:
@@ -302,14 +326,15 @@ class Runner:
             waiting.say(one.path, "as it was")
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
-            kind, name = rollouts.split(move.object)
-            converted = found.objects.get((step.namespace, kind, name))
-            if converted is None:
+            change = await self._owners.change(step, move, found)
+            if change is None:
                 raise ClusterError(f"no manifest makes {step.namespace}/{move.object} any more")
-            if (installer := await self._installer(step, move)) is not None:
-                waiting.say(move.object, f"commit its manifest: {installer.words} brings it to the cluster")
+            if (owner := change.owner) is not None:
+                helm = not (change.of_owner or owner.from_git)
+                do = "upgrade without the folder" if helm else "commit its manifest"
+                waiting.say(move.object, f"{do}: {owner.words} brings it to the cluster")
                 continue
-            if await self._bring(step.namespace, move, converted.after, converted.before):
+            if await self._bring(step.namespace, move, change.converted.after, change.converted.before):
                 waiting.say(move.object, "has its manifest as it was")
 
     # --- both -------------------------------------------------------------------------------------------------------
@@ -377,15 +402,6 @@ def _no_manifest(step: Step, move: Move) -> ClusterError:
         f"no manifest makes {step.namespace}/{move.object} any more, or it has no limits",
         hint="Plan again, with --manifests where they are now",
     )
-
-
-def _keys(step: Step) -> set[manifests.ObjectKey]:
-    """Return which objects a step changes."""
-    return {_key(step, move) for move in step.moves}
-
-
-def _key(step: Step, move: Move) -> manifests.ObjectKey:
-    return (step.namespace, *rollouts.split(move.object))
 
 
 def _lanes_words(step: Step) -> str:

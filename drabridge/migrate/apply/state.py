@@ -32,7 +32,7 @@ class Progress(StrEnum):
 
 
 class FileBefore(Struct, rename="camel"):
-    """A manifest that a step converted: what it was, and what the step made of it.
+    """A manifest that a step converted: what it was, "" where there was none, and what the step made of it.
 
     ``path``: as the plan would name it, so that both can be moved together.
     """

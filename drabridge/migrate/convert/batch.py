@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 from msgspec import Struct, structs
 
 from drabridge.migrate.convert.conversion import Conversion, convert, existing_templates, reverse
 from drabridge.migrate.convert.left_over import Listed
+from drabridge.migrate.convert.post_render import KUSTOMIZATION, joined
 from drabridge.migrate.convert.settings import Finding, Level, Settings
-from drabridge.migrate.convert.templates import Existing
+from drabridge.migrate.convert.templates import TEMPLATES_FILE, Existing
 
 
 class Source(Struct, frozen=True):
-    """A file's name and its text, as it is, with its line breaks. ``undo``: of JSON, what is kept beside it."""
+    """A file's name and its text, as it is, with its line breaks. ``undo``: of JSON, what is kept beside it.
+
+    ``beside``: of a chart's values, the files that a conversion wrote beside it.
+    """
 
     name: str
     text: str
     undo: str = ""
+    beside: Mapping[str, str] = {}
 
 
 class Outcome(Struct):
@@ -28,8 +34,23 @@ class Outcome(Struct):
 
     @property
     def changed(self) -> bool:
+        """Whether the text, or what must be beside it, is another one now."""
+        return self.text_changed or self.beside != self.source.beside
+
+    @property
+    def text_changed(self) -> bool:
         """Whether the text is another one now."""
         return self.conversion.text != self.source.text
+
+    @property
+    def beside(self) -> Mapping[str, str]:
+        """What must be beside the text, with the templates that earlier conversions of it wrote."""
+        old, new = self.source.beside, self.conversion.beside
+        if new is None:
+            return old
+        if KUSTOMIZATION in new or TEMPLATES_FILE not in new or TEMPLATES_FILE not in old:
+            return new  # a patch is made of all the values each time
+        return {TEMPLATES_FILE: joined(old[TEMPLATES_FILE], new[TEMPLATES_FILE])}
 
     @property
     def undo(self) -> str:
@@ -53,7 +74,7 @@ def convert_group(sources: Sequence[Source], settings: Settings, *, can_undo: bo
     there = [one for source in sources for one in existing_templates(source.text)]
     outcomes: list[Outcome] = []
     for source in sources:
-        conversion = convert(source.text, settings, there, can_undo=can_undo)
+        conversion = convert(source.text, settings, there, can_undo=can_undo, file=PurePath(source.name).name)
         there += [Existing(one.namespace, one.name, one.spec()) for one in conversion.templates]
         outcomes.append(Outcome(source, conversion))
     return outcomes

@@ -36,6 +36,8 @@ class Conversion(Struct):
     templates: list[Template] = field(default_factory=list)  # those that are new, and in the text
     undo: str = ""  # of JSON, what reverse() needs beside the text
     places: list[Listed] = field(default_factory=list)  # every place that names devices, in the order of the text
+    argo_folders: dict[str, dict[str, str]] = field(default_factory=dict)  # of Applications: name -> files
+    beside: dict[str, str] | None = None  # of a chart's values: files that they need beside them; None: as they are
 
     @property
     def unfinished(self) -> bool:
@@ -43,11 +45,14 @@ class Conversion(Struct):
         return any(finding.level is not Level.NOTE for finding in self.findings)
 
 
-def convert(text: str, settings: Settings, there: Iterable[Existing] = (), *, can_undo: bool = True) -> Conversion:
+def convert(
+    text: str, settings: Settings, there: Iterable[Existing] = (), *, can_undo: bool = True, file: str = "values.yaml"
+) -> Conversion:
     """Convert all pod specs of a text that can be converted whole, and say what is left and why.
 
     ``there``: templates that other files of the same place have, which are not written again. ``can_undo``: add what
-    :func:`reverse` needs. The result was parsed again and says what it shall; where that fails, the pod spec stays.
+    :func:`reverse` needs. ``file``: its name, for what is written beside it. The result was parsed again and says what
+    it shall; where that fails, the pod spec stays.
     """
     bom, body = _split_bom(text)
     try:
@@ -67,10 +72,12 @@ def convert(text: str, settings: Settings, there: Iterable[Existing] = (), *, ca
             converter.find(Level.LEFT, pods[0], (), message, "end the last line with a line break")
             pods = []
     found.places = converter.places(pods)
+    found.argo_folders = converter.argo_folders()
     if not pods:
         return found
     found.text, found.templates, found.undo = bom + after, templates, undo
-    found.pods = [converter.converted(pod) for pod in pods]
+    found.pods = list(converter.converted(pods))
+    found.beside = converter.beside(pods, file) or None
     return found
 
 
@@ -111,7 +118,7 @@ def reverse(text: str, undo: str = "") -> Conversion:
     bom, body = _split_bom(text)
     try:
         if not _is_json(body):
-            return Conversion(bom + undone(body))
+            return Conversion(bom + undone(body), beside={})
         if undo:
             return Conversion(bom + _undone_json(body, undo))
         if any(is_template_of(claim[2], claim[1] or "") for claim in _CLAIM_IN_JSON.finditer(body)):

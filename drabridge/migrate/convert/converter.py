@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
 
-from drabridge.migrate.convert.charts import pods_in, releases, values_alone
+from drabridge.migrate.convert import argo, post_render
 from drabridge.migrate.convert.json_nodes import parse_json
 from drabridge.migrate.convert.json_templates import placed, takes_templates, with_templates_said
 from drabridge.migrate.convert.kinds import (
@@ -22,6 +24,7 @@ from drabridge.migrate.convert.kinds import (
 from drabridge.migrate.convert.left_over import Listed, Repeated, State, judge
 from drabridge.migrate.convert.mentions import Mention, Place, finder, mentions
 from drabridge.migrate.convert.pods import PodPlan, Refused, plan_pod
+from drabridge.migrate.convert.releases import ARGO, FLUX, Release, notes_on, pods_in, releases, values_alone
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, in_order, spliced
 from drabridge.migrate.convert.templates import KIND, Existing, Template, foreign, missing
@@ -30,7 +33,16 @@ from drabridge.migrate.convert.undo import (
     with_block,
     with_templates,
 )
-from drabridge.migrate.convert.yaml_nodes import NotYaml, Value, node_at, owner_of, parse, same, starts, value
+from drabridge.migrate.convert.yaml_nodes import (
+    NotYaml,
+    Value,
+    node_at,
+    owner_of,
+    parse,
+    same,
+    starts,
+    value,
+)
 from drabridge.yaml_reader import Mapping, Node, Path
 
 _NO_OBJECT = Manifest((), "", "", "", {})
@@ -63,15 +75,14 @@ class _Pod(Struct):
     manifest: Manifest
     path: Path
     plan: PodPlan
+    asks: tuple[Path, ...] = ()  # what a patch takes out of what a chart makes of it
+    patch: post_render.Patch | None = None
 
     def operations(self) -> list[Operation]:
         """The operations with paths from the document's root."""
+        if self.patch is not None:
+            return []
         return [structs.replace(one, path=(*self.path, *one.path)) for one in self.plan.operations]
-
-    def within_manifest(self) -> list[Operation]:
-        """The operations with paths from the object, in an order in which each can be done after the other."""
-        start = len(self.manifest.path)
-        return in_order([structs.replace(one, path=one.path[start:]) for one in self.operations()])
 
 
 class Converter:
@@ -80,6 +91,7 @@ class Converter:
     def __init__(self, text: str, settings: Settings, there: Iterable[Existing]) -> None:
         roots, self._is_json = parsed(text)
         self._text = text
+        self._breaks = [found.start() for found in re.finditer("\n", text)]
         self._roots = roots
         self._settings = settings
         self._documents = [value(root) for root in roots]
@@ -91,6 +103,9 @@ class Converter:
         self._refused: list[set[Path]] = [set() for _ in roots]
         self._reached: dict[tuple[int, Path], frozenset[int]] = {}
         self._said: list[tuple[int, Path, str]] = []  # document, path and message of each finding
+        self._patched: list[list[Path]] = [[] for _ in roots]  # what a patch takes out already
+        self._of_argo: list[tuple[_Pod, Release]] = []  # what needs a patch of a chart that Argo CD installs
+        self._chart = ""  # of values in a file of their own
 
     def pods(self) -> list[_Pod]:
         """Return the pod specs that can be converted; findings say what else there is."""
@@ -99,8 +114,8 @@ class Converter:
         for number, objects in enumerate(self._objects):
             for manifest in objects:
                 found += self._of_manifest(number, manifest, taken)
-            if not objects and (alone := values_alone(self._documents[number])) is not None:
-                found += self._of_specs(number, _NO_OBJECT, list(pods_in(alone, self._documents[number])), taken)
+            for alone in values_alone(self._documents[number]) if not objects and len(self._objects) == 1 else ():
+                found += self._of_release(number, _NO_OBJECT, self._documents[number], taken, alone)
         if found and not self._is_json and self._text.lstrip().startswith("{"):
             message = "kubectl takes for JSON what begins with {, and this is none"
             self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
@@ -111,10 +126,34 @@ class Converter:
             return []
         return found
 
-    def converted(self, pod: _Pod) -> ConvertedPod:
-        """Return a pod spec's conversion without its place in the text."""
-        line = self._line(pod.document, pod.manifest.path)
-        return ConvertedPod(line, pod.manifest, tuple(pod.within_manifest()), tuple(pod.plan.templates))
+    def converted(self, pods: Sequence[_Pod]) -> Iterator[ConvertedPod]:
+        """Yield the conversion of each pod spec without its place in the text: in an order that can be followed."""
+        patched: set[tuple[int, Path]] = set()
+        for pod in pods:
+            start, place = len(pod.manifest.path), (pod.document, pod.manifest.path)
+            operations = pod.operations()
+            if pod.patch is not None and place not in patched:
+                patched.add(place)
+                mine = [one for one in pods if (one.document, one.manifest.path) == place]
+                operations += _patching(mine)
+            within = in_order([structs.replace(one, path=one.path[start:]) for one in operations])
+            line = self._line(*place)
+            yield ConvertedPod(line, pod.manifest, tuple(within), tuple(pod.plan.templates))
+
+    def argo_folders(self) -> dict[str, dict[str, str]]:
+        """Return a folder for each Application of Argo CD whose chart needs a patch: its name -> its files."""
+        return argo.folders(
+            argo.Patched(self._text, self._roots[pod.document], pod.manifest, release, pod.patch, pod.plan.templates)
+            for pod, release in self._of_argo
+            if pod.patch is not None
+        )
+
+    def beside(self, pods: Sequence[_Pod], file: str) -> dict[str, str]:
+        """Return the files that values of a chart need beside them: name -> text."""
+        alone = [pod for pod in pods if not pod.manifest.kind]
+        templates = missing([template for pod in alone for template in pod.plan.templates], ())
+        patches = [pod.patch for pod in alone if pod.patch is not None]
+        return post_render.folder(file, self._chart, patches, templates)
 
     def moving(self, pods: Sequence[_Pod]) -> list[Moving]:
         """Return the objects of these pod specs, each once."""
@@ -145,8 +184,11 @@ class Converter:
         """
         if not pods:
             return self._text, [], ""
-        templates = missing([template for pod in pods for template in pod.plan.templates], self.known)
+        wanted = [template for pod in pods if pod.manifest.kind for template in pod.plan.templates]
+        templates = missing(wanted, self.known)
         changes = self._edits(pods)
+        if not changes and not templates:  # all is said beside the file
+            return self._text, [], ""
         if self._is_json:
             changes += placed(self._text, self._roots, templates)
             after = spliced(self._text, changes)
@@ -182,33 +224,59 @@ class Converter:
     # -- what is there
 
     def _of_manifest(self, number: int, manifest: Manifest, taken: list[Existing]) -> Iterator[_Pod]:
-        specs = pod_specs(manifest, self._settings.paths)
+        found = list(self._of_specs(number, manifest, pod_specs(manifest, self._settings.paths), taken))
         for release in releases(manifest):
-            specs += pods_in(release, manifest.body, manifest.path)
-        found = list(self._of_specs(number, manifest, specs, taken))
+            found += self._of_release(number, manifest, manifest.body, taken, release)
         for message in remarks_on(manifest) if found else ():
             self._find(Level.NOTE, number, manifest, manifest.path, message, "")
         yield from found
 
-    def _of_specs(self, number: int, manifest: Manifest, specs: list[PodSpec], taken: list[Existing]) -> Iterator[_Pod]:
+    def _of_release(
+        self, number: int, manifest: Manifest, body: Value, taken: list[Existing], release: Release
+    ) -> Iterator[_Pod]:
+        specs = list(pods_in(release, body, manifest.path))
+        found = list(self._of_specs(number, manifest, specs, taken, release))
+        for message in notes_on(release, body) if found else ():
+            self._find(Level.NOTE, number, manifest, manifest.path, message, "")
+        yield from found
+
+    def _of_specs(
+        self,
+        number: int,
+        manifest: Manifest,
+        specs: list[PodSpec],
+        taken: list[Existing],
+        release: Release | None = None,
+    ) -> Iterator[_Pod]:
         self._pod_paths[number] += [spec.path for spec in specs]
         for spec in specs:
+            rendered = spec.rendered
             try:
-                body = at(self._documents[number], spec.path) or {}
-                plan = plan_pod(body, manifest.pods_namespace, self._settings, spec.form)
+                body = rendered.body if rendered else at(self._documents[number], spec.path) or {}
+                plan = plan_pod(body, manifest.pods_namespace, self._settings, spec)
             except Refused as refused:
-                path = (*spec.path, *refused.path)
+                path = spec.path if rendered else (*spec.path, *refused.path)
                 self._find(Level.LEFT, number, manifest, path, refused.message, refused.hint)
                 self._refused[number].add(spec.path)
                 continue
             if plan is None:
                 continue
             pod = _Pod(number, manifest, spec.path, plan)
+            if release is not None:
+                self._chart = release.chart
+                if rendered is not None:
+                    pod.asks, pod.patch = rendered.asks, post_render.patch_of(rendered, plan.operations)
+                if (stays := self._stays(pod, spec, release)) is not None:
+                    message, hint = stays
+                    if message:
+                        self.find(Level.LEFT, pod, (), message, hint)
+                    continue
             if (clash := foreign(plan.templates, taken)) is not None:
                 message = f"there is a ResourceClaimTemplate {clash.name} already, and it says something else"
                 self.find(Level.LEFT, pod, (), message, "rename or remove it")
                 continue
-            taken += [Existing(one.namespace, one.name, one.spec()) for one in plan.templates]
+            wanted = (Existing(one.namespace, one.name, one.spec()) for one in plan.templates)
+            taken += [one for one in wanted if one not in taken]
             for remark in plan.remarks:
                 self.find(Level.NOTE, pod, remark.path, remark.message, remark.hint)
             if spec.by_shape:
@@ -216,18 +284,41 @@ class Converter:
                 self.find(Level.NOTE, pod, (), message, "see that its CRD has resourceClaims")
             yield pod
 
+    def _stays(self, pod: _Pod, spec: PodSpec, release: Release) -> tuple[str, str] | None:
+        """Say why a pod of a chart stays, and what to do; no message where its patch is there; None: it does not."""
+        if spec.refused:
+            return spec.refused, release.hint
+        if pod.patch is None or not release.kind:
+            return None
+        if release.kind == ARGO:
+            self._of_argo.append((pod, release))
+            return "its values take no claims, and Argo CD patches nothing that Helm makes", argo.hint(
+                pod.manifest, release
+            )
+        if post_render.is_there(pod.manifest.body, pod.patch):
+            self._patched[pod.document] += pod.asks
+            return "", ""
+        if post_render.other_claims(pod.manifest.body):
+            return "its postRenderers speak of resourceClaims already", "add the claim there by hand"
+        return None
+
     # -- what is left
 
     def places(self, pods: Sequence[_Pod]) -> list[Listed]:
         """Return every place that names devices with what becomes of it; findings say what stays as it is."""
-        gone = [(edit.start, edit.end) for edit in self._edits(pods)]
+        gone = sorted((edit.start, edit.end) for edit in self._edits(pods) if edit.end > edit.start)
+        patched = [set(said) for said in self._patched]
+        for pod in pods:
+            patched[pod.document].update(pod.asks)
         listed: list[Listed] = []
         said = Repeated()
         for number, root in enumerate(self._roots):
             for mention in mentions(root, self._pattern):
                 line = self._line_of(mention.position)
                 state = State.CONVERTED
-                if not any(start <= mention.position < end for start, end in gone):
+                before = bisect_right(gone, (mention.position, len(self._text))) - 1
+                goes = before >= 0 and mention.position < gone[before][1]
+                if mention.path not in patched[number] and not goes:
                     state = self._judged(number, mention, line, said)
                 listed.append(Listed(line, state, mention.name, ".".join(map(str, mention.path))))
         self.findings += said.findings()
@@ -258,7 +349,7 @@ class Converter:
         return None
 
     def _line_of(self, position: int) -> int:
-        return self._text.count("\n", 0, position) + 1
+        return bisect_left(self._breaks, position) + 1
 
     def _find(self, level: Level, number: int, manifest: Manifest, path: Path, message: str, hint: str) -> None:
         finding = Finding(level, self._line(number, path), str(manifest), message, hint)
@@ -287,16 +378,37 @@ class Converter:
 
     def _edits(self, pods: Sequence[_Pod]) -> list[Edit]:
         found: list[Edit] = []
-        for number, root in enumerate(self._roots):
-            operations = [one for pod in pods if pod.document == number for one in pod.operations()]
-            found += edits(self._text, root, operations, is_json=self._is_json) if operations else []
+        for number, operations in _operations(pods).items():
+            found += edits(self._text, self._roots[number], operations, is_json=self._is_json)
         return found
 
     def _intended(self, pods: Sequence[_Pod]) -> list[Value]:
-        return [
-            applied(document, [one for pod in pods if pod.document == number for one in pod.operations()])
-            for number, document in enumerate(self._documents)
-        ]
+        operations = _operations(pods)
+        return [applied(document, operations.get(number, ())) for number, document in enumerate(self._documents)]
+
+
+def _operations(pods: Sequence[_Pod]) -> dict[int, list[Operation]]:
+    """Return all operations of each document that changes, in order, with paths from its root."""
+    mine: dict[int, list[_Pod]] = {}
+    for pod in pods:
+        mine.setdefault(pod.document, []).append(pod)
+    return {
+        number: operations
+        for number, some in sorted(mine.items())
+        if (operations := [*(one for pod in some for one in pod.operations()), *_patching(some)])
+    }
+
+
+def _patching(pods: Sequence[_Pod]) -> list[Operation]:
+    """Return the operations that bring the patches of a document into its HelmReleases."""
+    patches: dict[Path, list[post_render.Patch]] = {}
+    bodies: dict[Path, Manifest] = {}
+    for pod in pods:
+        if pod.patch is not None and pod.manifest.kind == FLUX:
+            patches.setdefault(pod.manifest.path, []).append(pod.patch)
+            bodies[pod.manifest.path] = pod.manifest
+    found = ((path, post_render.in_release(bodies[path].body, some)) for path, some in patches.items())
+    return [structs.replace(one, path=(*path, *one.path)) for path, one in found]
 
 
 def parsed(text: str) -> tuple[list[Node], bool]:

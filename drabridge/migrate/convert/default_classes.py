@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from drabridge.migrate.convert.charts import GPU, speaks_of_gpus
 from drabridge.migrate.convert.labels import Published
 from drabridge.migrate.convert.mentions import finder, plain_name
 from drabridge.migrate.convert.settings import Device
@@ -49,7 +50,10 @@ def default_device(resource: str) -> Device | None:
 
 def default_devices(texts: Iterable[str]) -> dict[str, Device]:
     """Return the resources with a default that texts speak of, each with it, sorted by name."""
-    names = {plain_name(match[0]) for text in texts if _speaks(text) for match in _VENDORS.finditer(text)}
+    names: set[str] = set()
+    for text in texts:
+        names |= {plain_name(match[0]) for match in _VENDORS.finditer(text)} if _speaks(text) else set()
+        names |= {GPU} if speaks_of_gpus(text) else set()
     return {name: device for name in sorted(names) if (device := default_device(name)) is not None}
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from drabridge.migrate.convert.json_nodes import documents
 from drabridge.migrate.convert.left_over import HELM_HINT
+from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD
 from drabridge.migrate.convert.settings import Finding, Level
 from drabridge.migrate.convert.yaml_nodes import NotYaml
 
@@ -39,8 +40,8 @@ def find(paths: Iterable[Path], resources: Iterable[str]) -> Found:
     """Return the files of all paths, each once.
 
     A file stands for itself. A folder with a kustomization stands for the files that it names, and so do folders and
-    kustomizations that it names; any other folder for every ``*.yaml``, ``*.yml`` and ``*.json`` below it. Charts and
-    hidden folders are left out.
+    kustomizations that it names; any other folder for every ``*.yaml``, ``*.yml`` and ``*.json`` below it. Charts,
+    hidden folders and what a conversion wrote beside a file of values are left out.
     """
     walk = _Walk(tuple(resources))
     for path in paths:
@@ -73,7 +74,7 @@ class _Walk:
                 self.kustomization(folder / name)
                 return
         for path in sorted(folder.iterdir()):
-            if path.name.startswith("."):
+            if path.name.startswith(".") or path.name.endswith(FOLDER_SUFFIX):
                 continue
             if path.is_dir():
                 self.folder(path)
@@ -97,7 +98,8 @@ class _Walk:
             group = Group()
             self.groups.append(group)
         try:
-            document = next(documents(path.read_text(encoding="utf-8")), None)
+            text = path.read_text(encoding="utf-8")
+            document = next(documents(text), None)
         except (OSError, ValueError, NotYaml) as error:
             self.error(path, f"the kustomization cannot be read: {' '.join(str(error).split())}", "")
             return
@@ -108,7 +110,7 @@ class _Walk:
         for name in _patches(document):
             if self._speaks_of_resources(path.parent / name):
                 self._find(Level.LEFT, path.parent / name, "a patch that speaks of the resource", _RENDER_HINT)
-        if self._speaks_of_resources(path):
+        if not text.startswith(HEAD) and self._speaks_of_resources(path):
             self._find(Level.LEFT, path, "a patch or chart in it speaks of the resource", _RENDER_HINT)
         if document.get("namePrefix") or document.get("nameSuffix"):
             message = "namePrefix and nameSuffix rename templates, but not where pods name them"

@@ -146,16 +146,36 @@ class Form(Enum):
     MODEL = "a predictor of KServe with a model"
     VM = "a virtual machine of KubeVirt"
     NIM = "a service of NIM's operator"
-    VALUES = "values of a chart that go into a pod with one container"
+    VALUES = "values of a chart that go into a pod as they are"
     OLLAMA = "values of ollama's chart, which makes the claim"
 
 
+class Rendered(Struct, frozen=True):
+    """The pod spec that a chart makes of its values, as far as devices go, where a patch of it must say its claims.
+
+    ``kind``, ``selector``: of the object that has it. ``asks``: where the values ask for devices, from the document.
+    """
+
+    body: Value
+    kind: str
+    selector: str
+    asks: tuple[Path, ...] = ()
+
+
 class PodSpec(Struct, frozen=True):
-    """One pod spec: where it is in the document, and whether only its shape says that it is one."""
+    """One pod spec: where it is in the document, and whether only its shape says that it is one.
+
+    Of a chart's values: ``containers`` with their roles, and ``claims``, which takes ``resourceClaims``; or what is
+    ``rendered`` of them. ``refused``: why they stay if they ask for devices.
+    """
 
     path: Path
     by_shape: bool = False
     form: Form = Form.POD
+    containers: tuple[tuple[Path, str], ...] = ()
+    claims: Path = ()
+    rendered: Rendered | None = None
+    refused: str = ""
 
 
 class Manifest(Struct, frozen=True):

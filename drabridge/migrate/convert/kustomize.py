@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drabridge.migrate.convert.converter import ConvertedPod
+from drabridge.migrate.convert.json_patch import json_patch
 from drabridge.migrate.convert.kinds import at, text_at
 from drabridge.migrate.convert.settings import Finding, Level
-from drabridge.migrate.convert.splice import Add, Append, Operation, flow_text, scalar
-from drabridge.migrate.convert.templates import Template, missing
-from drabridge.migrate.convert.yaml_nodes import Value
-from drabridge.yaml_reader import Path
+from drabridge.migrate.convert.splice import scalar
+from drabridge.migrate.convert.templates import TEMPLATES_FILE, missing, templates_file
 
-TEMPLATES_FILE = "resourceclaimtemplates.yaml"
 COMPONENT_FILE = "kustomization.yaml"
 
 
-def component(pods: Iterable[ConvertedPod]) -> dict[str, str]:
+def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[str, str]:
     """Return the component's files by name: add its folder to ``components:`` of a kustomization.
 
     A patch is written for each object with a name, as RFC 6902 has it, and fails if the object is not as it was read.
+    ``namespaced``: it is for the object in its namespace alone.
     """
     pods = [pod for pod in pods if _named(pod)]
     templates = missing([template for pod in pods for template in pod.templates], ())
@@ -34,11 +33,11 @@ def component(pods: Iterable[ConvertedPod]) -> dict[str, str]:
     for pod in pods:
         group, _, version = text_at(pod.manifest.body, "apiVersion").rpartition("/")
         target = {"group": group, "version": version, "kind": pod.manifest.kind, "name": pod.manifest.name}
-        if pod.manifest.namespace:
+        if pod.manifest.namespace and namespaced:
             target["namespace"] = pod.manifest.namespace
         lines += ["- target:"]
         lines += [f"    {key}: {scalar(text)}" for key, text in target.items() if text]
-        lines += ["  patch: |-", *(f"    - {line}" for line in map(_patch, pod.operations))]
+        lines += ["  patch: |-", *(f"    - {line}" for line in json_patch(pod.operations, pod.manifest.body))]
     return {COMPONENT_FILE: "\n".join(lines) + "\n", TEMPLATES_FILE: templates_file(templates)}
 
 
@@ -46,30 +45,14 @@ def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
     """Return a finding for each object without a name of its own: a patch of Kustomize has nothing to aim at."""
     message = "it has generateName only, and a patch of Kustomize needs the object's name"
     hint = "convert the file itself with --in-place, or what Kustomize makes of it with --post-renderer"
-    found = [Finding(Level.LEFT, pod.line, str(pod.manifest), message, hint) for pod in pods if not _named(pod)]
+    values = "values of a chart are no object, so no patch of Kustomize changes them"
+    found = [
+        Finding(Level.LEFT, pod.line, str(pod.manifest), message if pod.manifest.kind else values, hint)
+        for pod in pods
+        if not _named(pod)
+    ]
     return list(dict.fromkeys(found))
 
 
 def _named(pod: ConvertedPod) -> bool:
     return bool(text_at(at(pod.manifest.body, ("metadata",)), "name"))
-
-
-def templates_file(templates: Iterable[Template]) -> str:
-    """Return the templates as one file."""
-    return "---\n".join("\n".join(template.lines()) + "\n" for template in templates)
-
-
-def _patch(operation: Operation) -> str:
-    if isinstance(operation, Add):
-        return _operation("add", (*operation.path, operation.key), operation.new)
-    if isinstance(operation, Append):
-        return _operation("add", (*operation.path, "-"), operation.new)
-    return _operation("remove", operation.path)
-
-
-def _operation(word: str, path: Path, new: Value | None = None) -> str:
-    pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
-    said: dict[str, Value] = {"op": word, "path": pointer}
-    if new is not None:
-        said["value"] = new
-    return flow_text(said, json_style=True)

@@ -14,7 +14,7 @@ from itertools import chain, count
 
 from msgspec import Struct, field
 
-from drabridge.migrate.convert.kinds import MODELS, Form, at, text_at
+from drabridge.migrate.convert.kinds import MODELS, Form, PodSpec, at, text_at
 from drabridge.migrate.convert.labels import PROFILES, Term, cel
 from drabridge.migrate.convert.settings import Settings
 from drabridge.migrate.convert.splice import Add, Append, Operation, Remove
@@ -41,7 +41,7 @@ _PLACES: Mapping[Form, tuple[tuple[Path, str], ...]] = {
     ),
     Form.VM: ((("domain", "devices", "gpus"), "device"), (("domain", "devices", "hostDevices"), "device")),
     Form.NIM: (((), "app"),),
-    Form.VALUES: (((), "app"),),
+    Form.VALUES: (),
     Form.OLLAMA: (),
 }
 _DEVICE_NAME = "deviceName"
@@ -99,11 +99,16 @@ class _Claim(Struct):
     count: int
 
 
-def plan_pod(spec: Value, namespace: str, settings: Settings, form: Form = Form.POD) -> PodPlan | None:
+_PLAIN = PodSpec(())
+
+
+def plan_pod(spec: Value, namespace: str, settings: Settings, found: PodSpec = _PLAIN) -> PodPlan | None:
     """Return the plan of one pod spec; None where it asks for none of the resources. Raises Refused."""
+    form = found.form
     if form is Form.OLLAMA:
         return _plan_ollama(spec, settings)
-    containers = [one for one in _containers(spec, settings, form) if one.counts]
+    places = found.containers or _PLACES[form]
+    containers = [one for one in _containers(spec, settings, places) if one.counts]
     if not containers:
         return None
     if at(spec, ("nodeName",)) is not None:
@@ -141,7 +146,7 @@ def plan_pod(spec: Value, namespace: str, settings: Settings, form: Form = Form.
         names: list[Value] = [{"resourceClaimTemplateName": template.name} for template in plan.templates]
         plan.operations += _put(spec, (), _NIM_CLAIMS, names)
     else:
-        plan.operations += _put(spec, (), "resourceClaims", entries)
+        plan.operations += _put(spec, found.claims, "resourceClaims", entries)
     return plan
 
 
@@ -164,8 +169,8 @@ def _plan_ollama(gpu: Value, settings: Settings) -> PodPlan | None:
 # --- who needs what -------------------------------------------------------------------------------------------------
 
 
-def _containers(spec: Value, settings: Settings, form: Form) -> Iterator[_Container]:
-    for place, role in _PLACES[form]:
+def _containers(spec: Value, settings: Settings, places: Iterable[tuple[Path, str]]) -> Iterator[_Container]:
+    for place, role in places:
         found = at(spec, place)
         listed = [((*place, number), body) for number, body in enumerate(found)] if isinstance(found, list) else []
         for path, body in [(place, found)] if isinstance(found, dict) else listed:
@@ -175,7 +180,7 @@ def _containers(spec: Value, settings: Settings, form: Form) -> Iterator[_Contai
             else:
                 counts = {name: _count(body, path, name) for name in settings.devices}
             wanted = {resource: number for resource, number in counts.items() if number}
-            name = text_at(body, "name") or str(path[-1] if path else form.name.lower())
+            name = text_at(body, "name") or str(path[-1] if path else "main")
             yield _Container(path, name, "sidecar" if restarts else role, wanted)
 
 
@@ -343,7 +348,9 @@ def _keys(spec: Value) -> Iterator[str]:
 def _put(spec: Value, path: Path, key: str, items: list[Value]) -> Iterator[Operation]:
     """Yield the operations that bring items into the list at ``path`` and ``key``, which may not be there."""
     there = at(spec, (*path, key))
-    if there is None:
+    if at(spec, path) is None:
+        yield Add(path[:-1], str(path[-1]), {key: items})
+    elif there is None:
         yield Add(path, key, items)
     elif isinstance(there, list):
         yield from (Append((*path, key), item) for item in items)

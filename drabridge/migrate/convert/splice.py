@@ -28,6 +28,7 @@ from drabridge.migrate.convert.yaml_nodes import (
 from drabridge.yaml_reader import Key, Mapping, Node, Path, Scalar, Sequence
 
 _DASH = re.compile(r"[ \t]*-[ ]+")
+_LINES = re.compile(r"(?:[!-~][ -~]*\n)+")  # a text that a literal block scalar has as it is
 _WORD = re.compile(r"[A-Za-z][-./A-Za-z0-9]*")
 
 
@@ -325,6 +326,9 @@ class _Writer:
 
     def _block_lines(self, key: str, new: Value) -> list[str]:
         if isinstance(new, str | Leaf):
+            text = leaf_text(new)
+            if _LINES.fullmatch(text):
+                return [f"{scalar(key)}: |", *(f"  {line}" for line in text.splitlines())]
             return [f"{scalar(key)}: {flow_text(new, json_style=False)}"]
         if isinstance(new, list):
             indent = " " * self._dash_offset

@@ -13,6 +13,7 @@ from drabridge.migrate.convert.yaml_nodes import Value, same
 
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceClaimTemplate"
+TEMPLATES_FILE = "resourceclaimtemplates.yaml"  # of templates that are written apart from what needs them
 _NAME_MAX = 63  # a template may have 253 characters; its name is also the start of the claims' names
 _HASH = 6
 _OWN_NAME = re.compile(r"([-a-z0-9]+?)-[1-9][0-9]?(?:-[0-9a-f]{6})?")
@@ -123,6 +124,11 @@ def foreign(wanted: Iterable[Template], there: Iterable[Existing]) -> Template |
         if existing is not None and not same(template.spec(), existing.spec):
             return template
     return None
+
+
+def templates_file(templates: Iterable[Template]) -> str:
+    """Return the templates as one file."""
+    return "---\n".join("\n".join(template.lines()) + "\n" for template in templates)
 
 
 def slug(text: str, limit: int) -> str:

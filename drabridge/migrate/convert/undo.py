@@ -75,14 +75,14 @@ def _newline(text: str) -> str:
 
 def _hunks(before: str, after: str, edits: Iterable[Edit]) -> Iterator[Hunk]:
     """Yield what edits do to whole lines. Where lines only go, the line before them stands for the place."""
-    after_lines = _split(after)
+    found_at = _Lines(_split(after))
     shift = 0  # lines that the hunks above brought
     for start, end, members in _line_groups(before, edits):
         was, now = before[start:end], _edited(before, start, end, members)
         if not now and start:
             above = before.rfind("\n", 0, start - 1) + 1
             was, now, start = before[above:end], before[above:start], above
-        places = _places(after_lines, _split(now))
+        places = found_at.places(now)
         yield Hunk(places.index(before.count("\n", 0, start) + shift), len(places), now, was)
         shift += now.count("\n") - was.count("\n")
 
@@ -104,9 +104,23 @@ def _line_groups(text: str, edits: Iterable[Edit]) -> list[tuple[int, int, list[
     return groups
 
 
-def _places(lines: list[str], wanted: list[str]) -> list[int]:
-    """Return the numbers of the lines at which the wanted lines stand."""
-    return [at for at in range(len(lines) - len(wanted) + 1) if lines[at : at + len(wanted)] == wanted]
+class _Lines:
+    """The lines of a text, and where some of them stand: fast for thousands of questions."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+        self._known: dict[str, list[int]] = {}
+        self._at: dict[str, list[int]] = {}
+        for number, line in enumerate(lines):
+            self._at.setdefault(line, []).append(number)
+
+    def places(self, text: str) -> list[int]:
+        """Return the numbers of the lines at which the lines of a text stand."""
+        if text not in self._known:
+            wanted = _split(text)
+            first = self._at.get(wanted[0], []) if wanted else range(len(self._lines) + 1)
+            self._known[text] = [at for at in first if self._lines[at : at + len(wanted)] == wanted]
+        return self._known[text]
 
 
 def _edited(text: str, start: int, end: int, edits: Iterable[Edit]) -> str:
@@ -173,9 +187,10 @@ def _read(text: str, line: int) -> Hunk:
 def _put_back(text: str, hunks: Iterable[tuple[int, Hunk]]) -> str:
     """Put the old lines where the new ones are. Each hunk comes with the line of its comment."""
     lines = _split(text)
+    found_at = _Lines(lines)
     found: list[tuple[int, Hunk]] = []
     for comment, hunk in hunks:
-        places = _places(lines, _split(hunk.now))
+        places = found_at.places(hunk.now)
         if not hunk.now or len(places) != hunk.places or not 0 <= hunk.place < len(places):
             shown = hunk.now.strip().partition("\n")[0].strip()
             raise CannotUndo(comment, f"the converted lines at {shown!r} were changed, added or taken out since")

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError, ConfigError
 from drabridge.kube.versions import RESOURCE_GROUP
+from drabridge.migrate.installers import IN_FOLDER, IN_GIT, operator_of
 from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step, Way
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing
 from drabridge.migrate.plan.supply import NodeDevices, devices_by_node, kubelet_devices
@@ -17,7 +18,7 @@ from drabridge.migrate.report.build import Facts, build
 from drabridge.migrate.report.codes import LEFT_ALONE, Severity
 from drabridge.migrate.report.model import Obstacle
 from drabridge.migrate.report.owners import OwnerChain, OwnerChains
-from drabridge.migrate.report.reads import NAMESPACES
+from drabridge.migrate.report.reads import NAMESPACES, is_built_in
 
 REST = "rest/lanes"
 """The last step. No namespace has a slash in its name, and no kind is written in small letters."""
@@ -101,7 +102,7 @@ def plan(facts: Facts, choice: Choice, cluster: str, made: str) -> Plan:
             left.append(Left(object=f"{demand.namespace}/{demand.object}", why=why))
         else:
             demands.append(demand)
-    steps = [_step(group, way, packing, facts.serves_policies) for way, group in _groups(demands, choice)]
+    steps = [_step(group, way, packing, facts.serves_policies, choice) for way, group in _groups(demands, choice)]
     steps.append(_rest(packing, choice))
     return Plan(
         apiVersion=VERSION,
@@ -193,7 +194,7 @@ def _why_left(demand: Demand, stays: Mapping[tuple[str, str], Obstacle], choice:
     own = stays.get((demand.namespace, demand.object))
     if own is not None:
         return f"{own.code.value}: {own.why}"
-    if (demand.namespace, demand.kind, demand.name) in choice.in_manifests:
+    if _in_manifests(demand, choice):
         return ""
     if any(namespace == demand.namespace for namespace, _, _ in choice.in_manifests):
         return (
@@ -211,16 +212,29 @@ def _why_left(demand: Demand, stays: Mapping[tuple[str, str], Obstacle], choice:
 
 
 def _groups(demands: Iterable[Demand], choice: Choice) -> list[tuple[Way, list[Demand]]]:
-    """Return what moves together: a workload whose manifest was given, else all of a namespace; in the plan's order."""
+    """Return what moves together, in the plan's order: a workload whose manifest was given, else all of a namespace.
+
+    What one release of Helm makes in a namespace moves together, because its values, or its patch, are one change.
+    """
     groups: dict[str, tuple[Way, list[Demand]]] = {}
     for demand in demands:
-        if (demand.namespace, demand.kind, demand.name) in choice.in_manifests:
-            groups[f"{demand.namespace}/{demand.object}"] = Way.MANIFESTS, [demand]
+        if _in_manifests(demand, choice):
+            owner = demand.installer
+            own = f"{demand.namespace}/{demand.object}"
+            key = f"{demand.namespace}/{owner.words}" if owner is not None and not owner.from_git else own
+            groups.setdefault(key, (Way.MANIFESTS, []))[1].append(demand)
         else:
             groups.setdefault(demand.namespace, (Way.SWITCH, []))[1].append(demand)
     for _, group in groups.values():
         group.sort(key=_rank)
     return sorted(groups.values(), key=lambda one: (_rank(one[1][-1])[0], one[1][0].namespace, one[1][0].object))
+
+
+def _in_manifests(demand: Demand, choice: Choice) -> bool:
+    """Whether the manifest of a workload was given, or that of what makes it."""
+    if (demand.namespace, demand.kind, demand.name) in choice.in_manifests:
+        return True
+    return demand.installer is not None and demand.installer.manifest_in(choice.in_manifests) is not None
 
 
 def _rank(demand: Demand) -> tuple[int, int, str]:
@@ -234,16 +248,19 @@ def _rank(demand: Demand) -> tuple[int, int, str]:
     return _RANKS.index(rank), len(demand.on), demand.object
 
 
-def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool) -> Step:
+def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool, choice: Choice) -> Step:
     before = {name: node.claims for name, node in packing.nodes.items()}
     missing: list[str] = []
     notes: list[str] = []
     if way is Way.SWITCH and not serves_policies:
         missing.append("the API server serves no MutatingAdmissionPolicy (Kubernetes 1.36 does): plan with --manifests")
     for demand in group:
-        if way is Way.MANIFESTS and demand.installer is not None:
-            who = f"{demand.object} was installed by {demand.installer.words}, which would undo a change in the cluster"
-            notes.append(f"{who}: {demand.installer.action}")
+        owner = demand.installer if is_built_in(demand.kind) else operator_of(demand.kind)
+        if way is Way.MANIFESTS and owner is not None:
+            verb = "was installed by" if demand.installer is not None else "belongs to"
+            who = f"{demand.object} {verb} {owner.words}, which would undo a change in the cluster"
+            in_git = owner.from_git or owner.manifest_in(choice.in_manifests) is not None
+            notes.append(f"{who}: {IN_GIT if in_git else IN_FOLDER}")
         for words, lacks in packing.move(demand):
             (missing if lacks else notes).append(words)
     first = group[0]

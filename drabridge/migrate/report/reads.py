@@ -19,6 +19,11 @@ WORKLOADS = {  # kind -> where it is
 }
 
 
+def is_built_in(kind: str) -> bool:
+    """Whether a kind that makes pods, or is one, is Kubernetes' own."""
+    return kind in WORKLOADS or kind == "Pod"
+
+
 def claim_templates(version: str) -> Kind:
     return Kind(RESOURCE_GROUP, version, "resourceclaimtemplates")
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from drabridge.migrate.convert import files
 from drabridge.migrate.convert.batch import text_of
+from drabridge.migrate.convert.charts import speaks_of_gpus
 from drabridge.migrate.convert.conversion import Surveyed, survey
 from drabridge.migrate.convert.default_classes import WORDS, default_devices
 from drabridge.migrate.convert.mentions import finder, may_name
@@ -78,7 +79,8 @@ def read_file(path: Path, devices: Mapping[str, Device]) -> _File:
         return _File(False, unread=f"{path}: {error.strerror}")
     if isinstance(text, Finding):
         return _File(False, unread=f"{path}: {text.message}")
-    if not (may_name(text, devices) and _pattern_of(tuple(devices)).search(text)):
+    named = may_name(text, devices) and _pattern_of(tuple(devices)).search(text) is not None
+    if not (named or speaks_of_gpus(text)):
         return _File(False)
     found = survey(text, Settings(devices or default_devices([text])))
     broken = next((one for one in found.findings if one.level is Level.ERROR), None)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from drabridge.migrate.installers import installer_of
+from tests.deploy.kubectl import KubectlRefusedError, kubectl
 from tests.migrate.cluster_objects import (
     CLASS,
     GPU,
@@ -29,13 +30,17 @@ from tests.migrate.desk import OURS, Desk
 
 Json = dict[str, Any]
 LIMITS = {"limits": {GPU: "1"}}
+LIMITS_AT = "/spec/template/spec/containers/0/resources/limits"
 FLUX = {"labels": {"kustomize.toolkit.fluxcd.io/name": "apps"}}
 HELM = {"annotations": {"meta.helm.sh/release-name": "web"}, "labels": {"app.kubernetes.io/managed-by": "Helm"}}
 
 
 @asynccontextmanager
-async def desk(tmp_path: Path, installed: Json) -> AsyncIterator[Desk]:
-    """A StatefulSet that somebody installed, its manifest, and a plan for both; all devices are for claims already."""
+async def desk(tmp_path: Path, installed: Json, text: str = "") -> AsyncIterator[Desk]:
+    """A StatefulSet that somebody installed, its manifest, and a plan for both; all devices are for claims already.
+
+    ``text``: instead of its manifest.
+    """
     labels = {"app": "web"}
     template = {
         "metadata": {"labels": labels},
@@ -50,16 +55,20 @@ async def desk(tmp_path: Path, installed: Json) -> AsyncIterator[Desk]:
     ]
     async with serving(*namespaces, node(), web, pod("web-0", owner=web)) as (api, kubeconfig):
         found = Desk(api, kubeconfig, tmp_path / "plan.yaml")
-        found.plan.with_name("web.yaml").write_text(yaml.safe_dump({**manifest, "spec": web["spec"]}))
-        words = ("--class", f"{GPU}={OURS}", "--driver", OURS, "--manifests", str(tmp_path))
-        code, out, err = await migrate("plan", "--kubeconfig", str(kubeconfig), *words, "--write", str(found.plan))
-        assert code == 0, err
-        found.said = " ".join(out.split())  # type: ignore[attr-defined]
-        plan = yaml.safe_load(found.plan.read_text())
-        for step in plan["steps"]:
-            step.pop("lanes", None)  # no agent is here that could change them
-        found.plan.write_text(yaml.safe_dump(plan))
+        found.plan.with_name("web.yaml").write_text(text or yaml.safe_dump({**manifest, "spec": web["spec"]}))
+        await planned(found, tmp_path)
         yield found
+
+
+async def planned(found: Desk, manifests: Path) -> None:
+    words = ("--class", f"{GPU}={OURS}", "--driver", OURS, "--manifests", str(manifests), "--write", str(found.plan))
+    code, out, err = await migrate("plan", "--kubeconfig", str(found.kubeconfig), *words)
+    assert code == 0, err
+    found.said = " ".join(out.split())  # type: ignore[attr-defined]
+    plan = yaml.safe_load(found.plan.read_text())
+    for step in plan["steps"]:
+        step.pop("lanes", None)  # no agent is here that could change them
+    found.plan.write_text(yaml.safe_dump(plan))
 
 
 def asked(api: Any) -> Json:
@@ -85,16 +94,144 @@ async def test_what_a_repository_installs_is_converted_there_and_waited_for(tmp_
         assert "resourceClaims" not in found.plan.with_name("web.yaml").read_text()
 
 
-async def test_what_helm_installs_is_refused_before_anything_changes(tmp_path: Path) -> None:
+async def test_for_a_release_of_helm_a_folder_is_written_and_waited_for(tmp_path: Path) -> None:
     async with desk(tmp_path, HELM) as found:
         before = found.plan.with_name("web.yaml").read_bytes()
         assert "StatefulSet/web was installed by Helm's release web" in found.said  # type: ignore[attr-defined]
+        assert "a folder with a patch" in found.said  # type: ignore[attr-defined]
+        code, out, err = await found.apply()
+        assert code == 1
+        assert "Helm's release web: upgrade it with for-owners.claims/helm-s-release-web/" in out
+        assert "StatefulSet/web still with limits in the cluster" in err
+        assert asked(found.api) == LIMITS, "the cluster is left to Helm"
+        assert list(found.api.objects.peek("resourceclaimtemplates")) == []
+        assert found.plan.with_name("web.yaml").read_bytes() == before, "nor is its manifest what Helm reads"
+        folder = tmp_path / "for-owners.claims" / "helm-s-release-web"
+        first = (folder / "kustomization.yaml").read_text()
+        assert "--post-renderer" in first.partition("apiVersion")[0]
+        patch = yaml.safe_load((folder / "claims" / "kustomization.yaml").read_text())["patches"][0]
+        assert "namespace" not in patch["target"], "what Helm makes need not say it"
+        assert {"op": "test", "path": LIMITS_AT, "value": {GPU: "1"}} in yaml.safe_load(patch["patch"])
+        code, out, err = await found.apply()
+        assert "still with limits" in err, "it goes on where it was"
+        code, out, err = await found.run("rollback", "--wait", "0")
+        assert "upgrade without the folder" in out, err
+        assert not folder.exists()
+
+
+@pytest.mark.kubectl
+async def test_the_folder_makes_of_helms_output_what_a_conversion_makes(tmp_path: Path) -> None:
+    async with desk(tmp_path, HELM) as found:
+        await found.apply()
+        folder = tmp_path / "for-owners.claims" / "helm-s-release-web"
+        rendered = yaml.safe_load(found.plan.with_name("web.yaml").read_text())
+        del rendered["metadata"]["namespace"]
+        (folder / "rendered.yaml").write_text(yaml.safe_dump(rendered))
+        made = [*yaml.safe_load_all(kubectl("kustomize", str(folder)))]
+        (pod,) = (one["spec"]["template"]["spec"] for one in made if one["kind"] == "StatefulSet")
+        assert pod["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "nvidia-gpu-1"}]
+        assert pod["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
+        rendered["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {GPU: "2"}}
+        (folder / "rendered.yaml").write_text(yaml.safe_dump(rendered))
+        with pytest.raises(KubectlRefusedError, match="test failed"):
+            kubectl("kustomize", str(folder))
+
+
+FLUX_RELEASE = """\
+apiVersion: helm.toolkit.fluxcd.io/v2
+kind: HelmRelease
+metadata: {name: tv, namespace: flux-system}
+spec:
+  targetNamespace: team-a
+  chart: {spec: {chart: jellyfin}}
+  values:
+    resources:
+      limits:
+        nvidia.com/gpu: 1
+"""
+OF_RELEASE = {"labels": {"helm.toolkit.fluxcd.io/name": "tv", "helm.toolkit.fluxcd.io/namespace": "flux-system"}}
+
+
+async def test_the_release_that_makes_a_workload_is_converted_in_its_file(tmp_path: Path) -> None:
+    async with desk(tmp_path, OF_RELEASE, FLUX_RELEASE) as found:
+        plan = yaml.safe_load(found.plan.read_text())
+        (step,) = (one for one in plan["steps"] if one["way"] == "manifests")
+        assert [one["object"] for one in step["moves"]] == ["StatefulSet/web"]
+        assert "commit or apply it" in " ".join(step["notes"])
+        code, out, err = await found.apply()
+        assert code == 1, err
+        assert "commit web.yaml: Flux's HelmRelease tv brings it to the cluster" in out
+        assert asked(found.api) == LIMITS
+        text = found.plan.with_name("web.yaml").read_text()
+        assert "postRenderers:" in text
+        assert "namespace: team-a" in text.partition("kind: ResourceClaimTemplate")[2]
+        code, out, err = await found.run("rollback", "--wait", "0")
+        assert found.plan.with_name("web.yaml").read_text() == FLUX_RELEASE, err
+
+
+async def test_what_one_release_makes_is_one_step(tmp_path: Path) -> None:
+    webs = [workload("Deployment", name) for name in ("one", "two")]
+    for web in webs:
+        web["metadata"] |= OF_RELEASE
+    (tmp_path / "tv.yaml").write_text(FLUX_RELEASE)
+    namespaces: list[Json] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(name, "")} for name in ("kube-system", "team-a")
+    ]
+    async with serving(*namespaces, node(), *webs) as (_, kubeconfig):
+        words = ("--class", f"{GPU}={OURS}", "--driver", OURS, "--manifests", str(tmp_path), "-o", "json")
+        _, out, err = await migrate("plan", "--kubeconfig", str(kubeconfig), *words)
+    steps = [one for one in json.loads(out)["steps"] if one["way"] == "manifests"]
+    assert [[move["object"] for move in one["moves"]] for one in steps] == [["Deployment/one", "Deployment/two"]], err
+
+
+NIM = """\
+apiVersion: apps.nvidia.com/v1alpha1
+kind: NIMService
+metadata: {name: llm, namespace: team-a}
+spec:
+  resources:
+    limits:
+      nvidia.com/gpu: 1
+"""
+
+
+async def test_a_custom_resource_is_converted_in_its_file_and_left_to_its_operator(tmp_path: Path) -> None:
+    owner = {"apiVersion": "apps.nvidia.com/v1alpha1", "kind": "NIMService", "metadata": meta("llm")}
+    namespaces: list[Json] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(name, "")} for name in ("kube-system", "team-a")
+    ]
+    (tmp_path / "nim.yaml").write_text(NIM)
+    async with serving(*namespaces, node(), pod("llm-0", owner=owner)) as (api, kubeconfig):
+        found = Desk(api, kubeconfig, tmp_path / "plan.yaml")
+        await planned(found, tmp_path)
+        assert "NIMService/llm belongs to the operator of NIMServices" in found.said  # type: ignore[attr-defined]
+        code, out, err = await found.apply()
+        assert code == 1
+        assert "kubectl apply -f nim.yaml: the operator of NIMServices brings it to the cluster" in out, err
+        assert "NIMService/llm still with limits in the cluster" in err
+        assert "draResources" in (tmp_path / "nim.yaml").read_text()
+        code, out, err = await found.run("rollback", "--wait", "0")
+        assert (tmp_path / "nim.yaml").read_text() == NIM, err
+
+
+async def test_a_pod_that_a_person_made_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    text = f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: lonely, namespace: team-a}}
+spec: {{containers: [{{name: c, image: x, resources: {{limits: {{{GPU}: 1}}}}}}]}}
+"""
+    namespaces: list[Json] = [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(name, "")} for name in ("kube-system", "team-a")
+    ]
+    (tmp_path / "pod.yaml").write_text(text)
+    async with serving(*namespaces, node(), pod("lonely")) as (api, kubeconfig):
+        found = Desk(api, kubeconfig, tmp_path / "plan.yaml")
+        await planned(found, tmp_path)
         code, _, err = await found.apply()
         assert code == 1
-        assert "was installed by Helm's release web, which would undo the change" in err
-        assert "Nothing was changed" in err
-        assert asked(found.api) == LIMITS
-        assert found.plan.with_name("web.yaml").read_bytes() == before
+        assert "a Pod cannot be changed by a plan" in err
+        assert (tmp_path / "pod.yaml").read_text() == text
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,9 @@ def test_a_kustomize_component_does_the_same(folder: Path, capsys: Output) -> No
     assert yaml.safe_load(patch["patch"]) == [
         {"op": "add", "path": "/spec/resourceClaims", "value": [{"name": "gpu", "resourceClaimTemplateName": name}]},
         {"op": "add", "path": "/spec/containers/0/resources/claims", "value": [{"name": "gpu"}]},
+        {"op": "test", "path": "/spec/containers/0/resources/limits", "value": {"nvidia.com/gpu": 1}},
         {"op": "remove", "path": "/spec/containers/0/resources/limits"},
+        {"op": "test", "path": "/spec/nodeSelector", "value": {"nvidia.com/gpu.product": "Tesla-T4"}},
         {"op": "remove", "path": "/spec/nodeSelector"},
     ]
     assert run(*RESOURCE, "-o", "kustomize", "--to", folder / "none", claims) == 0
