@@ -44,6 +44,7 @@ from tests.node.releases import DEFAULT
 LIMITS, CLAIM = "limits", "claim"
 WAITING = 6  # pods of each kind that have not ended, for four devices
 POLL_SECONDS = 0.2
+SETTLE_SECONDS = 10  # after the agent's start; all else that waits is as by default
 STAMPS = "/tmp/drabridge-hand-overs"  # on the node
 LANES: dict[str, Json] = {
     "shared": {"legacy": 0, "dra": 0, "shared": DEVICES},
@@ -306,8 +307,8 @@ async def run(
     """Measure every way with jobs of every length."""
     found = []
     for way in ways:
-        config: Json = {key: value for key, value in CONFIG.items() if key != "safety"}
-        config["resources"] = [{**CONFIG["resources"][0], "lanes": LANES[way]}]
+        resource = {**CONFIG["resources"][0], "lanes": LANES[way]}
+        config: Json = {**CONFIG, "safety": {"settleSeconds": SETTLE_SECONDS}, "resources": [resource]}
         async with real(config) as bed:
             await bed.install()
             await at_the_beginning(bed)
