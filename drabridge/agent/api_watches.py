@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.kube.api import Cluster
@@ -19,13 +19,17 @@ class ApiWatches:
         """``resources`` returns the names that matter in a pod's limits; it is called from another thread."""
         self._resources = resources
         self.pods = PodWatch(cluster, node, lambda: self._on_pod_ended(), lambda: self._resources())
-        self._node = NodeAnnotationWatch(cluster, node, driver, self._take_annotation, self._take_labels)
+        self._node = NodeAnnotationWatch(
+            cluster, node, driver, self._take_annotation, self._take_labels, self._take_allocatable
+        )
         self._on_pod_ended: Callable[[], None] = lambda: None
         self._on_annotation: Callable[[str | None], None] = lambda value: None
         self._tasks: list[asyncio.Task[None]] = []
         self._on_labels: Callable[[LabelsSeen | None], None] = lambda labels: None
         self._annotation: tuple[str | None, ...] = ()  # the newest value; (): not seen yet
         self._labels: LabelsSeen | None = None  # the newest; None: not seen yet
+        self.allocatable: Mapping[str, int] = {}
+        """How many devices of each resource pods may have here, as the Node says and the scheduler knows it."""
 
     def begin(self) -> None:
         """Start both watches, unless they run already."""
@@ -60,6 +64,9 @@ class ApiWatches:
     def _take_annotation(self, value: str | None) -> None:
         self._annotation = (value,)
         self._on_annotation(value)
+
+    def _take_allocatable(self, numbers: Mapping[str, int]) -> None:
+        self.allocatable = numbers
 
     def _take_labels(self, labels: LabelsSeen | None) -> None:
         self._labels = labels

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 import deviceplugin
 from drabridge.agent.drain import ClaimsLeft, Drain, DriverFiles
 from drabridge.agent.endpoints import ControlRequests, Endpoints, Views
-from drabridge.agent.maintenance import CdiMaintenance, LedgerMaintenance, Maintenance
+from drabridge.agent.maintenance import CdiMaintenance, LedgerMaintenance, Maintenance, TurnKeeper
 from drabridge.agent.manual_release import OperatorRelease
 from drabridge.agent.node_labels import NodeLabels
 from drabridge.agent.options import Options
@@ -150,6 +150,7 @@ class Components:
                 resolve=inventory.resolve,
                 confirm_cdi=inventory.cdi.confirm,
                 now=base.now,
+                kept=lambda: self.turns.turns.kept_from_pods,
             ),
             KubeletObserver(ledger_service, self.sinks, paths),
             standby.watcher if standby is not None else None,
@@ -160,6 +161,7 @@ class Components:
         self.others = others = OtherEvidence(
             lambda: ledger_service.ledger, devices, lambda: probed_resources(inventory.configs())
         )
+        self.turns = TurnKeeper(ledger_service, self._turns_changed)
         self.evidence = EvidenceLoop(ledger_service, kubelet, enrich=others.enrich)
         self.merge = StartupMerge(ledger_service, kubelet, cdi, paths, options.boot_id)
 
@@ -236,6 +238,7 @@ class Components:
             [
                 self.endpoints.beat,
                 self.endpoints.renew_control_socket,
+                self.turns.look,
                 ledger_maintenance.retry,
                 ledger_maintenance.end_lingering,
                 ledger_maintenance.forget_gone,
@@ -280,6 +283,7 @@ class Components:
             pods=lambda: self.others.pods,
             unwell=lambda: service.health.error or self._cdi.error,
             on_synced=self.lanes_changed.set,
+            kept=lambda: self.turns.turns.kept_from_claims,
             clock=service.now,
         )
         node = DriverNode(options.node_name, paths.kubelet, paths.state, options.boot_id, self._state_worker)
@@ -295,6 +299,10 @@ class Components:
     def _desired_changed(self) -> None:
         self.lanes_changed.set()
         self.claims.wake()
+
+    def _turns_changed(self) -> None:
+        self.claims.wake()
+        self.legacy.follow_ledger()
 
     def _cdi_written_again(self) -> None:
         self.claims.wake()

@@ -17,6 +17,7 @@ from drabridge.ledger.eligibility import must_list
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager
+from drabridge.offers.turns import NOBODYS, Change, follow
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,33 @@ async def _repeat(job: Job) -> None:
     while True:
         await job()
         await asyncio.sleep(TICK_SECONDS)
+
+
+class TurnKeeper:
+    """Keeps whose turn it is to get shared devices."""
+
+    def __init__(self, ledger_service: LedgerService, changed: Callable[[], None]) -> None:
+        """``changed`` is called when time alone has changed it."""
+        self._ledger_service = ledger_service
+        self._changed = changed
+        self._seen = ledger_service.ledger
+        self.turns = NOBODYS
+        self.told: Callable[[], Mapping[str, int]] = dict  # what the Node says that pods may have, by resource
+        self.sent: Callable[[], Mapping[str, int]] = dict  # how many pods were sent here with limits, by resource
+        self._sent: Mapping[str, int] = {}
+
+    def follow(self) -> bool:
+        """Follow the ledger as it is now. Returns whether anything is another's turn since."""
+        before, seen, self._seen = self.turns, self._seen, self._ledger_service.ledger
+        sent, self._sent = self._sent, dict(self.sent())
+        asked = {resource for resource, count in self._sent.items() if count != sent.get(resource)}
+        self.turns = follow(before, Change(seen, self._seen, self._ledger_service.now(), self.told(), asked))
+        return self.turns is not before
+
+    async def look(self) -> None:
+        """End turns that are over."""
+        if self.follow():
+            self._changed()
 
 
 class LedgerMaintenance:

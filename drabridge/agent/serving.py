@@ -201,6 +201,7 @@ class ServingAgent:
         watches.begin()
         labels_seen = parts.node_labels.writer.seen
         watches.notify(parts.evidence.hurry, parts.desired.annotate, labels_seen, self._resources)
+        parts.turns.told, parts.turns.sent = lambda: watches.allocatable, lambda: watches.pods.sent
         parts.others.pods = watches.pods
         parts.others.claims = parts.claim_queries.allocated
         self._watches = watches
@@ -250,6 +251,7 @@ class ServingAgent:
         """Bring offers, moves and questions to kubelet up to date after one change of the ledger or several."""
         parts = self._parts
         self._refresh = None
+        parts.turns.follow()
         if self._behind and parts.ledger_service.health.ok:
             self._snapshot_taken.set()
         parts.claims.wake()

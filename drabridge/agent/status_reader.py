@@ -51,6 +51,7 @@ def status_document(parts: Components) -> Document:
             service.policy,
             desired={resource.name: parts.desired.describe(resource) for resource in state.config.resources},
             published=parts.claims.published,
+            turns=parts.turns.turns,
         ),
         Findings(
             connections=_connections(state, service.now()),

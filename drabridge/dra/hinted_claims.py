@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from drabridge.dra.claim_names import ClaimKey, WaitingPod
+from drabridge.dra.nominated_pods import NOMINATED, nominated_to
 from drabridge.errors import ClusterError
 from drabridge.evidence.pod_objects import claim_names
 from drabridge.kube.api import PODS, Cluster, NotFoundError
@@ -29,6 +30,7 @@ class HintedClaims:
     def __init__(self, cluster: Cluster, driver: str, pool: str, namespace: str, changed: Callable[[], None]) -> None:
         """``changed`` is called after every change."""
         self._cluster = cluster
+        self._node = pool  # the pool of a node has its name
         self._namespace = namespace
         self._name = hints_name(driver, pool)
         self._changed = changed
@@ -55,11 +57,13 @@ class HintedClaims:
         """Read ``MOST_PODS`` of the pods that the claim is reserved for; if all are gone, others next time.
 
         One of a listed scheduler is enough. A pod of another one that is not read here may be bound before
-        the lease is there, and gets nothing by that: the ledger refuses to prepare what is not leased.
+        the lease is there, and gets nothing by that: the ledger refuses to prepare what is not leased. A claim that is
+        reserved for something else, as a PodGroup (KEP-5729), is that of the nominated pods that name it.
         """
-        found = []
         with reading(f"the pods of claim {'/'.join(key)}"):
-            users = [one for one in claim["status"].get("reservedFor") or () if one.get("resource") == "pods"]
+            reserved = claim["status"].get("reservedFor") or ()
+            users = [one for one in reserved if one.get("resource") == "pods"]
+        found = await self._nominated(key) if len(users) < len(reserved) else []
         start = self._next.pop(key, 0) % max(len(users), 1)
         for user in [*users[start:], *users[:start]][:MOST_PODS]:
             try:
@@ -74,6 +78,15 @@ class HintedClaims:
         if not found:
             self._next[key] = start + MOST_PODS
         return tuple(found)
+
+    async def _nominated(self, key: ClaimKey) -> list[WaitingPod]:
+        """List the pods that wait to be bound here and name the claim."""
+        namespace, name = key
+        async with self._reads:
+            listing = await self._cluster.list(
+                PODS, namespace=namespace, field_selector=nominated_to(self._node), view=NOMINATED
+            )
+        return [pod.waiting for pod in listing.items if name in pod.claims]
 
     # The methods of kube.watch.Follower.
 

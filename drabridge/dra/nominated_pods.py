@@ -29,6 +29,11 @@ class NominatedPod(Struct, frozen=True):
     scheduler: str
     claims: frozenset[str]  # names
 
+    @property
+    def waiting(self) -> WaitingPod:
+        """The pod as one that waits with a claim."""
+        return WaitingPod(self.namespace, self.name, self.scheduler, self.claims)
+
 
 def nominated_pod(pod: Json) -> NominatedPod:
     """Read a pod of the API server."""
@@ -42,6 +47,14 @@ def nominated_pod(pod: Json) -> NominatedPod:
     )
 
 
+NOMINATED = ObjectView(nominated_pod, PodFields)
+
+
+def nominated_to(node: str) -> str:
+    """The field selector of the pods that wait to be bound to a node."""
+    return f"status.nominatedNodeName={node}"
+
+
 class NominatedPods:
     """The nominated pods of one node. While the watch is lost, those that were known last count."""
 
@@ -51,13 +64,13 @@ class NominatedPods:
     def __init__(self, cluster: Cluster, node: str, changed: Callable[[], None]) -> None:
         """``changed`` is called after every change."""
         self._cluster = cluster
-        self._selector = f"status.nominatedNodeName={node}"
+        self._selector = nominated_to(node)
         self._changed = changed
         self._pods: dict[str, NominatedPod] = {}
         self._seen: dict[str, int] = {}  # pod UID -> the change that showed it last
         self._changes = 0
         self.lost_because = "the pods were not listed yet"  # "" while the watch lives
-        self.view = ObjectView(nominated_pod, PodFields)
+        self.view = NOMINATED
 
     async def run(self) -> None:
         """Follow the pods until cancelled. What was known last counts until the next run."""
@@ -81,11 +94,8 @@ class NominatedPods:
     async def pods(self, key: ClaimKey, claim: Json) -> tuple[WaitingPod, ...]:
         """Return the nominated pods that name the claim."""
         namespace, name = key
-        return tuple(
-            WaitingPod(pod.namespace, pod.name, pod.scheduler, pod.claims)
-            for pod in self._pods.values()
-            if pod.namespace == namespace and name in pod.claims
-        )
+        pods = self._pods.values()
+        return tuple(pod.waiting for pod in pods if pod.namespace == namespace and name in pod.claims)
 
     def forget(self) -> None:
         """Nobody follows the pods any more."""

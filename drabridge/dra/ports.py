@@ -57,4 +57,5 @@ class DraPorts(Struct, frozen=True, kw_only=True):
     pods: Callable[[], ClaimPods | None] = _no_pods  # None: nobody follows pods
     unwell: Callable[[], str] = str  # why no claim could be granted now; "" if one could
     on_synced: Callable[[], None] = lambda: None  # the API server has the slices that it should have
+    kept: Callable[[], Collection[str]] = tuple  # devices that are kept for pods with limits
     clock: Callable[[], float] = time.time

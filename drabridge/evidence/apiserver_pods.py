@@ -59,6 +59,7 @@ class PodWatch:
         self._gone: dict[str, tuple[PodDemand, float]] = {}  # not seen to end; until when they may run
         self._ended: dict[str, PodDemand] = {}  # the oldest first
         self._listed_at = 0.0  # a pod that was gone before then was never known
+        self.sent: Counter[str] = Counter()  # by resource: pods that were sent here with limits of it
         self._unreadable: set[str] = set()  # uids; these pods may ask for anything
         self.view = ObjectView(self._read, PodFields)
 
@@ -195,6 +196,7 @@ class PodWatch:
         if pod is None or pod.ended:
             self._pods.pop(one.uid, None)
         else:
+            self.sent.update(() if one.uid in self._pods else pod.asked.keys())
             self._pods[one.uid] = pod
         if pod is not None and not pod.mirror:
             self._gone.pop(pod.uid, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -16,7 +16,8 @@ from drabridge.kube.watch import follow
 class NodeAnnotationWatch:
     """Gives ``take`` each value of the annotation ``<driver>/lanes``; None when there is none.
 
-    ``take_labels`` gets the Node's labels with each of its changes; None when the Node is gone.
+    ``take_labels`` gets the Node's labels with each of its changes; None when the Node is gone. ``take_allocatable``
+    gets how many devices of each resource pods may have there, as the scheduler knows it.
     """
 
     def __init__(
@@ -26,12 +27,14 @@ class NodeAnnotationWatch:
         driver: str,
         take: Callable[[str | None], None],
         take_labels: Callable[[LabelsSeen | None], None] = lambda labels: None,
+        take_allocatable: Callable[[Mapping[str, int]], None] = lambda numbers: None,
     ) -> None:
         self._cluster = cluster
         self._selector = f"metadata.name={node}"
         self._key = f"{driver}/lanes"
         self._take = take
         self._take_labels = take_labels
+        self._take_allocatable = take_allocatable
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -42,7 +45,7 @@ class NodeAnnotationWatch:
     @property
     def view(self) -> ObjectView[_Annotated]:
         key = self._key
-        return ObjectView(lambda node: _Annotated(_annotation(node, key), labels_of(node)))
+        return ObjectView(lambda node: _Annotated(_annotation(node, key), labels_of(node), _allocatable(node)))
 
     def listed(self, objects: tuple[_Annotated, ...]) -> None:
         for node in objects:
@@ -63,13 +66,24 @@ class NodeAnnotationWatch:
     def _seen(self, node: _Annotated) -> None:
         self._take(node.value)
         self._take_labels(node.labels)
+        self._take_allocatable(node.allocatable)
 
 
 class _Annotated(Struct, frozen=True):
     value: str | None
     labels: LabelsSeen
+    allocatable: Mapping[str, int]
 
 
 def _annotation(node: Json, key: str) -> str | None:
     value = ((node.get("metadata") or {}).get("annotations") or {}).get(key)
     return value if isinstance(value, str) else None
+
+
+def _allocatable(node: Json) -> Mapping[str, int]:
+    """Read the numbers of extended resources; memory, and what else has a unit, is left out."""
+    status = node.get("status")
+    amounts = status.get("allocatable") if isinstance(status, dict) else None
+    if not isinstance(amounts, dict):
+        return {}
+    return {name: int(amount) for name, amount in amounts.items() if isinstance(amount, str) and amount.isdecimal()}

@@ -55,7 +55,8 @@ class LegacyContext(Struct, frozen=True):
 
     ``devices`` returns the inventory's current records by name. ``resolve`` reads a device's nodes anew from its stable
     identity (stat calls only), because a number may have changed since the last event. ``confirm_cdi`` looks for CDI
-    devices of other programs, and raises HostError for one that is in no file. ``now`` returns wall seconds.
+    devices of other programs, and raises HostError for one that is in no file. ``now`` returns wall seconds. ``kept``
+    returns the devices that are kept for claims.
     """
 
     ledger_service: LedgerAccess
@@ -64,6 +65,7 @@ class LegacyContext(Struct, frozen=True):
     resolve: Callable[[Device], Device]
     confirm_cdi: Callable[[Collection[str]], Awaitable[None]] = _all_there
     now: Callable[[], float] = time.time
+    kept: Callable[[], Collection[str]] = tuple
 
 
 CdiNames = list[tuple[str, ...]]  # of each device, as kubelet is told
@@ -97,6 +99,7 @@ class LegacyResource:
         self._resolve = context.resolve
         self._confirm_cdi = context.confirm_cdi
         self._now = context.now
+        self._kept = context.kept
         self._list: DeviceList = Broadcast()
         self._ids = KubeletIds()
         self._refused: set[str] = set()  # units refused while nothing can be granted: the disk is full, or the like
@@ -145,6 +148,7 @@ class LegacyResource:
             policy=self._ledger_service.policy,
             former=self._ids.former(),
             refused=self._refused if self._cannot_grant else None,
+            kept=self._kept(),
         )
         self._list.publish(
             tuple(

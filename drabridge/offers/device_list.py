@@ -38,6 +38,7 @@ def legacy_list(
     policy: LedgerPolicy,
     former: Mapping[str, Collection[str]] = _NONE,
     refused: Collection[str] | None = None,
+    kept: Collection[str] = (),
 ) -> tuple[ListedUnit, ...]:
     """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
 
@@ -52,7 +53,7 @@ def legacy_list(
     the pod when it restarts ("previously allocated devices are no longer healthy", devicemanager/manager.go).
     ``refused``: nothing can be granted now (a full disk); these are the ids for which kubelet was told so. What pods
     have stays Healthy, but for ids that were just refused to them. The rest does not, or kubelet would send one pod
-    after another into the same failure.
+    after another into the same failure. ``kept``: devices that are kept for claims (:mod:`drabridge.offers.turns`).
     """
     entries = of_resource(ledger, resource)
     if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
@@ -64,7 +65,7 @@ def legacy_list(
         device = devices.get(entry.name)
         numa = device.numa_nodes if device else ()
         units = entry.device.units
-        healthy: Collection[str] = units if legacy_healthy(ledger, entry) else ()
+        healthy: Collection[str] = units if legacy_healthy(ledger, entry) and entry.name not in kept else ()
         if healthy and refused is not None:
             healthy = set(entry.hold.units).difference(refused) if entry.hold is not None else ()
         elif healthy and entry.name in former:

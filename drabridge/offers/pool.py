@@ -7,7 +7,7 @@ claims may hold, but that is not available now, stays and has a taint, so that p
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,14 +34,16 @@ def pool_of(
     at: float,
     *,
     unwell: bool = False,
+    kept: Collection[str] = (),
 ) -> Pool:
     """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
 
-    ``unwell``: the node could not grant any of its free devices.
+    ``unwell``: the node could not grant any of its free devices. ``kept``: devices that are kept for pods
+    (:mod:`drabridge.offers.turns`).
     """
     resources = {resource.name: resource for resource in config.resources}
     counters = _counters(snapshot, resources)
-    context = _Context(ledger, config, counters, at)
+    context = _Context(ledger, config, counters, at, kept)
     offers = [
         context.offer(device, entry, resources[device.resource])
         for device in snapshot.devices
@@ -78,6 +80,7 @@ class _Context(Struct, frozen=True):
     config: Config
     counters: Mapping[str, Mapping[str, int]]
     at: float
+    kept: Collection[str]
 
     def offer(self, device: Device, entry: Entry, resource: Resource) -> Offer:
         """The offer of one device."""
@@ -113,6 +116,8 @@ class _Context(Struct, frozen=True):
             yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE)
         elif not eligibility.dra_schedulable(self.ledger, entry):
             yield Taint(f"{prefix}/unavailable", _reason(entry))
+        elif entry.name in self.kept:  # as while the last pod had it: the next one is under way, and no write is due
+            yield Taint(f"{prefix}/unavailable", str(Owner.LEGACY))
 
 
 def _reason(entry: Entry) -> str:

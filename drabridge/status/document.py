@@ -19,6 +19,7 @@ from drabridge.inventory.model import Attribute, Device, Presence, Semver, Snaps
 from drabridge.ledger.eligibility import blocking_relative, dra_schedulable, legacy_healthy
 from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
+from drabridge.offers.turns import NOBODYS, Turns
 
 API_VERSION = "drabridge/v1alpha1"
 _UNPUBLISHED = "waits for the API server, which has not taken our slices"  # kubelet is asked when it has
@@ -63,6 +64,7 @@ class NodeDevices(Struct, frozen=True):
     policy: LedgerPolicy
     desired: Mapping[str, Mapping[str, str]] = MappingProxyType({})  # of each resource: {legacy, dra, source}
     published: bool = True  # the API server has our slices
+    turns: Turns = NOBODYS
 
 
 class Findings(Struct, frozen=True):
@@ -126,8 +128,8 @@ def _device(devices: NodeDevices, entry: Entry, device: Device | None) -> Docume
     offered = [
         side
         for side, shown in (
-            ("legacy", legacy_healthy(ledger, entry)),
-            ("dra", dra_schedulable(ledger, entry)),
+            ("legacy", legacy_healthy(ledger, entry) and entry.name not in devices.turns.kept_from_pods),
+            ("dra", dra_schedulable(ledger, entry) and entry.name not in devices.turns.kept_from_claims),
         )
         if shown
     ]

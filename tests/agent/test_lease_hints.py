@@ -183,6 +183,47 @@ async def test_all_pods_that_a_claim_is_reserved_for_are_read_two_at_a_time_unti
             cluster.close()
 
 
+@pytest.mark.parametrize("by_hints", [True, False])
+async def test_a_claim_that_is_reserved_for_a_pod_group_is_leased(by_hints: bool) -> None:
+    """Pods of the group share the claim (KEP-5729); the scheduler reserves it for the group, not for them."""
+    config = CONFIG if by_hints else CONFIG.replace(f"coordinator: {NAMESPACE}", "")
+    async with (
+        node(config.replace("leases: {", "leases: {schedulers: [gang], ")) as (agent, cluster, _),
+        leading(cluster),
+    ):
+        await begin(agent, cluster)
+        objects = cluster.api.objects
+        waiting_claim(objects, "of-group")
+        group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "group", "uid": "group-uid"}
+        objects.modify(
+            "resourceclaims",
+            "of-group",
+            lambda one: one["status"].update(reservedFor=[group]),
+            namespace="default",
+            subresource="status",
+        )
+        metadata = {"name": "member", "namespace": "default"}
+        spec = {
+            **POD["spec"],
+            "schedulerName": "gang",
+            "resourceClaims": [{"name": "c", "resourceClaimName": "of-group"}],
+        }
+        objects.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        objects.modify(
+            "pods",
+            "member",
+            lambda one: one["status"].update(nominatedNodeName="node-a"),
+            namespace="default",
+            subresource="status",
+        )
+        uid = (cluster.get("resourceclaims", "of-group") or {})["metadata"]["uid"]
+        hint = ClaimHint("default", "of-group", uid, "1")
+        objects.create(hints_object(DRIVER, "node-a", hints_text([hint])), namespace=NAMESPACE)
+        await until(lambda: _condition(cluster, "of-group", "lease"), 10, agent.text)
+        assert bool(asked_for_pods(cluster)) is True
+        assert any(one.verb == "watch" for one in asked_for_pods(cluster)) is not by_hints
+
+
 @contextlib.asynccontextmanager
 async def leading(cluster: SimCluster) -> AsyncIterator[None]:
     """Renew the coordinators' Lease, and do nothing else."""

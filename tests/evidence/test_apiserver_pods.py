@@ -581,3 +581,11 @@ def test_only_our_resources_of_a_pod_are_remembered() -> None:
         watch = PodWatch(None, "node-a", lambda: None, lambda names=ours: names)  # type: ignore[arg-type, misc]
         watch.listed((watch.view(json.dumps(asks).encode()),))
         assert watch.unaccounted(LEDGER, _observed({})) == found
+
+
+def test_pods_that_were_sent_here_are_counted_once_each_by_resource() -> None:
+    watch = _watch(pod("a", container("m", gpu=1)))
+    for name, gpus in (("a", 1), ("b", 2), ("c", 0)):
+        for _ in range(2):
+            watch.changed("MODIFIED", _seen(pod(name, container("m", gpu=gpus) if gpus else container("m", cpu=1))))
+    assert watch.sent == {GPU: 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,23 @@ async def test_an_event_that_cannot_be_written_is_counted_and_nothing_waits(
 async def test_without_an_api_server_events_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     Announcer(None, "node-a", "d", lambda: 0.0).tell(Notify(Subject.NODE, "LedgerLost", "the ledger is gone"))
     assert "the ledger is gone" in caplog.text
+
+
+async def test_what_pods_may_have_on_the_node_is_told_of_extended_resources(
+    api: tuple[SimApiServer, KubernetesCluster],
+) -> None:
+    server, cluster = api
+    seen: list[Mapping[str, int]] = []
+    watch = NodeAnnotationWatch(cluster, "node-a", "d", lambda value: None, take_allocatable=seen.append)
+    amounts = {"cpu": "2", "memory": "4Gi", "example.com/gpu": "3", "example.com/strange": 7}
+    async with running(watch):
+        await until(lambda: seen == [{}])
+        server.objects.modify(
+            "nodes", "node-a", lambda one: one.update(status={"allocatable": amounts}), subresource="status"
+        )
+        await until(lambda: len(seen) > 1)
+    assert seen[-1]["example.com/gpu"] == 3
+    assert "memory" not in seen[-1]
 
 
 async def test_the_annotation_is_followed_through_every_trouble(

@@ -99,3 +99,11 @@ def test_kubelet_may_know_the_ids_of_a_node_that_starts_with_everything_for_clai
     node.yes(Discovered(facts, NOON, dict.fromkeys(DEVICES, Lane.DRA)))
     assert listed(node, NOON + TOMBSTONE - 1) == (ListedUnit("GPU-0", False), ListedUnit("GPU-1", False))
     assert listed(node, NOON + TOMBSTONE) == ()
+
+
+def test_a_device_that_is_kept_for_claims_is_unhealthy_even_while_a_pod_has_it() -> None:
+    node = node_of(Lane.SHARED, Lane.SHARED)
+    node.yes(allocate(0))
+    for name, healthy in (("gpu-0", (False, True)), ("gpu-1", (True, False))):
+        units = legacy_list(node.ledger, DEVICES, "r", at=NOON, policy=node.policy, kept={name})
+        assert tuple(unit.healthy for unit in units) == healthy

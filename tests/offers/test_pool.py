@@ -60,7 +60,7 @@ def pool(devices: tuple[Device, ...], *entries: Entry, at: float = 100.0, **opti
     rest = [Entry(LedgerDevice.of(d), lane=Lane.DRA) for d in devices if d.name not in named]
     ledger = Ledger.of([*entries, *rest], NodeState(merged=True))
     known = Snapshot(1, devices), ledger, options.get("config") or config()
-    return pool_of(*known, "node-a", at, unwell=options.get("unwell", False))
+    return pool_of(*known, "node-a", at, unwell=options.get("unwell", False), kept=options.get("kept", ()))
 
 
 def one(entry: Entry, **options: Any) -> Offer | None:
@@ -227,3 +227,14 @@ def test_health_is_a_full_list_that_names_what_is_wrong() -> None:
         ReportedHealth("c", False, "the device is gone"),
         ReportedHealth("vanished", False, "the device is gone"),
     )
+
+
+def test_a_device_that_is_kept_for_pods_is_tainted_as_if_one_had_it() -> None:
+    """So the slice is not written anew when the next pod takes it."""
+    free = Entry(LedgerDevice.of(device()), lane=Lane.SHARED)
+    held = replace(free, owner=Owner.LEGACY, hold=Hold(("GPU-0",), 1.0))
+    kept = one(free, kept={"gpu-0"})
+    assert kept == one(held)
+    assert kept is not None
+    assert kept.taints
+    assert not (one(free) or kept).taints

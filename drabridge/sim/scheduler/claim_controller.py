@@ -179,7 +179,8 @@ def release(objects: Objects) -> None:
     for claim in objects.peek("resourceclaims"):
         meta, status = claim["metadata"], claim.get("status", {})
         reserved = status.get("reservedFor", [])
-        gone = [one["uid"] for one in reserved if one["uid"] not in pods or ended(pods[one["uid"]])]
+        for_pods = [one["uid"] for one in reserved if one["resource"] == "pods"]
+        gone = [uid for uid in for_pods if uid not in pods or ended(pods[uid])]
         for uid in gone:
             unreserve(objects, claim, uid)
         if gone and "allocation" in status and len(gone) == len(reserved):

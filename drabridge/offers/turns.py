@@ -1,0 +1,208 @@
+"""Decide to which API alone a shared device is offered, while both want more than there is. Pure.
+
+Left alone, the side that has a device keeps it. When a pod ends, the scheduler sends the next one at once, because
+kubelet's number has not changed; so claims lose every race. When a claim ends, the slice shows that at once, and
+kubelet tells the scheduler its new number with its next node status only.
+
+So while both sides want devices and none is free, a device that is released is offered to one side alone for a while:
+to the one that has fewer, or as many, so that each gets half. A pod whose device claims are to get must have no
+successor under way: kubelet would refuse it for good. So one device that pods hold is promised to claims first: kubelet
+is told that it is Unhealthy, and once the scheduler knows the smaller number, whichever pod ends next leaves its device
+to claims.
+
+A side wants devices from when it takes or tries to take one until it leaves one unused that was offered to it alone.
+Nothing here changes what the ledger grants: who comes all the same gets the device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from msgspec import Struct
+
+from drabridge.inventory.model import Presence
+from drabridge.ledger.eligibility import blocking_relative, legacy_healthy
+from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner
+
+TURN_SECONDS = 12.0
+"""Kubelet tells its number every 10 s (nodeStatusUpdateFrequency); the scheduler tries a pod again after at most 10 s
+(podMaxBackoffSeconds)."""
+
+ASK_SECONDS = 300.0
+"""Nobody here sees pods with limits that wait for a device. Where claims have them all, pods get a turn that often."""
+
+ADMIT_SECONDS = 0.5
+"""From Allocate until kubelet has admitted the pod: an app container that takes over its init container's device is
+refused while kubelet has no Healthy one at all."""
+
+
+class Side(StrEnum):
+    """Who gets a device: pods with limits, or claims."""
+
+    PODS = "pods"
+    CLAIMS = "claims"
+
+
+OTHER = {Side.PODS: Side.CLAIMS, Side.CLAIMS: Side.PODS}
+BOTH = frozenset(Side)
+
+
+class Turn(Struct, frozen=True):
+    """A free device is offered to one side alone, until then at most (wall seconds)."""
+
+    side: Side
+    until: float
+
+
+class Turns(Struct, frozen=True):
+    """Whose turn it is. ``wanting``: by resource; ``turns``: by device.
+
+    ``promises``: resource -> a device that pods have and that is Unhealthy, because claims get the next one that pods
+    release; "" between two pods. ``asked``: resource -> since when pods have not been asked, in wall seconds.
+    """
+
+    wanting: Mapping[str, frozenset[Side]] = MappingProxyType({})
+    turns: Mapping[str, Turn] = MappingProxyType({})
+    promises: Mapping[str, str] = MappingProxyType({})
+    asked: Mapping[str, float] = MappingProxyType({})
+
+    @property
+    def kept_from_pods(self) -> frozenset[str]:
+        """Devices that kubelet is told are Unhealthy though pods could have them, or have them."""
+        for_claims = (name for name, turn in self.turns.items() if turn.side is Side.CLAIMS)
+        return frozenset(for_claims) | frozenset(self.promises.values()) - {""}
+
+    @property
+    def kept_from_claims(self) -> frozenset[str]:
+        """Devices that are tainted though claims could have them."""
+        return frozenset(name for name, turn in self.turns.items() if turn.side is Side.PODS)
+
+
+NOBODYS = Turns()
+
+
+class Change(Struct, frozen=True):
+    """What happened since the last look.
+
+    ``at``: wall seconds. ``told``: how many devices of each resource pods may have here, as the scheduler knows it.
+    ``sent``: resources for which a pod was sent here.
+    """
+
+    old: Ledger
+    new: Ledger
+    at: float
+    told: Mapping[str, int]
+    sent: Collection[str] = ()
+
+
+def follow(before: Turns, change: Change) -> Turns:
+    """Return whose turn it is after the ledger changed, or time went on."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in change.new.entries.values():
+        if _takes_part(entry):
+            groups.setdefault(entry.device.resource, []).append(entry)
+    if not groups:
+        return NOBODYS
+    looked = {resource: _Group(before, change, entries) for resource, entries in groups.items()}
+    promises = {resource: group.promise() for resource, group in looked.items()}
+    after = Turns(
+        {resource: group.wanting for resource, group in looked.items()},
+        {device: turn for group in looked.values() for device, turn in group.turns.items()},
+        {resource: device for resource, device in promises.items() if device is not None},
+        {resource: group.asked for resource, group in looked.items()},
+    )
+    return before if after == before else after
+
+
+def _takes_part(entry: Entry) -> bool:
+    """Whether the device is shared, there to stay, and for one pod at a time."""
+    there = entry.device.presence is Presence.PRESENT and entry.move is None
+    return there and entry.lane is Lane.SHARED and len(entry.device.units) == 1
+
+
+def _side(entry: Entry) -> Side | None:
+    """Who has the device."""
+    return Side.PODS if entry.owner is Owner.LEGACY else Side.CLAIMS if entry.owner in DRA_OWNERS else None
+
+
+class _Group:
+    """The shared devices of one resource."""
+
+    def __init__(self, before: Turns, change: Change, entries: list[Entry]) -> None:
+        resource, old, new, at = entries[0].device.resource, change.old, change.new, change.at
+        free = {one.name: one for one in entries if one.owner is Owner.NONE and blocking_relative(new, one) is None}
+        turns = {name: turn for name, turn in before.turns.items() if name in free}
+        unused = [turn.side for turn in turns.values() if turn.until <= at]
+        self.turns = {name: turn for name, turn in turns.items() if turn.until > at}
+        was = [(old.entries.get(one.name, one), one) for one in entries]
+        self.asked = at if Side.PODS in unused else before.asked.get(resource, at)
+        pods = {Side.PODS} if resource in change.sent or at - self.asked >= ASK_SECONDS else ()
+        wanted = before.wanting.get(resource, frozenset())
+        self.wanting = wanted.difference(unused).union(pods, *(_tried(*pair) for pair in was))
+        self._has = Counter(side for one in entries if (side := _side(one)))
+        self._has += Counter(turn.side for turn in self.turns.values())
+        self._promise = before.promises.get(resource)
+        self._at = at
+        self._told = change.told.get(resource)
+        self._settled = at >= new.node.releases_suspended_until
+        self._healthy = {
+            one.name for one in new.entries.values() if one.device.resource == resource and legacy_healthy(new, one)
+        }
+        released = [(one, side) for past, one in was if (side := _side(past)) and one.name in free]
+        self._scarce = not free.keys() - self.turns.keys() - {one.name for one, _ in released}
+        if self.wanting == BOTH and self._scarce:
+            for one, side in released:
+                self._release(one.name, side)
+        self._held = [one for one in entries if one.owner is Owner.LEGACY]
+        self._admitted = [one for one in self._held if one.hold and at - one.hold.allocated_at >= ADMIT_SECONDS]
+
+    def _release(self, device: str, last: Side) -> None:
+        """Give a device that ``last`` has released to the side that has fewer; an only one to each in turns."""
+        side = OTHER[last] if self._is_next(OTHER[last], self._has[last]) else last
+        if last is Side.PODS and side is Side.CLAIMS:
+            if self._is_known():
+                self._promise = None
+            else:
+                side = Side.PODS  # the next one is under way
+        self.turns[device] = Turn(side, self._at + TURN_SECONDS)
+        self._has[side] += 1
+
+    def _is_known(self) -> bool:
+        """Whether the scheduler knows that pods are to have one device less."""
+        if not self._promise or self._told is None:
+            return False
+        kept = {name for name, turn in self.turns.items() if turn.side is Side.CLAIMS}
+        return self._told <= len(self._healthy - kept - {self._promise})
+
+    def _is_next(self, side: Side, others: int) -> bool:
+        """Whether a side is to get another device while the other one has so many."""
+        return self._has[side] < others or self._has[side] == others == 0
+
+    def promise(self) -> str | None:
+        """Return what is promised to claims; None if they are not to get the next device that pods release.
+
+        Nothing is soon after kubelet's start: while it admits its pods anew, what they have must be Healthy.
+        """
+        if self.wanting != BOTH or not self._scarce or not self._settled:
+            return None
+        kept = self._promise
+        have = len(self._held) if kept is None else self._has[Side.PODS]  # a new one waits for pods that are to come
+        if not self._is_next(Side.CLAIMS, have - 1):
+            return None
+        held = sorted(self._admitted, key=lambda one: (one.name != kept, one.since, one.name))
+        return held[0].name if held else ""
+
+
+def _tried(was: Entry, now: Entry) -> frozenset[Side]:
+    """Which sides have taken the device since, or tried to."""
+    sides = set()
+    if now.hold is not None and (was.hold is None or was.hold.allocated_at != now.hold.allocated_at):
+        sides.add(Side.PODS)
+    if now.denied != was.denied and now.denied:
+        sides.add(Side.CLAIMS)
+    if _side(now) is Side.CLAIMS and {one.claim.uid for one in now.holders} - {one.claim.uid for one in was.holders}:
+        sides.add(Side.CLAIMS)
+    return frozenset(sides)

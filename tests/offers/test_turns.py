@@ -1,0 +1,195 @@
+"""Both sides want shared devices all the time: each gets its part, and no pod is sent where kubelet must refuse it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+import pytest
+
+from drabridge.ledger.model import (
+    ClaimHold,
+    ClaimPhase,
+    ClaimRef,
+    Entry,
+    Hold,
+    Lane,
+    Ledger,
+    LedgerDevice,
+    NodeState,
+    Owner,
+)
+from drabridge.offers.turns import ASK_SECONDS, NOBODYS, TURN_SECONDS, Change, Side, Turns, follow
+
+STEP = 0.2
+STATUS_SECONDS = 10.0  # kubelet's nodeStatusUpdateFrequency
+NEXT_POD_SECONDS = 0.6  # from a pod's end to the next one's Allocate
+NEXT_CLAIM_SECONDS = 0.2  # from the slice to the next claim's allocation
+LEASE_SECONDS = 5.0  # until the scheduler looks at the condition
+
+
+def entry(name: str, side: Side | None, at: float = 0.0, *, lane: Lane = Lane.SHARED) -> Entry:
+    device = LedgerDevice(name, "r", (name,))
+    match side:
+        case Side.PODS:
+            return Entry(device, Owner.LEGACY, lane, hold=Hold((name,), at), since=at)
+        case Side.CLAIMS:
+            claim = ClaimHold(ClaimRef(f"{name}-{at}"), ClaimPhase.PREPARED, at)
+            return Entry(device, Owner.DRA_PREPARED, lane, claims=(claim,), since=at)
+    return Entry(device, Owner.NONE, lane, since=at)
+
+
+class Node:
+    """Shared devices, a kubelet whose number reaches the scheduler late, and pods and claims that wait or do not."""
+
+    def __init__(self, devices: int, job_seconds: float, *, turns: bool = True, settled_at: float = 0.0) -> None:
+        self._job_seconds = job_seconds
+        self._turns_count = turns
+        self.names = [f"d{index}" for index in range(devices)]
+        self.has: dict[str, Side | None] = dict.fromkeys(self.names)
+        self._until = dict.fromkeys(self.names, 0.0)
+        state = NodeState(releases_suspended_until=settled_at)
+        self.ledger = Ledger.of([entry(name, None) for name in self.names], state)
+        self.turns = NOBODYS
+        self.at = 0.0
+        self.told = devices
+        self.steps: Counter[Side] = Counter()
+        self.refused = 0
+
+    def run(self, seconds: float, waiting: Iterable[Side] = Side) -> None:
+        until = self.at + seconds
+        while self.at < until:
+            self._step(frozenset(waiting))
+
+    def share(self, side: Side) -> float:
+        return self.steps[side] / self.steps.total()
+
+    @property
+    def unused(self) -> int:
+        return sum(side is None for side in self.has.values())
+
+    def _step(self, waiting: frozenset[Side]) -> None:
+        before = self.at
+        self.at += STEP
+        ended = [name for name, side in self.has.items() if side and self._until[name] <= self.at]
+        self._change(dict.fromkeys(ended))
+        if before // STATUS_SECONDS != self.at // STATUS_SECONDS:
+            self.told = sum(side is not Side.CLAIMS and self._healthy(name) for name, side in self.has.items())
+        free = [name for name in self.names if self.has[name] is None]
+        if Side.PODS in waiting and sum(side is Side.PODS for side in self.has.values()) < self.told:
+            ready = [one for one in free if self._healthy(one)]
+            quick = [one for one in ready if self.at - self._until[one] >= NEXT_POD_SECONDS]
+            if quick:
+                self._change({quick[0]: Side.PODS})
+                free.remove(quick[0])
+            if not ready:
+                self.refused += 1
+                self._follow(self.ledger, {"r"})
+        if Side.CLAIMS in waiting:
+            ready = [one for one in free if not self._turns_count or one not in self.turns.kept_from_claims]
+            ready = [one for one in ready if self.at - self._until[one] >= NEXT_CLAIM_SECONDS]
+            self._change(dict.fromkeys(ready, Side.CLAIMS))
+        self.steps.update(side for side in self.has.values() if side)
+
+    def _healthy(self, name: str) -> bool:
+        return not self._turns_count or name not in self.turns.kept_from_pods
+
+    def _change(self, changes: dict[str, Side | None]) -> None:
+        old = self.ledger
+        for name, side in changes.items():
+            self.has[name] = side
+            self._until[name] = self.at + (self._job_seconds if side else 0.0) + LEASE_SECONDS * (side is Side.CLAIMS)
+        self.ledger = old.replace([entry(name, side, self.at) for name, side in changes.items()])
+        self._follow(old)
+
+    def _follow(self, old: Ledger, sent: Collection[str] = ()) -> None:
+        self.turns = follow(self.turns, Change(old, self.ledger, self.at, {"r": self.told}, sent))
+
+
+@pytest.mark.parametrize(("devices", "job_seconds"), [(2, 5.0), (3, 5.0), (4, 1.0), (4, 30.0), (7, 5.0)])
+@pytest.mark.parametrize("first", Side)
+def test_each_side_has_a_third_while_both_wait(devices: int, job_seconds: float, first: Side) -> None:
+    node = Node(devices, job_seconds)
+    node.run(60.0, {first})
+    node.run(ASK_SECONDS + 200.0)  # pods with limits are not seen while they wait
+    node.steps.clear()
+    node.refused = 0
+    node.run(300.0)
+    assert min(node.share(side) for side in Side) > 0.3
+    assert node.refused == 0
+
+
+def test_no_pod_is_sent_that_kubelet_must_refuse_when_claims_get_what_pods_had() -> None:
+    node = Node(4, 5.0)
+    node.run(60.0, {Side.PODS})
+    node.turns = Turns({"r": frozenset(Side)})
+    node.run(200.0)
+    assert Counter(node.has.values())[Side.CLAIMS] in (1, 2)
+    assert node.refused == 0
+
+
+def test_without_turns_one_side_gets_all() -> None:
+    """What the test above is worth: the same node, and nobody follows its turns."""
+    node = Node(4, 5.0, turns=False)
+    node.run(60.0, {Side.PODS})
+    node.run(300.0)
+    assert min(node.share(side) for side in Side) < 0.2
+
+
+@pytest.mark.parametrize("side", Side)
+def test_a_side_alone_has_all_devices(side: Side) -> None:
+    node = Node(4, 30.0)
+    node.run(200.0)
+    node.run(100.0, {side})  # the other one left a turn unused by now
+    node.steps.clear()
+    node.run(ASK_SECONDS - 100.0, {side})
+    assert node.share(side) == 1.0
+    assert node.steps[side] * STEP > 0.8 * 4 * (ASK_SECONDS - 100.0)
+
+
+def test_the_only_device_is_for_each_side_in_turns() -> None:
+    node = Node(1, 30.0)
+    node.run(60.0, {Side.PODS})
+    node.run(ASK_SECONDS + 200.0)
+    node.steps.clear()
+    node.run(600.0)
+    assert min(node.share(side) for side in Side) > 0.3
+
+
+def test_nothing_that_a_pod_has_is_unhealthy_while_kubelet_admits_its_pods_anew() -> None:
+    for settled_at, promised in ((0.0, True), (1e9, False)):
+        node = Node(2, 30.0, settled_at=settled_at)
+        node.run(20.0, {Side.PODS})
+        node.turns = Turns({"r": frozenset(Side)})
+        node.run(5.0, {Side.PODS})
+        assert bool(node.turns.kept_from_pods) is promised
+
+
+def test_only_shared_devices_take_turns() -> None:
+    for lane in (Lane.LEGACY, Lane.DRA):
+        old = Ledger.of([entry("d", Side.PODS, lane=lane)])
+        new = old.replace([entry("d", None, 1.0, lane=lane)])
+        assert follow(Turns({"r": frozenset(Side)}), Change(old, new, 1.0, {"r": 1})) is NOBODYS
+
+
+def test_a_turn_that_nobody_takes_ends() -> None:
+    old = Ledger.of([entry("d", Side.CLAIMS), entry("e", Side.CLAIMS)])
+    new = old.replace([entry("d", None, 1.0)])
+    turns = follow(Turns({"r": frozenset(Side)}), Change(old, new, 1.0, {"r": 0}))
+    assert turns.kept_from_claims == {"d"}
+    later = follow(turns, Change(new, new, 1.0 + TURN_SECONDS, {"r": 1}))
+    assert not later.kept_from_claims
+    assert later.wanting["r"] == {Side.CLAIMS}
+
+
+def test_nobody_is_kept_from_a_device_while_another_one_is_free() -> None:
+    old = Ledger.of([entry("d", Side.CLAIMS), entry("e", None)])
+    new = old.replace([entry("d", None, 1.0)])
+    turns = follow(Turns({"r": frozenset(Side)}), Change(old, new, 1.0, {"r": 1}))
+    assert not turns.kept_from_claims | turns.kept_from_pods
+
+
+def test_a_pod_that_is_sent_here_wants_a_device_even_if_kubelet_refuses_it() -> None:
+    ledger = Ledger.of([entry("d", Side.CLAIMS)])
+    turns = follow(NOBODYS, Change(ledger, ledger, 1.0, {"r": 0}, {"r"}))
+    assert turns.wanting["r"] == {Side.PODS}
