@@ -133,3 +133,8 @@ def find(name: str) -> str:
     found = find_all(name)
     assert len(found) == 1, f"{name} is {found}"
     return found[0]
+
+
+def devnode(name: str) -> str:
+    """Its device node."""
+    return str(pyudev.Devices.from_sys_path(pyudev.Context(), find(name)).device_node)

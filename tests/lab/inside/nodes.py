@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find
-from tests.support.agent_process import AgentProcess, cdi_devices
+from tests.support.agent_process import AgentProcess, cdi_devices, pod
 from tests.support.waiting import until
 
 DRIVER = "lab.example.com"
@@ -58,6 +59,28 @@ async def listed(agent: AgentProcess, kubelet: SimKubelet, resource: str, health
         20,
         lambda: f"{ids(kubelet, resource)}, not {(healthy, other)}\n{agent.text()[-3000:]}",
     )
+
+
+async def give(
+    agent: AgentProcess, kubelet: SimKubelet, wanted: str, everything: set[str], resource: str = SERIAL
+) -> str:
+    """Run pods until one has this device, and delete the others; its uid. It is the only holder then."""
+    others: list[str] = []
+    for index in range(len(everything)):
+        status = await kubelet.run_pod(pod(f"p{index}", resource=resource))
+        assert status.phase is Phase.RUNNING, status.message
+        (one,) = kubelet.allocated_resources_status(f"uid-p{index}")["main"]
+        if one["resources"][0]["resourceID"] == wanted:
+            for other in others:
+                await kubelet.delete_pod(other)
+            await until(lambda: _one_is_held(agent), 20, agent.text)
+            return f"uid-p{index}"
+        others.append(f"uid-p{index}")
+    raise AssertionError(f"no pod got {wanted}")
+
+
+async def _one_is_held(agent: AgentProcess) -> bool:
+    return sum(row["owner"] != "none" for row in (await agent.status())["devices"]) == 1
 
 
 async def holder(agent: AgentProcess, name: str) -> tuple[str, str]:
