@@ -58,6 +58,12 @@ def _qemu() -> str | None:
     return shutil.which("qemu-system-x86_64")
 
 
+def has(driver: str) -> bool:
+    """Whether this machine's QEMU has the device: the virtual functions of ``igb`` came with 8.0."""
+    command = [_qemu() or "", "-device", f"{driver},help"]
+    return driver != "igb" or subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def _swtpm() -> str | None:
     return shutil.which("swtpm")
 
@@ -209,7 +215,7 @@ class Guest:
             for option, value in device.backend:
                 words += [option, value if isinstance(value, str) else json.dumps(value)]
         for device in self._at_boot:
-            if device.driver != "tpm-tis" or with_tpm:
+            if (device.driver != "tpm-tis" or with_tpm) and has(device.driver):
                 words += ["-device", json.dumps(device.json)]
         return words
 

@@ -51,6 +51,7 @@ BUSES: tuple[JSON, ...] = (
     _port("near3", 7),
     _port("hot1", 8),
     _port("hot2", 9),
+    _port("near4", 10, "pcie.0") | {"addr": "0x18"},  # behind all others, so that their numbers stay
     # A conventional bus behind a bridge: what is on it is one IOMMU group.
     {"driver": "pcie-pci-bridge", "id": "old", "bus": "near3"},
     {"driver": "qemu-xhci", "id": "usb", **_near(), "p2": 15, "p3": 15},
@@ -137,6 +138,7 @@ AT_BOOT: tuple[Device, ...] = (
     # Networks.
     _net("ethernet", "e1000e", bus="near2"),
     _net("vnet", "virtio-net-pci", **_near()),
+    _net("nic", "igb", bus="near4"),  # with virtual functions; QEMU has it since 8.0
     _net("usbnet", "usb-net", bus="usb.0", port="9"),
     Device("can", "kvaser_pci", {**_near(), "canbus": "can-a"}),
     # Cards without a driver: one near, one behind a switch of the second node, one that shares its IOMMU group.

@@ -84,6 +84,7 @@ WHERE: dict[str, tuple[str, str, Test]] = {
     "card": ("block", "disk", lambda device: device.sys_name == "mmcblk0"),
     "ethernet": ("net", "", lambda device: pci("0x8086", "0x10d3")(device) and _mac(device) == "ethernet"),
     "ethernet2": ("net", "", lambda device: pci("0x8086", "0x10d3")(device) and _mac(device) == "ethernet2"),
+    "nic": ("net", "", pci("0x8086", "0x10c9")),
     "vnet": ("net", "", pci("0x1af4", "0x1000")),
     "usbnet": ("net", "", at_port("9")),
     "can": ("net", "", lambda device: device.sys_name.startswith("can")),

@@ -128,10 +128,16 @@ def release(address: str) -> None:
     Path("/sys/bus/pci/drivers_probe").write_text(address)
 
 
-def make_functions(count: int) -> list[str]:
-    """Make so many virtual functions of the shelf's controller, given to vfio-pci; return their addresses."""
+def physical(name: str = "functions") -> Path:
+    """The physical function that a device of the shelf is, or is a part of."""
+    path = Path(find(name))
+    return next(one for one in (path, *path.parents) if (one / "sriov_numvfs").exists())
+
+
+def make_functions(count: int, name: str = "functions") -> list[str]:
+    """Make so many virtual functions, given to vfio-pci; return their addresses."""
     subprocess.run(["modprobe", "vfio-pci"], check=True)
-    function = Path(find("functions"))
+    function = physical(name)
     (function / "sriov_drivers_autoprobe").write_text("0\n")
     (function / "sriov_numvfs").write_text("0\n")
     (function / "sriov_numvfs").write_text(f"{count}\n")
