@@ -60,8 +60,8 @@ def _qemu() -> str | None:
 
 def has(driver: str) -> bool:
     """Whether this machine's QEMU has the device: the virtual functions of ``igb`` came with 8.0."""
-    command = [_qemu() or "", "-device", f"{driver},help"]
-    return driver != "igb" or subprocess.run(command, capture_output=True, check=False).returncode == 0
+    words = [_qemu() or "", "-device", f"{driver},help"]
+    return driver != "igb" or bool(subprocess.run(words, capture_output=True, check=False).stdout)
 
 
 def _swtpm() -> str | None:
@@ -129,8 +129,11 @@ class Guest:
             )
         deadline = began + BOOT_SECONDS
         self._qmp = self._connect("qmp.sock", deadline).makefile("rwb")
-        self._qmp.readline()
-        self._ask({"execute": "qmp_capabilities"})
+        try:
+            self._qmp.readline()
+            self._ask({"execute": "qmp_capabilities"})
+        except OSError:
+            raise GuestError(self._about("QEMU ended at once")) from None
         self._channel = self._connect("command.sock", deadline).makefile("rwb")
         plugging = self._connect("plug.sock", deadline).makefile("rwb")
         threading.Thread(target=self._read_answers, daemon=True).start()
