@@ -58,7 +58,7 @@ def _qemu() -> str | None:
     return shutil.which("qemu-system-x86_64")
 
 
-def has(driver: str) -> bool:
+def _offers(driver: str) -> bool:
     """Whether this machine's QEMU has the device: the virtual functions of ``igb`` came with 8.0."""
     words = [_qemu() or "", "-device", f"{driver},help"]
     return driver != "igb" or bool(subprocess.run(words, capture_output=True, check=False).stdout)
@@ -85,12 +85,12 @@ class Guest:
         if missing := needs():
             raise LabError(f"the lab needs {' and '.join(missing)}: apt-get install {' '.join(missing)}")
         self.image = image or build()
-        self.devices = {device.name: device for device in (*devices, *spare)}
+        self.devices = {device.name: device for device in (*devices, *spare) if _offers(device.driver)}
         self._json = {device.name: device.json for device in self.devices.values()} | {
             bus["id"]: bus for bus in shelf.BUSES
         }
         self.notes: list[str] = []  # what programs in the guest told this process
-        self._at_boot = devices
+        self._at_boot = [device for device in devices if device.name in self.devices]
         self._keep = keep
         self._folder = Path()
         self._stack = contextlib.ExitStack()
@@ -218,7 +218,7 @@ class Guest:
             for option, value in device.backend:
                 words += [option, value if isinstance(value, str) else json.dumps(value)]
         for device in self._at_boot:
-            if (device.driver != "tpm-tis" or with_tpm) and has(device.driver):
+            if device.driver != "tpm-tis" or with_tpm:
                 words += ["-device", json.dumps(device.json)]
         return words
 
