@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -128,14 +128,14 @@ class Guest:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._folder, start_new_session=True
             )
         deadline = began + BOOT_SECONDS
-        self._qmp = self._connect("qmp.sock", deadline).makefile("rwb")
+        self._qmp = self._open("qmp.sock", deadline)
         try:
             self._qmp.readline()
             self._ask({"execute": "qmp_capabilities"})
         except OSError:
             raise GuestError(self._about("QEMU ended at once")) from None
-        self._channel = self._connect("command.sock", deadline).makefile("rwb")
-        plugging = self._connect("plug.sock", deadline).makefile("rwb")
+        self._channel = self._open("command.sock", deadline)
+        plugging = self._open("plug.sock", deadline)
         threading.Thread(target=self._read_answers, daemon=True).start()
         threading.Thread(target=self._serve_plugging, args=(plugging,), daemon=True).start()
         with self._news:  # the guest's server says number 0 when it is up
@@ -221,6 +221,13 @@ class Guest:
             if device.driver != "tpm-tis" or with_tpm:
                 words += ["-device", json.dumps(device.json)]
         return words
+
+    def _open(self, name: str, deadline: float) -> Any:
+        """A file for both directions, which is closed when QEMU has ended: its readers see its end before."""
+        link = self._stack.enter_context(self._connect(name, deadline))
+        file = link.makefile("rwb")
+        self._stack.callback(_close, file)
+        return file
 
     def _connect(self, name: str, deadline: float) -> socket.socket:
         while True:
@@ -376,7 +383,6 @@ def _virtio_disk(name: str, slot: int, file: Path, *, snapshot: bool = False, re
     ]
 
 
-@contextlib.contextmanager
-def booted(**options: Any) -> Iterator[Guest]:
-    with Guest(**options) as guest:
-        yield guest
+def _close(file: Any) -> None:
+    with contextlib.suppress(OSError):  # of what nobody read any more
+        file.close()
