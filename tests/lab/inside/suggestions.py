@@ -1,4 +1,4 @@
-"""What ``drabridge suggest`` says of devices of the shelf, and what its entries match. Run in the guest, JSON in and out.
+"""What ``drabridge suggest`` says of devices of the shelf, and what its entries match. In the guest, JSON in and out.
 
 ``write NAME...``: {name: entry}. ``check``: reads that, and says {name: {"is": [syspaths], "matched": [syspaths]}}.
 """
