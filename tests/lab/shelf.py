@@ -129,9 +129,10 @@ AT_BOOT: tuple[Device, ...] = (
     ),
     _disk("nvme2", "nvme", bus="near1", serial="NV-0002"),
     _disk("nvme3", "nvme", bus="switch1", serial="NV-0003"),
-    _disk("scsi1", "scsi-hd", bus="scsi.0", serial="SCSI-0001", wwn=0x5000C50015EA71AC),
-    _disk("scsi2", "scsi-hd", bus="scsi.0", serial="SCSI-0002", wwn=0x5000C50015EA71AD),
-    _disk("tape", "scsi-cd", bus="scsi.0", serial="CD-0001"),
+    # With numbers of their own: QEMU gives the next free one, so a drive would change its place with its neighbours.
+    _disk("scsi1", "scsi-hd", bus="scsi.0", **{"scsi-id": 0}, serial="SCSI-0001", wwn=0x5000C50015EA71AC),
+    _disk("scsi2", "scsi-hd", bus="scsi.0", **{"scsi-id": 1}, serial="SCSI-0002", wwn=0x5000C50015EA71AD),
+    _disk("tape", "scsi-cd", bus="scsi.0", **{"scsi-id": 2}, serial="CD-0001"),
     _disk("vdisk1", "virtio-blk-pci", **_near(), serial="VB-0001"),
     _disk("vdisk2", "virtio-blk-pci", **_near()),
     _disk("card", "sd-card", bus="sd-bus"),
