@@ -192,7 +192,8 @@ class Guest:
         words = [_qemu() or "", *shelf.MACHINE, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
         words += ["-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd)]
         # On a busy host the kernel may miss ticks while it tries its timer, and would panic: no_timer_check.
-        words += ["-append", "console=ttyS0 loglevel=4 panic=-1 no_timer_check intel_iommu=on iommu=pt 8250.nr_uarts=12"]
+        options = "no_timer_check intel_iommu=on iommu=pt 8250.nr_uarts=12"
+        words += ["-append", f"console=ttyS0 loglevel=4 panic=-1 {options}"]
         words += ["-chardev", "file,id=console,path=console.log", "-serial", "chardev:console"]
         words += ["-chardev", "socket,id=qmp,path=qmp.sock,server=on,wait=off", "-mon", "qmp,mode=control"]
         words += ["-device", f"virtio-serial-pci,id=channel,addr={shelf.HARNESS_SLOT:#x}"]
