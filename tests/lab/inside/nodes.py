@@ -80,7 +80,8 @@ async def give(
 
 
 async def _one_is_held(agent: AgentProcess) -> bool:
-    return sum(row["owner"] != "none" for row in (await agent.status())["devices"]) == 1
+    owners = [row["owner"] for row in (await agent.status())["devices"]]
+    return len(owners) - owners.count("none") == 1
 
 
 async def holder(agent: AgentProcess, name: str) -> tuple[str, str]:
