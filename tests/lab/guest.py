@@ -31,6 +31,7 @@ JSON = dict[str, Any]
 BOOT_SECONDS = 900.0
 """A boot takes 68 s of processor time (measured); beside other work a guest was seen to have a tenth of one core."""
 QMP_SECONDS = 60.0
+TESTS_SECONDS = 1800.0
 PYTHON = "python3"
 CONSOLE_TAIL = 4000
 
@@ -300,6 +301,16 @@ class Guest:
     def python(self, *words: str, seconds: float = 120.0, check: bool = True) -> str:
         """Run a Python module of the checkout; returns what it wrote."""
         return self.run([PYTHON, "-m", *words], seconds=seconds, check=check).out
+
+    def passes(self, *tests: str) -> None:
+        """Run tests of ``inside``, and print what they say: all must pass, and none be skipped."""
+        files = [f"tests/lab/inside/{test}" for test in tests]
+        command = [PYTHON, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *files]
+        done = self.run(command, seconds=TESTS_SECONDS, env={"HYPOTHESIS_STORAGE_DIRECTORY": "/tmp/hypothesis"})
+        print(done.out)
+        assert done.rc == 0, done.out
+        assert " passed" in done.out
+        assert " skipped" not in done.out, done.out
 
     def _read_answers(self) -> None:
         with contextlib.suppress(OSError, ValueError):

@@ -6,7 +6,6 @@ import pytest
 
 from tests.lab import shelf
 from tests.lab.guest import Guest
-from tests.lab.test_inside import passes_in
 
 pytestmark = pytest.mark.lab
 
@@ -17,5 +16,5 @@ TESTS = ("test_groups.py::test_two_functions_of_one_group_are_never_two_holders"
 def test_a_group_and_a_slot() -> None:
     with Guest(devices=[device for device in shelf.AT_BOOT if device.name in DEVICES]) as guest:
         print(f"booted in {guest.boot_seconds:.0f} s, {guest.cpu_seconds():.0f} s of processor time")
-        passes_in(guest, *TESTS)
+        guest.passes(*TESTS)
         print(f"{guest.cpu_seconds():.0f} s of processor time in all")
