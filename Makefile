@@ -55,9 +55,7 @@ kind: image  ## the cluster tests on a cluster that kind makes, and that stays: 
 	KUBECONFIG=$(CURDIR)/build/kind.kubeconfig DRABRIDGE_TEST_IMAGE=$(IMAGE) DRABRIDGE_TEST_BUSYBOX=busybox:stable \
 	  $(MAKE) cluster
 
-lab: $(VENV)/.dev  ## the tests on a virtual machine with disks, USB and serial devices, virtual functions, CAN, sound
-	@[ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { missing=$$(for p in $$(cat tests/lab/debian-packages.txt); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
-	  [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }; }
+lab: $(VENV)/.dev system  ## the tests on a virtual machine with disks, USB and serial devices, virtual functions, CAN, sound
 	$(BIN)/python -m tests.lab $(LAB_ARGS)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets; kept in tests/bench/history.jsonl, and drawn
@@ -100,8 +98,8 @@ push:  ## the images in dist/ to IMAGE_REPOSITORY, as one of both architectures;
 protos: $(VENV)/.dev  ## generate the stubs again after a change under proto/
 	$(BIN)/python hatch_build.py
 
-# Debian's packages for the tests on real devices and containers; without root those tests skip and say why. A kubectl
-# that is there already stays: two packages with one would be in each other's way.
+# Debian's packages for the tests on real devices, containers and virtual machines; without root those tests skip and
+# say why. A kubectl that is there already stays: two packages with one would be in each other's way.
 system:
 	@if [ "$$(id -u)" != 0 ]; then \
 	  echo "not root: tests on udevd, loop devices and podman will be skipped."; \

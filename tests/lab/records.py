@@ -14,6 +14,7 @@ RECORDS = {
     "lab-disks": ("stick1", "stick2", "nvme2", "nvme3", "scsi1", "scsi2", "tape", "vdisk1", "vdisk2", "card"),
     "lab-networks": ("ethernet", "vnet", "usbnet", "can", "oldnet"),
     "lab-functions": ("functions",),
+    "lab-network-functions": ("nic",),
     "lab-cards": (
         "edu1",
         "edu2",
@@ -38,6 +39,9 @@ def write() -> int:
         kernel = guest.run(["uname", "-r"], check=True).out.strip()
         udev = guest.run(["udevadm", "--version"], check=True).out.strip()
         for file, names in RECORDS.items():
+            if not guest.devices.keys() >= set(names):
+                print(f"left {file}.umockdev as it is: this QEMU has no such device")
+                continue
             text = guest.python("tests.lab.inside.record", *names, seconds=900)
             header = HEADER.format(kernel=kernel, udev=f"udev {udev}", names=", ".join(names))
             (TREES / f"{file}.umockdev").write_text(f"{header}\n{text}")

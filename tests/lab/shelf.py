@@ -51,6 +51,7 @@ BUSES: tuple[JSON, ...] = (
     _port("near3", 7),
     _port("hot1", 8),
     _port("hot2", 9),
+    _port("near4", 10, "pcie.0") | {"addr": "0x18"},  # behind all others, so that their numbers stay
     # A conventional bus behind a bridge: what is on it is one IOMMU group.
     {"driver": "pcie-pci-bridge", "id": "old", "bus": "near3"},
     {"driver": "qemu-xhci", "id": "usb", **_near(), "p2": 15, "p3": 15},
@@ -128,15 +129,17 @@ AT_BOOT: tuple[Device, ...] = (
     ),
     _disk("nvme2", "nvme", bus="near1", serial="NV-0002"),
     _disk("nvme3", "nvme", bus="switch1", serial="NV-0003"),
-    _disk("scsi1", "scsi-hd", bus="scsi.0", serial="SCSI-0001", wwn=0x5000C50015EA71AC),
-    _disk("scsi2", "scsi-hd", bus="scsi.0", serial="SCSI-0002", wwn=0x5000C50015EA71AD),
-    _disk("tape", "scsi-cd", bus="scsi.0", serial="CD-0001"),
+    # With numbers of their own: QEMU gives the next free one, so a drive would change its place with its neighbours.
+    _disk("scsi1", "scsi-hd", bus="scsi.0", **{"scsi-id": 0}, serial="SCSI-0001", wwn=0x5000C50015EA71AC),
+    _disk("scsi2", "scsi-hd", bus="scsi.0", **{"scsi-id": 1}, serial="SCSI-0002", wwn=0x5000C50015EA71AD),
+    _disk("tape", "scsi-cd", bus="scsi.0", **{"scsi-id": 2}, serial="CD-0001"),
     _disk("vdisk1", "virtio-blk-pci", **_near(), serial="VB-0001"),
     _disk("vdisk2", "virtio-blk-pci", **_near()),
     _disk("card", "sd-card", bus="sd-bus"),
     # Networks.
     _net("ethernet", "e1000e", bus="near2"),
     _net("vnet", "virtio-net-pci", **_near()),
+    _net("nic", "igb", bus="near4"),  # with virtual functions; QEMU has it since 8.0
     _net("usbnet", "usb-net", bus="usb.0", port="9"),
     Device("can", "kvaser_pci", {**_near(), "canbus": "can-a"}),
     # Cards without a driver: one near, one behind a switch of the second node, one that shares its IOMMU group.

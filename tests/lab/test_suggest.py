@@ -32,7 +32,8 @@ def _wrong(answers: dict[str, dict[str, list[str]]]) -> dict[str, dict[str, list
 def test_an_entry_matches_its_device_alone_also_after_a_reboot_under_other_numbers() -> None:
     assert set(ALL) <= set(WHERE)
     with Guest() as guest:
-        entries: dict[str, str] = json.loads(guest.python("tests.lab.inside.suggestions", "write", *ALL, seconds=900))
+        names = [name for name in ALL if name in guest.devices]
+        entries: dict[str, str] = json.loads(guest.python("tests.lab.inside.suggestions", "write", *names, seconds=900))
         before = _checked(guest, entries)
     assert _wrong(before) == {}
 
@@ -44,5 +45,5 @@ def test_an_entry_matches_its_device_alone_also_after_a_reboot_under_other_numbe
         again.run(["udevadm", "settle"], check=True)
         after = _checked(again, entries)
     assert _wrong(after) == {}
-    renumbered = {name for name in ALL if before[name]["is"] != after[name]["is"]}
+    renumbered = {name for name in names if before[name]["is"] != after[name]["is"]}
     assert renumbered >= LATE - {"tablet", "scsi1"}, "else this test sees less than it says"

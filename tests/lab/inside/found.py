@@ -84,6 +84,7 @@ WHERE: dict[str, tuple[str, str, Test]] = {
     "card": ("block", "disk", lambda device: device.sys_name == "mmcblk0"),
     "ethernet": ("net", "", lambda device: pci("0x8086", "0x10d3")(device) and _mac(device) == "ethernet"),
     "ethernet2": ("net", "", lambda device: pci("0x8086", "0x10d3")(device) and _mac(device) == "ethernet2"),
+    "nic": ("net", "", pci("0x8086", "0x10c9")),
     "vnet": ("net", "", pci("0x1af4", "0x1000")),
     "usbnet": ("net", "", at_port("9")),
     "can": ("net", "", lambda device: device.sys_name.startswith("can")),
@@ -133,3 +134,8 @@ def find(name: str) -> str:
     found = find_all(name)
     assert len(found) == 1, f"{name} is {found}"
     return found[0]
+
+
+def devnode(name: str) -> str:
+    """Its device node."""
+    return str(pyudev.Devices.from_sys_path(pyudev.Context(), find(name)).device_node)

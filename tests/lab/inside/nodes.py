@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
+from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find
-from tests.support.agent_process import AgentProcess, cdi_devices
+from tests.support.agent_process import AgentProcess, cdi_devices, pod
 from tests.support.waiting import until
 
 DRIVER = "lab.example.com"
@@ -60,6 +61,29 @@ async def listed(agent: AgentProcess, kubelet: SimKubelet, resource: str, health
     )
 
 
+async def give(
+    agent: AgentProcess, kubelet: SimKubelet, wanted: str, everything: set[str], resource: str = SERIAL
+) -> str:
+    """Run pods until one has this device, and delete the others; its uid. It is the only holder then."""
+    others: list[str] = []
+    for index in range(len(everything)):
+        status = await kubelet.run_pod(pod(f"p{index}", resource=resource))
+        assert status.phase is Phase.RUNNING, status.message
+        (one,) = kubelet.allocated_resources_status(f"uid-p{index}")["main"]
+        if one["resources"][0]["resourceID"] == wanted:
+            for other in others:
+                await kubelet.delete_pod(other)
+            await until(lambda: _one_is_held(agent), 20, agent.text)
+            return f"uid-p{index}"
+        others.append(f"uid-p{index}")
+    raise AssertionError(f"no pod got {wanted}")
+
+
+async def _one_is_held(agent: AgentProcess) -> bool:
+    owners = [row["owner"] for row in (await agent.status())["devices"]]
+    return len(owners) - owners.count("none") == 1
+
+
 async def holder(agent: AgentProcess, name: str) -> tuple[str, str]:
     """(presence, owner) of a device in the agent's status."""
     row = await agent.device(name)
@@ -105,10 +129,16 @@ def release(address: str) -> None:
     Path("/sys/bus/pci/drivers_probe").write_text(address)
 
 
-def make_functions(count: int) -> list[str]:
-    """Make so many virtual functions of the shelf's controller, given to vfio-pci; return their addresses."""
+def physical(name: str = "functions") -> Path:
+    """The physical function that a device of the shelf is, or is a part of."""
+    path = Path(find(name))
+    return next(one for one in (path, *path.parents) if (one / "sriov_numvfs").exists())
+
+
+def make_functions(count: int, name: str = "functions") -> list[str]:
+    """Make so many virtual functions, given to vfio-pci; return their addresses."""
     subprocess.run(["modprobe", "vfio-pci"], check=True)
-    function = Path(find("functions"))
+    function = physical(name)
     (function / "sriov_drivers_autoprobe").write_text("0\n")
     (function / "sriov_numvfs").write_text("0\n")
     (function / "sriov_numvfs").write_text(f"{count}\n")

@@ -14,17 +14,17 @@ from drabridge.cli import main
 from tests.lab.inside.found import find
 from tests.lab.inside.nodes import make_functions
 
-FUNCTIONS = 2
-"""Virtual functions that are recorded with their physical one, given to vfio-pci."""
+FUNCTIONS = {"functions": 2, "nic": 4}
+"""How many virtual functions are recorded with their physical one, given to vfio-pci."""
 
 
 def related(name: str) -> Iterator[str]:
     """The device, the other ports of its card, and what is below it: a sound card's nodes, virtual functions."""
     device = pyudev.Devices.from_sys_path(pyudev.Context(), find(name))
     yield device.sys_path
-    if name == "functions":
+    if name in FUNCTIONS:
         yield str(Path("/sys/class/misc/vfio").resolve())
-        for address in make_functions(FUNCTIONS):
+        for address in make_functions(FUNCTIONS[name], name):
             function = Path("/sys/bus/pci/devices", address).resolve()
             yield str(function)
             yield str((Path("/sys/class/vfio") / (function / "iommu_group").resolve().name).resolve())

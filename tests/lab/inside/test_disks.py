@@ -21,8 +21,8 @@ class SmallDisk:
     """An ext4 file system of 8 MiB on a loop device, which is read-only after an error, as Debian mounts its own."""
 
     def __init__(self, folder: Path) -> None:
-        self._image, self.mount = folder / "image", folder / "state"
-        self.mount.mkdir()
+        self._image, self.mount = folder / "image", folder / "plugins" / DRIVER
+        self.mount.mkdir(parents=True)
         self._image.touch()
         os.truncate(self._image, 8 << 20)
         subprocess.run(["modprobe", "loop"], check=True)
@@ -71,7 +71,7 @@ def small_disk() -> Iterator[tuple[Path, SmallDisk]]:
 async def test_nothing_is_given_on_a_full_disk_or_a_read_only_one() -> None:
     with small_disk() as (root, disk):
         kubelet = SimKubelet(root, timings=Timings.fast())
-        agent = AgentProcess(root, HEAD + SERIAL_PORTS, DRIVER, ("--state-dir", str(disk.mount / "agent")))
+        agent = AgentProcess(root, HEAD + SERIAL_PORTS, DRIVER)
         await kubelet.start()
         await agent.start()
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find
-from tests.lab.inside.nodes import DRIVER, HEAD, given_nodes, holder, listed, make_functions
+from tests.lab.inside.nodes import DRIVER, HEAD, given_nodes, holder, listed, make_functions, physical
 from tests.support.agent_process import cdi_devices, node, pod
 
 FUNCTION, SECOND = "example.com/function", "example.com/second"
@@ -26,7 +26,7 @@ def no_functions_left() -> Iterator[None]:
     try:
         yield
     finally:
-        (Path(find("functions")) / "sriov_numvfs").write_text("0\n")
+        (physical() / "sriov_numvfs").write_text("0\n")
 
 
 async def test_they_come_and_go_free_and_held() -> None:
@@ -42,7 +42,7 @@ async def test_they_come_and_go_free_and_held() -> None:
             nodes = {one["hostPath"] for one in given_nodes(agent)}
             groups = {f"/dev/vfio/{Path(f'/sys/bus/pci/devices/{one}/iommu_group').resolve().name}" for one in made}
             assert nodes == groups | {"/dev/vfio/vfio"}
-            (Path(find("functions")) / "sriov_numvfs").write_text("0\n")
+            (physical() / "sriov_numvfs").write_text("0\n")
             await listed(agent, kubelet, FUNCTION, set(), set(made))
             names = ["pci-" + one.replace(":", "-").replace(".", "-") for one in made]
             assert [await holder(agent, name) for name in names] == [("gone", "legacy")] * 2

@@ -17,7 +17,7 @@ from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find, find_all
 from tests.lab.inside.hardware import plug, unplug
 from tests.lab.inside.nodes import DRIVER, HEAD, SERIAL, SERIAL_PORTS, ids, listed, run
-from tests.support.agent_process import AgentProcess, node, pod
+from tests.support.agent_process import AgentProcess, cdi_devices, node, pod
 from tests.support.waiting import until
 
 NETWORK = "example.com/network"
@@ -97,15 +97,19 @@ async def test_a_renamed_interface_is_the_same_device() -> None:
         assert (await kubelet.run_pod(pod("a", 1, NETWORK))).phase is Phase.RUNNING
         await run("ip", "link", "set", name, "name", "lab9")
         try:
-            await until(lambda: _shows(agent, "lab9"), 20, agent.text)
+            await until(lambda: _interfaces(agent) == ["INTERFACE=lab9"], 20, agent.text)
             assert ids(kubelet, NETWORK) == ({identity}, set())
         finally:
-            await run("ip", "link", "set", "lab9", "name", name)
+            back = (
+                f"ip link property del dev lab9 altname {name}; ip link set lab9 name {name}"  # udevd kept the old one
+            )
+            await run("sh", "-c", back)
         await kubelet.delete_pod("uid-a")
 
 
-async def _shows(agent: AgentProcess, name: str) -> bool:
-    return any(name in str(row) and row["presence"] == "present" for row in (await agent.status())["devices"])
+def _interfaces(agent: AgentProcess) -> list[str]:
+    """The variables that containers are given."""
+    return [variable for one in cdi_devices(agent.cdi) for variable in one["containerEdits"]["env"]]
 
 
 async def test_links_of_a_users_own_rule_can_be_matched() -> None:
