@@ -6,6 +6,7 @@ Started by test_nvml.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -36,9 +37,10 @@ def worker(agent: AgentProcess) -> int:
     """The process that asks NVML; 0 when there is none."""
     assert agent.process is not None
     for task in Path(f"/proc/{agent.process.pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if b"nvml_process.py" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # threads and processes end meanwhile
+            for child in (task / "children").read_text().split():
+                if b"nvml_process.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
     return 0
 
 

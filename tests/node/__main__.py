@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -123,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; 0, 1 where it failed, 2 where the command line is wrong."""
     options = parser().parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs this in the background has it ignored
     folder = Path(os.environ.get("DRABRIDGE_TEST_CLUSTER") or FOLDER)
     try:
         return run(options, folder)
