@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -48,7 +49,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """After pytest's own summary, so that the reason why a run without a failed test fails is among the last lines."""
+    yield
     for line in _skipped:
         terminalreporter.write_line(f"REQUIRED HERE, BUT SKIPPED: {line}", red=True)
     if REQUIRED:

@@ -38,10 +38,8 @@ OF_A_MODEL = {
     "replicaCount": 1,
 }
 
-pytestmark = [
-    pytest.mark.kubectl,
-    pytest.mark.skipif(not FOLDER, reason="DRABRIDGE_TEST_CHARTS names no folder with charts"),
-]
+# Not marked kubectl: a machine that has it has no charts for that.
+pytestmark = pytest.mark.skipif(not FOLDER, reason="DRABRIDGE_TEST_CHARTS names no folder with charts")
 
 
 def rendered(chart: Chart, values: Json, file: Path) -> str:
