@@ -31,7 +31,7 @@ TURN_SECONDS = 12.0
 """Kubelet tells its number every 10 s (nodeStatusUpdateFrequency); the scheduler tries a pod again after at most 10 s
 (podMaxBackoffSeconds)."""
 
-ASK_SECONDS = 300.0
+ASK_SECONDS = 120.0
 """Nobody here sees pods with limits that wait for a device. Where claims have them all, pods get a turn that often."""
 
 ADMIT_SECONDS = 0.5

@@ -137,14 +137,14 @@ def test_without_turns_one_side_gets_all() -> None:
 
 
 @pytest.mark.parametrize("side", Side)
-def test_a_side_alone_has_all_devices(side: Side) -> None:
+def test_a_side_alone_has_nearly_all_the_time_of_all_devices(side: Side) -> None:
     node = Node(4, 30.0)
     node.run(200.0)
     node.run(100.0, {side})  # the other one left a turn unused by now
     node.steps.clear()
-    node.run(ASK_SECONDS - 100.0, {side})
+    node.run(3 * ASK_SECONDS, {side})  # pods are asked again
     assert node.share(side) == 1.0
-    assert node.steps[side] * STEP > 0.8 * 4 * (ASK_SECONDS - 100.0)
+    assert node.steps[side] * STEP > 0.8 * 4 * 3 * ASK_SECONDS
 
 
 def test_the_only_device_is_for_each_side_in_turns() -> None:
@@ -154,6 +154,14 @@ def test_the_only_device_is_for_each_side_in_turns() -> None:
     node.steps.clear()
     node.run(600.0)
     assert min(node.share(side) for side in Side) > 0.3
+
+
+def test_pods_get_a_device_though_claims_have_all_and_the_agent_forgot_that_pods_wait() -> None:
+    node = Node(4, 5.0)
+    node.run(60.0, {Side.CLAIMS})
+    node.turns = NOBODYS
+    node.run(ASK_SECONDS + 30.0)
+    assert Side.PODS in node.has.values()
 
 
 def test_nothing_that_a_pod_has_is_unhealthy_while_kubelet_admits_its_pods_anew() -> None:
