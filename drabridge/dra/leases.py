@@ -108,7 +108,7 @@ class Leases:
         self._serving: dict[ClaimKey, asyncio.Task[None]] = {}
         self._served: dict[ClaimKey, frozenset[str]] = {}  # with the reasons that it was settled for
         self._denials: dict[str, int] = {}  # by claim UID
-        self._began: dict[str, float] = {}  # claim UID -> when it was first seen allocated
+        self._began: dict[ClaimKey, float] = {}  # when a claim that is looked at was first seen allocated
         self._untold: dict[ClaimKey, str] = {}  # UIDs of claims whose lease is in the ledger, and not told yet
         self._following: asyncio.Task[None] | None = None  # what names the claims
 
@@ -167,8 +167,8 @@ class Leases:
 
     def _ended(self, key: ClaimKey) -> None:
         self._serving.pop(key, None)
-        if (uid := self._untold.pop(key, None)) is not None:
-            self._began.pop(uid, None)
+        self._untold.pop(key, None)
+        self._began.pop(key, None)
         self._look.set()
 
     async def _serve(self, key: ClaimKey, reasons: frozenset[str]) -> None:
@@ -204,7 +204,7 @@ class Leases:
         if any(map(wanted.is_told, (lease_condition(self._driver), lease_denied_condition(self._driver)))):
             return True
         claim, service = wanted.claim, self._ledger_service
-        self._began.setdefault(claim.uid, time.monotonic())
+        self._began.setdefault(key, time.monotonic())
         pods = await self._names.pods(key, obj)
         if not pods:
             return False  # nobody waits for it, or nobody can say which scheduler does
@@ -373,7 +373,7 @@ class Leases:
         return {**entry, "conditions": [condition]}
 
     def _report(self, wanted: LeaseTo, outcome: LeaseOutcome, reason: str = "") -> None:
-        began = self._began.pop(wanted.claim.uid, time.monotonic())
+        began = self._began.get((wanted.claim.namespace, wanted.claim.name), time.monotonic())
         devices = tuple(use.device for use in wanted.uses)
         self._observer(LeaseEnded(wanted.claim, devices, outcome, time.monotonic() - began, reason))
 

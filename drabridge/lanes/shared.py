@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
 from drabridge.lanes.plan import LaneChange, Urgency, destination_lane, packing_order
+from drabridge.ledger.eligibility import leasable
 from drabridge.ledger.model import Entry, Lane, Ledger
 
 
@@ -27,7 +28,7 @@ def with_shared(
     if not count and all(_target(entries[name]) is not Lane.SHARED for name in for_pods):
         return tuple(changes)
     for_pods.sort(key=lambda name: _rank(entries[name]))
-    shared = frozenset(for_pods[:count])
+    shared = frozenset([name for name in for_pods if leasable(ledger, entries[name])][:count])
     for name in for_pods:
         lane = Lane.SHARED if name in shared else Lane.LEGACY
         if name in planned:

@@ -26,6 +26,7 @@ from drabridge.lanes.plan import (
     starting_lanes,
 )
 from drabridge.lanes.shared import shared_now, with_shared
+from drabridge.ledger.eligibility import leasable
 from drabridge.ledger.model import Lane
 from drabridge.ledger.service import LedgerService
 
@@ -116,21 +117,20 @@ class LaneTargets:
         asked = self._desired.lanes(resource).shared_of(len(devices))
         if not asked:
             return 0, []
+        ledger = self._ledger_service.ledger
         left = self._config().dra.leases.max_devices - sum(
-            entry.lane is Lane.SHARED and entry.device.resource != resource.name
-            for entry in self._ledger_service.ledger.entries.values()
+            entry.lane is Lane.SHARED and entry.device.resource != resource.name for entry in ledger.entries.values()
         )
-        count, why = asked, ""
-        if resource.partition is not None or any(
-            one.partition and one.partition.of == resource.name for one in self._config().resources
-        ):
-            count, why = 0, "wholes and their parts cannot be leased"
+        alone = sum(leasable(ledger, entry) for one in devices if (entry := ledger.entries.get(one.name)))
+        count, why = min(asked, alone), "devices with parts, their parts, and devices for many claims cannot be leased"
+        if not alone:
+            pass
         elif self._keeps_leases() is False:
             count, why = 0, "the API server does not keep binding conditions"
         elif self._keeps_leases() is None or self._api_server.claims_off is not None:
-            count = min(asked, shared_now(self._ledger_service.ledger, devices))
+            count = min(count, shared_now(ledger, devices))
             why = "it is not known yet whether the API server keeps binding conditions"
-        elif left < asked:
+        elif left < count:
             count, why = max(0, left), "dra.leases.maxDevices allows no more"
         return count, [f"{asked - count} of {asked} shared devices are for pods only: {why}"] if count < asked else []
 

@@ -151,9 +151,11 @@ def _refuse_before_merge(tx: Transaction, names: Iterable[str]) -> None:
 
 
 def _claim_allocated(tx: Transaction, event: ev.ClaimAllocated) -> None:
-    devices = {use.device for use in event.uses}
+    kept = {use.device for use in event.uses if not use.admin}
     # A claim that was allocated anew, elsewhere, loses its former devices.
-    _signal_claim(tx, DeviceSignal.CLAIM_DEALLOCATED, event.claim.uid, event.claim.uid, devices)
+    for name in _held_by(tx, event.claim):
+        if name not in kept:
+            _signal(tx, DeviceSignal.CLAIM_DEALLOCATED, name, event.claim.uid)
     for use in event.uses:
         before = tx.get(use.device)
         if use.admin:
@@ -167,9 +169,20 @@ def _claim_allocated(tx: Transaction, event: ev.ClaimAllocated) -> None:
 
 def _grant_lease(tx: Transaction, event: ev.LeaseGranted) -> None:
     for claim in (event.claim, *event.others):
-        if claim.uid not in tx.ledger.by_claim:
+        held = _held_by(tx, claim)
+        if not held:
             tx.refusals.append(refusals.stale(f"claim {claim}", "it has no device here"))
-        _signal_claim(tx, DeviceSignal.LEASE_GRANTED, claim.uid, claim.uid)
+        for name in held:
+            _signal(tx, DeviceSignal.LEASE_GRANTED, name, claim.uid)
+
+
+def _held_by(tx: Transaction, claim: ClaimRef) -> list[str]:
+    """Return the devices that the claim holds, waits for or was denied. With admin access it does not hold a device."""
+    return [
+        name
+        for name in tx.ledger.by_claim.get(claim.uid, ())
+        if (entry := tx.get(name)) and any(held.claim.uid == claim.uid and not held.admin for held in entry.claims)
+    ]
 
 
 def _deny_lease(tx: Transaction, claim: ClaimRef, uses: Iterable[ev.DeviceUse], reason: str) -> None:
@@ -178,7 +191,7 @@ def _deny_lease(tx: Transaction, claim: ClaimRef, uses: Iterable[ev.DeviceUse], 
     Refused if the claim has all of them. Where it lacks one, what it was granted is of another lane, or of an earlier
     allocation.
     """
-    known, wanted = tx.ledger.by_claim.get(claim.uid, ()), [use.device for use in uses if not use.admin]
+    known, wanted = _held_by(tx, claim), [use.device for use in uses if not use.admin]
     entries = [tx.get(name) for name in wanted or known]
     if entries and all(entry is not None and _is_granted(entry, claim) for entry in entries):
         tx.refusals.append(refusals.stale(f"claim {claim}", "its lease is granted"))

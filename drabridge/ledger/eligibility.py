@@ -34,7 +34,7 @@ def dra_schedulable(ledger: Ledger, entry: Entry) -> bool:
         return False
     if entry.owner in DRA_OWNERS:
         return entry.move is None and all(_scheduler_counts(held, entry) for held in entry.holders)
-    return _free_for(ledger, entry, _DRA_LANES)
+    return _free_for(ledger, entry, _DRA_LANES) and (entry.lane is Lane.DRA or leasable(ledger, entry))
 
 
 def _scheduler_counts(held: ClaimHold, entry: Entry) -> bool:
@@ -63,6 +63,16 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane]) -> bool:
     if entry.owner is not Owner.NONE or entry.lane not in lanes:
         return False
     return blocking_relative(ledger, entry) is None
+
+
+def leasable(ledger: Ledger, entry: Entry) -> bool:
+    """Whether a claim may have the device by a lease: it is for one claim, and overlaps with no other device.
+
+    Kubelet gives up one device for a lease, and would go on giving the device's parts to pods. And of a device for many
+    claims one lease would end while others go on.
+    """
+    relatives = ledger.relatives(entry.device)
+    return not entry.device.shareable and all(one.device.presence is Presence.GONE for one in relatives)
 
 
 def blocking_relative(ledger: Ledger, entry: Entry) -> Entry | None:

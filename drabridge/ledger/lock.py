@@ -21,7 +21,11 @@ class LedgerLockedError(HostError):
 
 
 class Lock:
-    """The lock of one directory; ``ran_before`` says whether an agent was here before."""
+    """The lock of one directory.
+
+    ``ran_before`` says whether an agent was here before, as far as the directory tells: one that ended meanwhile and
+    removed what it knew, the lock last, was not.
+    """
 
     def __init__(self, directory: Path, *, wait: bool = False) -> None:
         """Take the lock; with ``wait``, block until it is free.
@@ -79,11 +83,10 @@ def holder(directory: Path) -> str:
 
 def _take(path: Path, *, wait: bool) -> tuple[bool, int]:
     """Take the lock; returns whether an agent ran here before, and the lock's file descriptor."""
-    before = False
     while True:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            before = before or path.exists()
+            before = path.exists()
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise HostError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
@@ -12,12 +14,14 @@ from drabridge.ledger.model import (
     MOVING,
     ClaimHold,
     ClaimPhase,
+    ClaimRef,
     Entry,
     Hold,
     Lane,
     Move,
     MoveStep,
     Owner,
+    PodRef,
 )
 from drabridge.ledger.transaction import Transaction
 
@@ -57,6 +61,8 @@ def with_holders(
             lane, move = lane_when_held(tx, before, owner)
         if owner is Owner.CONFLICT:
             _report_conflict(tx, before, hold, claims)
+        elif before.owner is Owner.NONE:
+            _report_overlap(tx, before, hold, claims)
     if (hold is None and before.hold is not None) or _not_denied(claims) < _not_denied(before.claims):
         released = because
         who = refusals.holder(before, exclude_hold=hold, exclude_claims=claims)
@@ -123,33 +129,70 @@ def _report_conflict(tx: Transaction, before: Entry, hold: Hold | None, claims: 
         f"{before.name} is used by {', '.join(map(str, pods)) or 'a pod'} through resource limits and by "
         f"{', '.join(f'claim {claim}' for claim in holders)}; stop one of them"
     )
+    _report(tx, message, pods, holders)
+
+
+def _report(tx: Transaction, message: str, pods: Iterable[PodRef], claims: Iterable[ClaimRef]) -> None:
     tx.effects.append(Notify(Subject.NODE, "DeviceConflict", message))
     tx.effects += [Notify(Subject.POD, "DeviceConflict", message, p.namespace, p.name, p.uid) for p in pods if p.name]
     tx.effects += [
-        Notify(Subject.CLAIM, "DeviceConflict", message, c.namespace, c.name, c.uid) for c in holders if c.name
+        Notify(Subject.CLAIM, "DeviceConflict", message, c.namespace, c.name, c.uid) for c in claims if c.name
     ]
 
 
-def obstacle(tx: Transaction, entry: Entry) -> Refusal | None:
-    """Why a free device cannot be given to anybody: it is not there, or overlapping hardware is held."""
+def _report_overlap(tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...]) -> None:
+    """Tell everybody concerned that somebody has a device, and somebody else a part of it, as evidence shows.
+
+    Requests are refused before that.
+    """
+    now = replace(before, hold=hold, claims=claims)
+    for relative in tx.relatives(before):
+        if relative.owner is not Owner.NONE and (relative.device.related(before.device) or _differ(now, relative)):
+            message = (
+                f"{before.name}, which {refusals.holder(now)} has, shares its hardware with {relative.name}, which "
+                f"{refusals.holder(relative)} has; stop one of them"
+            )
+            pods = [pod for one in (now, relative) if one.hold for pod in one.hold.pods]
+            _report(tx, message, pods, [held.claim for one in (now, relative) for held in one.holders])
+
+
+def _differ(one: Entry, other: Entry) -> bool:
+    """Whether two held devices have no holder in common, as far as their holders are known."""
+    if any(entry.hold is not None and not entry.hold.pods for entry in (one, other)):
+        return False  # the pod of an Allocate
+    return not _holders(one) & _holders(other)
+
+
+def _holders(entry: Entry) -> set[tuple[str, str]]:
+    pods = entry.hold.pods if entry.hold else ()
+    return {(pod.namespace, pod.name) for pod in pods} | {("", held.claim.uid) for held in entry.holders}
+
+
+def obstacle(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
+    """Why nobody gets the device, nor more of it: it is not there, or overlapping hardware is held.
+
+    ``uid``: of the claim that is to have it; "": a pod.
+    """
     if entry.device.presence is not Presence.PRESENT:
         return refusals.not_present(entry)
-    return overlap(tx, entry)
+    return overlap(tx, entry, uid)
 
 
-def overlap(tx: Transaction, entry: Entry) -> Refusal | None:
-    """The refusal if overlapping hardware is held; None if it is free or is given in the same step."""
+def overlap(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
+    """The refusal if somebody else holds overlapping hardware; None if it is free or has the same holder."""
     for relative in tx.relatives(entry):
-        if relative.owner is not Owner.NONE and not _given_in_this_step(tx, entry, relative):
+        if relative.owner is not Owner.NONE and not _same_holder(tx, entry, relative, uid):
             return refusals.overlaps(entry, relative, tx.at)
     return None
 
 
-def _given_in_this_step(tx: Transaction, entry: Entry, relative: Entry) -> bool:
-    """Whether this step gives both devices, and all that they have in common is a device node.
+def _same_holder(tx: Transaction, entry: Entry, relative: Entry, uid: str) -> bool:
+    """Whether one container or one claim has both devices, and all that they have in common is a device node.
 
-    A step is for one container or one claim, which may have both.
+    A step is for one container or one claim; what the claim has from an earlier step is its own as well.
     """
+    if relative.device.related(entry.device):
+        return False
     before = tx.ledger.entries.get(relative.name)
     was_free = before is not None and before.owner is Owner.NONE
-    return was_free and not relative.device.related(entry.device)
+    return was_free or (relative.hold is None and all(held.claim.uid == uid for held in relative.holders))

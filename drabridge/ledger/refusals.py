@@ -91,7 +91,8 @@ def held(entry: Entry, at: float) -> Refusal:
 def overlaps(entry: Entry, relative: Entry, at: float) -> Refusal:
     """Refuse a device whose hardware overlaps with a held one: a part of a held whole, or the other way round."""
     why = held(relative, at)
-    return Refusal(entry.name, why.code, why.holder, f"{entry.name} shares its hardware with {why.message}", why.hint)
+    message = f"{entry.name} shares its hardware with {relative.name}: {why.message}"
+    return Refusal(entry.name, why.code, why.holder, message, why.hint)
 
 
 def other_lane(entry: Entry, side: Side) -> Refusal:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,23 @@ def test_a_closed_lock_is_not_taken_again_by_renewing_it(tmp_path: Path) -> None
     again = Lock(tmp_path)
     assert again.ran_before
     again.close()
+
+
+def test_who_waits_for_an_agent_that_removes_all_it_knew_begins_anew(tmp_path: Path) -> None:
+    """``drain --clean`` removes the lock's file last; a successor that comes then must not miss a ledger."""
+    ending, had = Lock(tmp_path), list[Lock]()
+    waiting = threading.Thread(target=lambda: had.append(Lock(tmp_path, wait=True)))
+    waiting.start()
+    while _opened(tmp_path) < 2:
+        time.sleep(0.01)
+    (tmp_path / "ledger.lock").unlink()
+    ending.close()
+    waiting.join()
+    assert not had[0].ran_before
+    had[0].close()
+    next_one = Lock(tmp_path)
+    assert next_one.ran_before
+    next_one.close()
 
 
 def test_an_agent_that_lost_the_lock_never_has_it_again(tmp_path: Path) -> None:

@@ -378,7 +378,7 @@ def test_overlapping_devices_exclude_each_other_and_separate_parts_do_not() -> N
     node = Node(whole, one, two)
     node.yes(allocate(1))
     node.yes(allocate(2))
-    assert "gpu-0 shares its hardware with gpu-1 is held by" in node.no(allocate(0))[1]
+    assert "gpu-0 shares its hardware with gpu-1: gpu-1 is held by" in node.no(allocate(0))[1]
     assert node.offers("gpu-0") == (False, False)
     node = Node(whole, one, two)
     assert node.no(allocate(0, 1))[0] is RefusalCode.LEGACY_HELD  # within one request as well

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import Refusal
 from drabridge.ledger.events import DeviceUse, Unprepare, WithdrawnFromKubelet
@@ -52,51 +51,53 @@ def _give(tx: Transaction, entry: Entry, request: RequestedUse, phase: ClaimPhas
 
 def grant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """Record that the API server gave a free device to a claim. That is true even if the hardware is gone."""
-    return overlap(tx, entry) or _give(tx, entry, request, ClaimPhase.GRANTED)
+    return overlap(tx, entry, request.claim.uid) or _give(tx, entry, request, ClaimPhase.GRANTED)
 
 
 def pend(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """Record that a claim was given a device of the shared lane and waits for its lease: kubelet must give it up."""
     if not request.use.lease:
         return refusals.no_lease(entry)
-    return obstacle(tx, entry) or _give(tx, entry, request, ClaimPhase.PENDING)
+    return obstacle(tx, entry, request.claim.uid) or _give(tx, entry, request, ClaimPhase.PENDING)
 
 
 def pend_as_well(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """Record an allocation of a device for whose lease claims wait: it is known, or a share, or a second holder.
 
-    Refused when the device has gone meanwhile: nobody can be granted its lease.
+    Refused when the device has gone meanwhile, or a relative was taken: nobody can be granted its lease.
     """
     if entry.claim(request.claim.uid) is None and not request.use.lease:
         return refusals.no_lease(entry)
-    if entry.device.presence is not Presence.PRESENT:
-        return refusals.not_present(entry)
-    return _join(tx, entry, request, ClaimPhase.PENDING)
+    return obstacle(tx, entry, request.claim.uid) or _join(tx, entry, request, ClaimPhase.PENDING)
 
 
 def prepare(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """Prepare a free device for a claim whose allocation the watch has not shown yet; the API server was asked."""
-    return obstacle(tx, entry) or _give(tx, entry, request, ClaimPhase.PREPARED)
+    return obstacle(tx, entry, request.claim.uid) or _give(tx, entry, request, ClaimPhase.PREPARED)
 
 
 def regrant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """Record an allocation of a device that claims hold: it is known, or a share, or a second holder to refuse.
 
-    Refused when the device has gone while this claim waited: it cannot be granted the lease.
+    Refused when the device has gone while this claim waited, or a relative was taken: it cannot be granted the lease.
     """
     known = entry.claim(request.claim.uid)
-    if known and known.phase is ClaimPhase.WITHDRAWN and entry.device.presence is not Presence.PRESENT:
-        return refusals.not_present(entry)
+    if known and known.phase is ClaimPhase.WITHDRAWN and (refusal := obstacle(tx, entry, request.claim.uid)):
+        return refusal
     return _join(tx, entry, request, ClaimPhase.GRANTED)
 
 
 def reprepare(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Prepare a device that claims hold: this claim, or a share, or a second holder to refuse."""
+    """Prepare a device that claims hold: this claim, or a share, or a second holder to refuse.
+
+    A pod may be on a relative by now: what kubelet shows is believed, whoever had the device first.
+    """
     held = entry.claim(request.claim.uid)
     if held and held.phase in (ClaimPhase.PENDING, ClaimPhase.WITHDRAWN):
         return refusals.pending(entry)
-    if entry.device.presence is not Presence.PRESENT and not (held and held.phase is ClaimPhase.PREPARED):
-        return refusals.not_present(entry)
+    prepared = held is not None and held.phase is ClaimPhase.PREPARED
+    if not prepared and (refusal := obstacle(tx, entry, request.claim.uid)):
+        return refusal
     return _join(tx, entry, request, ClaimPhase.PREPARED)
 
 
@@ -256,8 +257,8 @@ def lease_grant(tx: Transaction, entry: Entry, uid: str) -> Outcome:
         return entry
     if held.phase is ClaimPhase.PENDING:
         return refusals.stale(entry.name, "kubelet has not given the device up yet")
-    if entry.device.presence is not Presence.PRESENT:
-        return refusals.not_present(entry)
+    if refusal := obstacle(tx, entry, uid):
+        return refusal
     granted = replace(held, phase=ClaimPhase.GRANTED, since=tx.at)
     return with_holders(tx, entry, entry.hold, _replaced(entry.claims, granted))
 

@@ -30,7 +30,10 @@ from drabridge.ledger.transitions.claims import with_share, without_waiting
 
 
 def take(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """Give a free device to a pod."""
+    """Give a free device to a pod. Claims that wait for the lease of overlapping hardware are denied it."""
+    for relative in tx.relatives(entry):
+        if relative.owner is Owner.DRA_PENDING:
+            tx.touched[relative.name] = without_waiting(tx, relative, f"a pod was given {entry.name} first")
     hold = Hold(units, tx.at, known=True, former=entry.former)
     return obstacle(tx, entry) or with_holders(tx, entry, hold, entry.claims)
 
