@@ -127,5 +127,7 @@ class NodeLabelWriter:
         body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
         written = await cluster.apply(NODES, body, manager=self._manager, force=False)
         with reading(f"node {self._node}", ClusterError):
-            self._seen = labels_of(written)  # the watch tells it later; until then it would be written again
+            now = labels_of(written)
+        if self._seen is seen:  # else the watch has told of a later change already
+            self._seen = now  # the watch tells it, too; until then it would be written again
         log.info("labels of the Node written", extra={"labels": len(found.ours)})

@@ -128,6 +128,26 @@ async def test_labels_of_others_are_left_to_them(place: Place, caplog: pytest.Lo
     await until(lambda: has(server, WANTED))
 
 
+async def test_a_change_that_the_watch_tells_before_the_answer_to_a_write_stays(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, cluster, writer = place
+    label(server, product="Tesla-T4")
+    await asyncio.sleep(0.2)
+    apply = cluster.apply
+
+    async def slow(*arguments: Any, **named: Any) -> Any:
+        answer = await apply(*arguments, **named)
+        if "example.com/product" in found(server):
+            label(server, product=None)
+            await asyncio.sleep(0.3)
+        return answer
+
+    monkeypatch.setattr(cluster, "apply", slow)
+    writer.want(WANTED)
+    await until(lambda: has(server, WANTED))
+
+
 async def test_a_label_that_somebody_takes_over_is_theirs(place: Place) -> None:
     server, _, writer = place
     writer.want(WANTED)
