@@ -178,10 +178,13 @@ async def test_dropping_an_id_of_an_allocate_in_flight_kills_the_kubelet() -> No
         assert "nil pointer dereference" in kubelet.crashed
         assert "allocateContainerResources" in kubelet.crashed
         assert not kubelet.is_running
+        kubelet.faults.pods_arrive.clear()  # else it is admitted, and fails, before the plugin is there
         await kubelet.start()
         await plugin.stop()
         await plugin.serve()
         await plugin.register()
+        await kubelet.wait_for_resource(GPU, healthy=1)
+        kubelet.faults.pods_arrive.set()
         await kubelet.wait_for(lambda: kubelet.pods[spec.uid].phase is Phase.RUNNING, what="re-admission")
 
 
