@@ -25,8 +25,6 @@ def with_shared(
     }
     planned = {change.device: change for change in changes}
     for_pods = [name for name, entry in entries.items() if _lane(entry, planned) is Lane.LEGACY]
-    if not count and all(_target(entries[name]) is not Lane.SHARED for name in for_pods):
-        return tuple(changes)
     for_pods.sort(key=lambda name: _rank(entries[name]))
     shared = frozenset([name for name in for_pods if leasable(ledger, entries[name])][:count])
     for name in for_pods:
