@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from podresources.resolve.files import UnreadableFileError, read
+from podresources.resolve.files import UnreadableFileError, read_named
 
 TIMEOUT_SECONDS = 5.0  # for each step of a request
 MOST_BYTES = 64 << 20
@@ -77,7 +77,7 @@ def of_kubeconfig(path: Path) -> ApiServer:
     from yaml import YAMLError, safe_load
 
     try:
-        data = read(path.resolve())
+        data = read_named(path)
         if data is None:
             raise ApiServerError(f"there is no kubeconfig {path}")
         config = safe_load(data)
