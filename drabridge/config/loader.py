@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from drabridge.config.checker import check, merged
 from drabridge.config.model import Model
-from drabridge.config.problems import ConfigErrors, Fault, Problem, Problems, path_text, printable, shorten
+from drabridge.config.problems import ConfigErrors, Fault, Problem, Problems, path_text, shorten
 from drabridge.config.schema import Config
 from drabridge.config.yaml_tree import (
     DOCUMENT_MAX,
@@ -24,6 +24,7 @@ from drabridge.config.yaml_tree import (
     plain,
 )
 from podresources.resolve.files import UnreadableFileError, read_named
+from podresources.table import printable
 
 M = TypeVar("M", bound=Model)
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
 from drabridge.errors import DrabridgeError, PeerError
+from podresources.table import printable
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def reading(what: str, error: type[DrabridgeError] = UnreadableError) -> Iterato
 def cut(text: str, most: int = MOST_TEXT) -> str:
     """Return ``text`` as one printable line of at most ``most`` characters, and "..." if it was cut."""
     text = text if len(text) <= most else f"{text[:most]}..."
-    return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode("ascii")
+    return printable(text)
 
 
 class Unreadable:
