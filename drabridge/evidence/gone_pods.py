@@ -47,7 +47,7 @@ class GonePods:
     def pop(self, uid: str) -> PodDemand | None:
         """Forget the pod: it is there again, or has ended. Return it, if it was known."""
         gone = self._pods.pop(uid, None)
-        return gone and gone.pod
+        return None if gone is None else gone.pod
 
     def forget_ended(self, now: float) -> None:
         """Forget those whose processes must have ended."""

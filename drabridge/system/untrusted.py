@@ -17,6 +17,7 @@ from podresources.table import printable
 
 log = logging.getLogger(__name__)
 
+MOST_NAMED = 1024  # unreadable objects of one kind that are remembered
 MOST_TEXT = 300  # characters of somebody else's text in a message of ours
 _READING_ERRORS = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 """What reading strange data raises: wrong types, missing keys, no text (a ValueError), too deep, no such file name."""
@@ -64,6 +65,8 @@ class Unreadable:
         with _lock:
             known = self._said.get(name) == said
             self._said[name] = said
+            if len(self._said) > MOST_NAMED:
+                del self._said[next(iter(self._said))]  # the oldest: it is told once more if it comes again
             _unreadable[self._kind] += not known
         if not known:
             log.error("unreadable object left out", extra={"kind": self._kind, "object": name, "reason": said})
