@@ -19,6 +19,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from podresources.features import KubeletFeatures, Support
 from podresources.model import Allocatable, Api, DeviceKey, Memory, NodeSnapshot, PodAllocation
+from podresources.table import printable
 
 if TYPE_CHECKING:
     from podresources.resolve.resolver import Resolved
@@ -94,7 +95,7 @@ def capacity_families(allocatable: Allocatable) -> Iterator[Metric]:
 def device_labels(key: DeviceKey) -> list[str]:
     """Values of ``DEVICE``: a resource for device plugins, driver and pool for DRA, the rest empty."""
     resource, driver = (key.source, "") if key.api is Api.DEVICE_PLUGIN else ("", key.source)
-    return [key.api, resource, driver, key.pool, key.device, key.share_id]
+    return [key.api, *map(printable, (resource, driver, key.pool, key.device, key.share_id))]
 
 
 def _pods(snapshot: NodeSnapshot) -> Metric:

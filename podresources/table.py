@@ -1,4 +1,4 @@
-"""Render text tables that fit a terminal. Pure."""
+"""Render text tables that fit a terminal, and text of others so that it does nothing there. Pure."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def render(
     ``width`` is the terminal's, in characters; the widest columns are cut until the lines fit. None cuts nothing,
     which is what a pipe wants. ``drop_empty`` leaves out columns without any value; those in ``whole`` are never cut.
     """
+    rows = [[printable(cell) for cell in row] for row in rows]
     kept = [index for index in range(len(header)) if not (rows and drop_empty) or any(row[index] for row in rows)]
     lines = [[header[index] for index in kept], *([row[index] or "-" for index in kept] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -39,6 +40,16 @@ def render(
     return "\n".join(
         GAP.join(_cell(cell, size) for cell, size in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def printable(text: str) -> str:
+    """Return somebody else's text as one line without control characters: for a terminal, log, page or metric.
+
+    Line breaks, escape sequences, marks that turn the direction of writing and half characters are written out.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -15,6 +15,8 @@ rm -rf usr/local/bin/pip* usr/bin/pip* usr/local/include usr/include usr/share/p
   usr/share/doc usr/share/man usr/share/info usr/share/locale usr/share/lintian \
   var/cache/apt var/lib/apt/lists var/log root/.cache tmp/* var/tmp/*
 mkdir -p var/log tmp
+# Nobody becomes another user in the container: su, mount, passwd and the like have no more rights than who calls them.
+find . -xdev -type f -perm /6000 -exec chmod a-s {} +
 find . -xdev -name __pycache__ -type d -prune -exec rm -rf {} +
 for stdlib in usr/lib/python3.* usr/local/lib/python3.*; do
   [ ! -d "$stdlib" ] || python3 -m compileall -q -s "$(pwd)" -p / --invalidation-mode unchecked-hash "$stdlib" || true

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from podresources.table import render
+from podresources.table import printable, render
 
 OUTPUTS = ("table", "wide", "json", "yaml")
 
@@ -30,7 +30,7 @@ def cell(value: Any) -> str:
         text = ",".join(map(str, value))
     else:
         text = str(value)
-    return "".join(char if char.isprintable() else "�" for char in text)
+    return printable(text)
 
 
 def terminal_width(output: str) -> int | None:
@@ -66,7 +66,7 @@ def as_json_or_yaml(document: Any, output: str) -> str:
         return json.dumps(document, indent=2)
     import yaml
 
-    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True)).rstrip()
+    return str(yaml.safe_dump(document, sort_keys=False)).rstrip()
 
 
 def said(texts: Iterable[str]) -> list[str]:

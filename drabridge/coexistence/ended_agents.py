@@ -89,7 +89,9 @@ class EndedAgents:
         """Return those that no pod has by its limits, or may have."""
         ledger, pods = self._ledger_service.ledger, self._others.pods
         unaccounted = None if pods is None else pods.unaccounted(ledger, observed)
-        if pods is None or unaccounted is None or pods.claims_linger(ledger):
+        if pods is None or unaccounted is None:
+            return set()
+        if pods.unknown_devices_in_use({resource for piece in pieces for resource in piece.resources}):
             return set()
         units = (*(observed.listed or ()), *(observed.checkpoint.pods if observed.checkpoint else ()))
         shown = {(resource, device_id_of(unit)) for resource, unit in units}

@@ -15,10 +15,10 @@ What an ended agent left is struck out once nobody can have it any more (:mod:`d
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
-import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +34,7 @@ from drabridge.ledger.model import Ledger
 from drabridge.ledger.store import FILE, read_completely
 from drabridge.system.files import Care, write_atomically
 from drabridge.system.paths import Paths
+from podresources.resolve import files
 
 log = logging.getLogger(__name__)
 
@@ -353,13 +354,9 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 def _read_file(path: Path) -> HardwareFile:
     """Read an agent's file. Raises OSError, ValueError or RecursionError for what no agent of this version wrote."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is no file")
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    data = files.read(path, MOST_BYTES)
+    if data is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     content = msgspec.json.decode(data, type=HardwareFile)
     if content.version != VERSION:
         raise ValueError(f"its version is {content.version}, this agent reads {VERSION}")

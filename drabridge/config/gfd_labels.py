@@ -14,8 +14,6 @@ from drabridge.config.template import Field, Template
 GPU = "nvidia.com/gpu"
 MIG = "nvidia.com/mig-"
 SHARED_SUFFIX = ".shared"  # of a resource's name, where NVIDIA's renameByDefault is used
-# What a policy has to allow; every name of a rule begins with one of them.
-PREFIXES = ("nvidia.com/gpu.", "nvidia.com/mig", "nvidia.com/mps.", "nvidia.com/cuda.")
 MACHINE_FILE = "/sys/class/dmi/id/product_name"  # GFD's own default, cmd/gpu-feature-discovery/main.go
 
 # getArchFamily in resource.go; of 7 and 8 the minor number decides.

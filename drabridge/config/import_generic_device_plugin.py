@@ -14,9 +14,10 @@ from drabridge.config import names
 from drabridge.config.base import AbsolutePath, text_of
 from drabridge.config.loader import load, read
 from drabridge.config.model import Model, Parse
-from drabridge.config.problems import Problem, Problems, printable, unmet
+from drabridge.config.problems import Problem, Problems, unmet
 from drabridge.config.schema import API_VERSION, KIND, REPLICAS_MAX
 from drabridge.config.yaml_tree import Bare
+from podresources.table import printable
 
 DEFAULT_DOMAIN = "squat.ai"  # generic-device-plugin's own default, config.go
 RAW_KEYS = frozenset({"usb"})  # ids stay as written: the note says what generic-device-plugin makes of them

@@ -21,8 +21,9 @@ from drabridge.config.base import AbsolutePath
 from drabridge.config.loader import load, read
 from drabridge.config.model import Check, Model, Parse, Prepare, to_data
 from drabridge.config.nvidia_profile import GPUS, WITH_MIG, nvidia_profile
-from drabridge.config.problems import Problem, did_you_mean, printable, unmet
+from drabridge.config.problems import Problem, did_you_mean, unmet
 from drabridge.config.schema import REPLICAS_MAX
+from podresources.table import printable
 
 GPU = "nvidia.com/gpu"
 MIG_PREFIX = "nvidia.com/mig-"

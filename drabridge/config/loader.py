@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path as FilePath
 from typing import TypeVar
 
 from drabridge.config.checker import check, merged
 from drabridge.config.model import Model
-from drabridge.config.problems import ConfigErrors, Fault, Problem, Problems, path_text, printable, shorten
+from drabridge.config.problems import ConfigErrors, Fault, Problem, Problems, path_text, shorten
 from drabridge.config.schema import Config
 from drabridge.config.yaml_tree import (
     DOCUMENT_MAX,
@@ -24,6 +23,8 @@ from drabridge.config.yaml_tree import (
     node_at,
     plain,
 )
+from podresources.resolve.files import UnreadableFileError, read_named
+from podresources.table import printable
 
 M = TypeVar("M", bound=Model)
 
@@ -71,14 +72,14 @@ def _single_fault(name: str, found: str, expected: str, hint: str = "") -> Confi
 
 def _bytes_of(path: FilePath, largest: int) -> bytes:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise _single_fault(str(path), "something else than a regular file", "a configuration file")
-        with path.open("rb") as file:
-            return file.read(largest + 1)
-    except OSError as error:
-        raise _single_fault(str(path), f"no readable file ({error.strerror})", "a configuration file") from error
-    except ValueError as error:  # a NUL in the name
-        raise _single_fault(shorten(str(path)), "a name that no file can have", "a configuration file") from error
+        found = read_named(path, largest)
+    except UnreadableFileError as error:
+        expected = "a configuration that fits into a ConfigMap (1 MiB)" if largest == DOCUMENT_MAX else "a smaller file"
+        expected = expected if "larger" in error.reason else "a configuration file"
+        raise _single_fault(shorten(str(path)), f"no file that can be read ({error.reason})", expected) from error
+    if found is None:
+        raise _single_fault(shorten(str(path)), "no file", "a configuration file")
+    return found
 
 
 def _decode(source: str | bytes, name: str, largest: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from drabridge.errors import ConfigError
+from podresources.table import printable
 
 SHOWN_MAX = 120  # characters of a value that a message quotes
 
@@ -96,11 +97,6 @@ def path_text(path: Path) -> str:
             word = part if part.replace("_", "a").isalnum() else f'"{shorten(part)}"'
             out += f".{word}" if out else word
     return out
-
-
-def printable(text: str) -> str:
-    """The text in one line that a terminal shows as it is."""
-    return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def shorten(text: str) -> str:

@@ -12,11 +12,12 @@ from msgspec import Struct
 
 from drabridge.dra.claim_names import ClaimKey, WaitingPod
 from drabridge.errors import ClusterError
-from drabridge.evidence.pod_objects import claim_names
+from drabridge.evidence.pod_objects import are_many, claim_names
 from drabridge.kube.api import PODS, Cluster
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFields
 from drabridge.kube.watch import follow
 
+MOST_PODS = 1024  # a node has 110 by default; claims of more get no lease
 MOST_SECONDS = 5.0  # between looks at a claim that is not allocated yet, or after an error
 
 
@@ -37,13 +38,13 @@ class NominatedPod(Struct, frozen=True):
 
 def nominated_pod(pod: Json) -> NominatedPod:
     """Read a pod of the API server."""
-    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    metadata, spec, names = pod.get("metadata") or {}, pod.get("spec") or {}, claim_names(pod)
     return NominatedPod(
         str(metadata.get("uid") or ""),
         str(metadata.get("namespace") or ""),
         str(metadata.get("name") or ""),
         str(spec.get("schedulerName") or ""),
-        claim_names(pod),
+        frozenset() if are_many(names) else names,
     )
 
 
@@ -104,7 +105,7 @@ class NominatedPods:
     # The methods of kube.watch.Follower.
 
     def listed(self, objects: tuple[NominatedPod, ...]) -> None:
-        self._pods = {pod.uid: pod for pod in objects if pod.claims}
+        self._pods = {pod.uid: pod for pod in [pod for pod in objects if pod.claims][:MOST_PODS]}
         self._changes += 1
         self._seen = dict.fromkeys(self._pods, self._changes)
         self.lost_because = ""
@@ -113,7 +114,8 @@ class NominatedPods:
     def changed(self, kind: str, obj: NominatedPod) -> None:
         if kind == "DELETED" or not obj.claims:
             self._pods.pop(obj.uid, None)
-        else:
+            self._seen.pop(obj.uid, None)
+        elif obj.uid in self._pods or len(self._pods) < MOST_PODS:
             self._changes += 1
             self._pods[obj.uid], self._seen[obj.uid] = obj, self._changes
         self._changed()
@@ -121,6 +123,7 @@ class NominatedPods:
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
         """Its claims get no lease; the scheduler gives up in the end."""
         self._pods.pop(str(identity.uid), None)
+        self._seen.pop(str(identity.uid), None)
         self._changed()
 
     def lost(self, error: ClusterError) -> None:

@@ -3,27 +3,28 @@
 A pod is *unaccounted* if it is bound here, has not ended, and asks for more of a resource than kubelet shows it with.
 It may hold any device of the resource: a new kubelet has not re-admitted it yet, or it was admitted a moment ago.
 
-A pod that is gone, but was not seen to end (a force delete, a node that was cut off), *may run yet*: it counts as
-running for its grace period. A pod that ends as usual costs no wait, because kubelet reports its end before the object
-is removed (pkg/kubelet/status/status_manager.go, syncPod).
+A pod that is gone, but was not seen to end (a force delete, a node that was cut off), *may run yet*
+(:mod:`drabridge.evidence.gone_pods`). A pod that ends as usual costs no wait, because kubelet reports its end before
+the object is removed (pkg/kubelet/status/status_manager.go, syncPod).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from msgspec.structs import replace
 
 from drabridge.errors import ClusterError
+from drabridge.evidence.gone_pods import GonePods
 from drabridge.evidence.pod_objects import (
-    ANY_CLAIM,
     DEFAULT_GRACE_SECONDS,
-    MOST_NAMES,
     PodDemand,
     WatchedPod,
+    are_many,
     watched_pod,
+    with_claim,
 )
 from drabridge.inventory.model import device_id_of
 from drabridge.kube.api import PODS, Cluster
@@ -32,7 +33,8 @@ from drabridge.kube.watch import follow
 from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, Ledger, PodRef
 
-REMEMBERED = 256  # pods that have ended: each may name claims in 20 KB. To forget one costs a wait, no more
+MOST_LIVING = 1024  # a node has 110 by default; more can only be written by hand, and kubelet refuses them
+REMEMBERED = 256  # pods that have ended: each may name claims in 4 KB. To forget one costs a wait, no more
 
 
 class PodWatch:
@@ -56,7 +58,7 @@ class PodWatch:
         self.slack: Callable[[], float] = float  # seconds from the end of a grace period until the last process is dead
         self._pods: dict[str, PodDemand] | None = None  # not ended, by the object's uid; None: the watch is lost
         self._before: dict[str, PodDemand] = {}  # as they were before the watch was lost
-        self._gone: dict[str, tuple[PodDemand, float]] = {}  # not seen to end; until when they may run
+        self._gone = GonePods()
         self._ended: dict[str, PodDemand] = {}  # the oldest first
         self._listed_at = 0.0  # a pod that was gone before then was never known
         self.sent: Counter[str] = Counter()  # by resource: pods that were sent here with limits of it
@@ -66,7 +68,7 @@ class PodWatch:
     def _read(self, pod: Json) -> WatchedPod:
         """Read a pod; if it asks for very many kinds of devices, keep only those of this node."""
         one = watched_pod(pod, self._node)
-        if one.demand is None or len(one.demand.asked) <= MOST_NAMES:
+        if one.demand is None or not are_many(one.demand.asked):
             return one
         ours = self._ours()
         asked = {resource: count for resource, count in one.demand.asked.items() if resource in ours}
@@ -82,15 +84,21 @@ class PodWatch:
             return None
         shown = _shown_units(ledger, observed)
         found: dict[str, list[str]] = {}
-        for pod in (*self._living(), *self._may_run_yet(ledger)):
+        for pod in self._living():
             for resource, count in pod.asked.items():
                 if count > max(shown[resource, pod.uid], shown[resource, str(pod)]):
                     found.setdefault(resource, []).append(str(pod))
         return {resource: tuple(sorted(pods)) for resource, pods in found.items()}
 
-    def claims_linger(self, ledger: Ledger) -> bool:
-        """Tell whether a pod with claims is gone, was not seen to end, and may run yet."""
-        return any(pod.claims for pod in self._may_run_yet(ledger))
+    def may_run_yet(self, ledger: Ledger) -> dict[str, tuple[str, ...]]:
+        """Return device -> pods that are gone, were not seen to end, and may run on with the device."""
+        self._gone.forget_ended(self._now())
+        return self._gone.by_device(ledger)
+
+    def unknown_devices_in_use(self, resources: Collection[str]) -> bool:
+        """Tell whether a pod that may run yet has claims, or asked for one of the resources of another agent."""
+        self._gone.forget_ended(self._now())
+        return self._gone.ask_for(resources)
 
     def enrich(self, observed: events.Observed) -> events.Observed:
         """Return ``observed`` with the pods' names and UIDs, their grace periods, and who has ended."""
@@ -118,7 +126,7 @@ class PodWatch:
 
     def grace(self, claim: ClaimRef) -> float:
         """Return the seconds that the pods with this claim have to end when they are deleted."""
-        return max((pod.grace for pod in _with(claim, self._living())), default=DEFAULT_GRACE_SECONDS)
+        return max((pod.grace for pod in with_claim(claim, self._living())), default=DEFAULT_GRACE_SECONDS)
 
     def lingers(self, claim: ClaimRef, grace: float) -> float:
         """Return for how many seconds pods with this claim may run on though kubelet has unprepared it.
@@ -128,20 +136,19 @@ class PodWatch:
         ``grace`` is the pods' grace period, for the case that they were gone before they were listed; 0: not known.
         """
         now, grace = self._now(), grace + self.slack() if grace else 0.0
-        gone = [until for pod, until in self._gone.values() if _with(claim, (pod,))]
-        if gone:
-            return max(0.0, max(gone) - now)
-        if self._pods is None and _with(claim, self._living()):
+        if gone := self._gone.claim_until(claim):
+            return max(0.0, gone - now)
+        if self._pods is None and with_claim(claim, self._living()):
             return grace  # the pod may be gone, and the lost watch could not say so
-        if _with(claim, self._living()) or self._have_ended(claim):
+        if with_claim(claim, self._living()) or self._have_ended(claim):
             return 0.0  # as usual: kubelet unprepares before it reports the end
         return max(0.0, self._listed_at + grace - now) if self._pods is not None else grace
 
     def saw_the_end(self, claim: ClaimRef) -> bool:
         """Tell whether this claim had a known pod, and all of them were seen to end."""
-        if self._pods is None or any(_with(claim, (pod,)) for pod, _ in self._gone.values()):
+        if self._pods is None or self._gone.claim_until(claim):
             return False
-        return not _with(claim, self._living()) and self._have_ended(claim)
+        return not with_claim(claim, self._living()) and self._have_ended(claim)
 
     # The methods of kube.watch.Follower.
 
@@ -181,8 +188,9 @@ class PodWatch:
             self.changed(kind, WatchedPod(uid, None))
         else:
             self._unreadable.add(uid)
-            if uid in self._gone and self._pods is not None:  # it is not gone: the list only lacked it
-                self._pods[uid], _ = self._gone.pop(uid)
+            back = self._gone.pop(uid)
+            if back is not None and self._pods is not None:  # it is not gone: the list only lacked it
+                self._pods[uid] = back
 
     def lost(self, error: ClusterError) -> None:
         self._before, self._pods = self._before if self._pods is None else self._pods, None
@@ -195,11 +203,13 @@ class PodWatch:
         pod = one.demand
         if pod is None or pod.ended:
             self._pods.pop(one.uid, None)
+        elif len(self._pods) >= MOST_LIVING and one.uid not in self._pods:
+            self._unreadable.add(one.uid)
         else:
             self.sent.update(() if one.uid in self._pods else pod.asked.keys())
             self._pods[one.uid] = pod
         if pod is not None and not pod.mirror:
-            self._gone.pop(pod.uid, None)
+            self._gone.pop(pod.uid)
         self._note_end(pod)
 
     def _note_end(self, pod: PodDemand | None) -> None:
@@ -221,7 +231,7 @@ class PodWatch:
         Static pods do not count: kubelet removes the mirror after the end, and anybody can make an object like it.
         """
         if not pod.mirror:
-            self._gone[pod.uid] = pod, self._now() + pod.grace + self.slack()
+            self._gone.add(pod, self._now() + pod.grace + self.slack())
 
     def _living(self) -> Iterator[PodDemand]:
         """Yield the pods that have not ended, each UID once.
@@ -239,25 +249,7 @@ class PodWatch:
 
     def _have_ended(self, claim: ClaimRef) -> bool:
         """Tell whether a pod that names this claim has ended."""
-        return any(claim.name in pod.claims for pod in _with(claim, self._ended.values()))
-
-    def _may_run_yet(self, ledger: Ledger) -> list[PodDemand]:
-        """List the pods that are gone and were not seen to end.
-
-        A hold that names a pod waits for it by itself.
-        """
-        now = self._now()
-        self._gone = {uid: (pod, until) for uid, (pod, until) in self._gone.items() if until > now}
-        if not self._gone:
-            return []
-        held = {pod.uid for entry in ledger.entries.values() if entry.hold is not None for pod in entry.hold.pods}
-        return [pod for uid, (pod, _) in self._gone.items() if uid not in held]
-
-
-def _with(claim: ClaimRef, pods: Iterable[PodDemand]) -> list[PodDemand]:
-    """Return the pods that name ``claim``."""
-    names = {claim.name, ANY_CLAIM}
-    return [pod for pod in pods if pod.namespace == claim.namespace and not names.isdisjoint(pod.claims)]
+        return any(claim.name in pod.claims for pod in with_claim(claim, self._ended.values()))
 
 
 def _named(pod: PodRef, known: PodDemand | None) -> PodRef:

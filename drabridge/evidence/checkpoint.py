@@ -15,6 +15,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from podresources.resolve import files
+
 FILE_NAME = "kubelet_internal_checkpoint"
 MAX_BYTES = 64 * 1024 * 1024  # 110 pods with 4,096 devices make about 1 MB
 
@@ -70,13 +72,10 @@ def read(directory: Path) -> Checkpoint | None:
     """
     path = directory / FILE_NAME
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except OSError:
+        raw = files.read(path, MAX_BYTES)
+    except files.UnreadableFileError:
         return None
-    if len(raw) > MAX_BYTES:
-        return None
-    return parse(raw.decode("utf-8", errors="replace"))
+    return None if raw is None else parse(raw.decode("utf-8", errors="replace"))
 
 
 def _text(value: Any) -> str:

@@ -47,6 +47,7 @@ class OtherEvidence:
         self.claims: Claims | None = None
         self.error = ""  # why the probe does not know what is open, for people
         self._unaccounted: Mapping[str, tuple[str, ...]] = {}
+        self._lingering: Mapping[str, tuple[str, ...]] = {}
         self._prober = IoThread("probe")
         self._hanging: Job[OpenDevices] | None = None
 
@@ -55,27 +56,33 @@ class OtherEvidence:
         ledger = self._ledger()
         unaccounted = self.pods.unaccounted(ledger, observed) if self.pods is not None else None
         self._unaccounted = unaccounted or {}
+        self._lingering = self.pods.may_run_yet(ledger) if self.pods is not None else {}
         observed = replace(observed, alone=True) if self.pods is None else self.pods.enrich(observed)
         return replace(
             observed,
             unaccounted=unaccounted,
+            lingering=self._lingering,
             opened=await self._opened(ledger, observed),
             allocated=await self._allocated(ledger, observed, unaccounted),
         )
 
     def notes(self) -> list[str]:
         """Name the pods because of which devices are held (``pod-unaccounted``), a line for each resource."""
-        waiting = {
-            resource
+        waiting = [
+            entry
             for entry in self._ledger().entries.values()
             if entry.hold is not None and entry.hold.because is HeldBecause.POD_UNACCOUNTED
-            for resource in entry.counted_as
-        }
+        ]
+        resources = {resource for entry in waiting for resource in entry.counted_as}
         return [
-            f"{resource}: no hold ends while kubelet shows fewer devices than are asked for by "
-            f"{', '.join(pods[:NAMED_PODS])}{f' and {len(pods) - NAMED_PODS} more' if len(pods) > NAMED_PODS else ''}"
+            f"{resource}: no hold ends while kubelet shows fewer devices than are asked for by {_few(pods)}"
             for resource, pods in self._unaccounted.items()
-            if resource in waiting
+            if resource in resources
+        ] + [
+            f"{entry.name}: is held while pods may run that are gone and were not seen to end: "
+            f"{_few(self._lingering[entry.name])}"
+            for entry in waiting
+            if entry.name in self._lingering
         ]
 
     async def _allocated(
@@ -91,6 +98,7 @@ class OtherEvidence:
             entry.owner is Owner.QUARANTINE
             and not holding_claims(entry, observed.claimed.get(entry.name, ()))
             and entry.device.resource not in unaccounted
+            and entry.name not in self._lingering
             for entry in absent(ledger, observed.listed)
         ):
             return ()
@@ -140,3 +148,9 @@ class OtherEvidence:
         return OpenDevices(
             dict.fromkeys(chosen, "a process, perhaps: the open-file probe has not answered"), PROBE_HANGS
         )
+
+
+def _few(pods: tuple[str, ...]) -> str:
+    """Name the first of the pods, and how many more there are."""
+    more = len(pods) - NAMED_PODS
+    return ", ".join(pods[:NAMED_PODS]) + (f" and {more} more" if more > 0 else "")

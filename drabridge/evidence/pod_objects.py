@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
 from drabridge.kube.json_reader import Json
+from drabridge.ledger.model import ClaimRef
 from drabridge.ledger.proofs import End
 
 DEFAULT_GRACE_SECONDS = 30.0  # the API server's own default (pkg/apis/core/v1/defaults.go)
 MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would cost others the device for ever
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 MOST_NAMES = 64  # of resources, or claims, of one pod: 1.5 MB hold thirty thousand
+MOST_NAME_BYTES = 4 << 10  # of these names together
 ANY_CLAIM = "*"  # of its namespace
 _BY_KUBELET = "TerminationByKubelet"  # the node lacks something, or is shut down; it says so when no container runs
 _BY_GARBAGE_COLLECTION = "DeletionByPodGC"  # pkg/controller/podgc/gc_controller.go: the node may be cut off
@@ -92,7 +94,7 @@ def demand_of(pod: Json, node: str = "") -> PodDemand | None:
         if resource not in by_claim and (together[resource] or most.get(resource))
     }
     claims = claim_names(pod)
-    if len(claims) > MOST_NAMES:
+    if are_many(claims):
         claims = frozenset({ANY_CLAIM})
     if not asked and not claims:
         return None
@@ -115,6 +117,17 @@ def claim_names(pod: Json) -> frozenset[str]:
     extended = status.get("extendedResourceClaimStatus") or {}
     named = (*(spec.get("resourceClaims") or ()), *(status.get("resourceClaimStatuses") or ()), extended)
     return frozenset(str(one["resourceClaimName"]) for one in named if one.get("resourceClaimName"))
+
+
+def are_many(names: Collection[str]) -> bool:
+    """Tell whether these names of one pod are too many to remember."""
+    return len(names) > MOST_NAMES or sum(map(len, names)) > MOST_NAME_BYTES
+
+
+def with_claim(claim: ClaimRef, pods: Iterable[PodDemand]) -> list[PodDemand]:
+    """Return the pods that name ``claim``."""
+    names = {claim.name, ANY_CLAIM}
+    return [pod for pod in pods if pod.namespace == claim.namespace and not names.isdisjoint(pod.claims)]
 
 
 def _is_mirror(metadata: Json, node: str) -> bool:

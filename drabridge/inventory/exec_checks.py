@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from drabridge.config.health_rules import HealthRule
-from drabridge.config.template import Lookup
+from drabridge.config.template import Field, Lookup, Template
 from drabridge.inventory.udev_device import clean
 
 KEEP_SECONDS = 10.0  # udevd may take as long as it likes for an event, and its device is not asked about meanwhile
@@ -46,6 +46,9 @@ class ExecChecks:
             command = tuple(argument.render(lookup) or "" for argument in check.command)
             if not all(command):
                 found.append(f"{check.command[0]}: an argument has no value")
+                continue
+            if any(map(_is_option_of_device, check.command, command)):
+                found.append(f"{check.command[0]}: a value of the device begins with a dash, as options do")
                 continue
             key = (command, check.every_seconds, check.timeout_seconds)
             self._asked[key] = time.monotonic()
@@ -85,6 +88,11 @@ class ExecChecks:
             if process is not None:
                 await process.wait()
             await asyncio.sleep(pause)
+
+
+def _is_option_of_device(argument: Template, text: str) -> bool:
+    """Tell whether a device's value, its serial number for example, would be an option of the program."""
+    return text.startswith("-") and isinstance(argument.parts[0], Field)
 
 
 async def _run(command: Command, seconds: int) -> tuple[str, asyncio.subprocess.Process | None]:

@@ -12,6 +12,7 @@ from drabridge.config.matcher import Matcher
 from drabridge.config.pattern import WHITESPACE, is_hex_id
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
 from drabridge.inventory.udev_device import UdevDevice
+from podresources.table import printable
 
 SHOWN_MAX = 80  # characters of a value in an explanation
 
@@ -151,8 +152,7 @@ def _shown(values: tuple[str, ...]) -> str:
 def _quoted(value: str) -> str:
     """Any value of hardware, as one printable line of bounded length."""
     text = value[: SHOWN_MAX + 1].rstrip("\n")
-    if not text.isprintable():
-        text = text.encode("unicode_escape", "backslashreplace").decode("ascii")
+    text = printable(text)
     if len(value) > SHOWN_MAX:
         return f'"{text[:SHOWN_MAX]}…" ({len(value)} characters)'
     return f'"{text}"'

@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 from msgspec import Struct, field
 
+from podresources.table import printable
+
 VALUE_LIMIT_CHARS = 4096
 """Longest value that is kept whole. A sysfs attribute is one page; anything longer is not an identity or a name."""
 
@@ -29,8 +31,7 @@ def clean(value: bytes | str | None) -> str:
     if len(value) > VALUE_LIMIT_CHARS:
         value = value[: VALUE_LIMIT_CHARS - 64]
     text = value.decode("utf-8", "backslashreplace").strip(" \t\r\n\0")
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = printable(text)
     if len(whole) > VALUE_LIMIT_CHARS:
         text = f"{text[: VALUE_LIMIT_CHARS - 64]}...sha256:{hashlib.sha256(whole).hexdigest()[:16]}"
     return text

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 EVENTS = Kind("", "v1", "events")
 QUEUE = 64  # a storm of refusals is one incident, not a thousand Events
+MOST_REMEMBERED = 1024  # Events; an older one may be written again
 REPEAT_SECONDS = 300.0  # the same Event again within this time says nothing new
 # Every Event that the agent writes: reason -> (about, what it tells). `docs/reference/events.md` is made of it.
 REASONS: dict[str, tuple[str, str]] = {
@@ -93,6 +94,8 @@ class Announcer(Struct):
             return False
         self._told_at = {k: at for k, at in self._told_at.items() if now - at < REPEAT_SECONDS}
         self._told_at[key] = now
+        if len(self._told_at) > MOST_REMEMBERED:
+            del self._told_at[next(iter(self._told_at))]  # the oldest
         return True
 
     async def _write(self, notice: Notify) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from drabridge.errors import ConfigError
-from drabridge.kube.access import Access, Refused
+from drabridge.kube.access import Access, Refused, credential
 
 # The client imports pydantic, which would look for plugins: nobody else's belong into a process that runs as root.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -33,7 +33,7 @@ def configuration_of(path: Path, context: str | None = None) -> Any:
         )
     except (config.ConfigException, OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a kubeconfig that can be used: {error}") from error
-    return configuration
+    return _checked(configuration, str(path))
 
 
 def configuration_in_cluster() -> Any:
@@ -45,6 +45,14 @@ def configuration_in_cluster() -> Any:
         config.load_incluster_config(configuration)
     except config.ConfigException as error:
         raise ConfigError(f"this is not a pod with a service account: {error}") from error
+    return _checked(configuration, "the service account")
+
+
+def _checked(configuration: Any, whose: str) -> Any:
+    """Return the ``Configuration`` with its tokens as HTTP can send them. Raises ConfigError, never quoting one."""
+    configuration.api_key = {
+        name: credential(value, f"the token of {whose}") for name, value in configuration.api_key.items() if value
+    }
     return configuration
 
 

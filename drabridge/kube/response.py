@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +17,7 @@ from drabridge.system.untrusted import Unreadable, reading
 MOST_BYTES = 16 << 20  # of one object: 1.5 MB as etcd stores them (its --max-request-bytes), JSON is several times that
 """A page of a list has a limit of its own, in ``client.py``."""
 CHUNK_BYTES = 1 << 16
+ANSWER_SECONDS = 60.0  # for a whole answer, of 16 MiB at most: a server that sends a byte now and then ends here
 
 Errors = Callable[[str, str], AbstractContextManager[None]]
 """Translates what the client, HTTP or the network raises; called with a method and a path."""
@@ -26,10 +28,16 @@ class TooLargeError(UnreachableError):
 
 
 def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
-    """Read a whole answer. Raises TooLargeError after ``most_bytes``, and what urllib3 raises."""
-    data = bytearray()
-    for chunk in response.stream(CHUNK_BYTES):
+    """Read a whole answer.
+
+    Raises TooLargeError after ``most_bytes``, UnreachableError after ``ANSWER_SECONDS``, and what urllib3 raises.
+    """
+    data, over = bytearray(), time.monotonic() + ANSWER_SECONDS
+    while chunk := response.read1(CHUNK_BYTES):  # what has come, not as much as was asked for
         data += chunk
+        if time.monotonic() > over:
+            _abort(response)
+            raise UnreachableError(f"{what} was not answered completely within {ANSWER_SECONDS:.0f} s")
         if len(data) > most_bytes:
             _abort(response)
             raise TooLargeError(f"{what} answered more than {most_bytes} bytes")

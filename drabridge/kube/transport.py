@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from drabridge.errors import ConfigError
-from drabridge.kube.access import Access
+from drabridge.kube.access import Access, credential, token_of
 
 if TYPE_CHECKING:
     import ssl
 
-    from urllib3 import BaseHTTPResponse
+    from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse
 
 CONNECTIONS = 8  # kept open: three workers, and as many watches as the agent has
 TOKEN_SECONDS = 60.0  # kubelet replaces a pod's token long before it expires (docs: "Bound service account tokens")
 MOST_BYTES_OF_REFUSAL = 1 << 20
+HEAD_READS = 3  # the head of an answer comes in as many reads' time, or not at all
+HEAD_SECONDS = 30.0  # of a read without a limit of its own
 
 
 class HttpStatusError(Exception):
@@ -50,6 +54,7 @@ class Transport:
             options["server_hostname"] = access.server_name or None
             options["assert_hostname"] = (access.server_name or None) if access.verify else False
         self._pool = urllib3.ProxyManager(access.proxy, **options) if access.proxy else urllib3.PoolManager(**options)
+        self._pool.pool_classes_by_scheme = _pool_classes()
 
     def open(
         self,
@@ -71,16 +76,21 @@ class Transport:
         if body is not None:
             headers["Content-Type"] = content_type
         given = urlencode({name: value for name, value in query.items() if value is not None})
-        response = self._pool.request(
-            method.upper(),
-            f"{self._server}{path}?{given}" if given else f"{self._server}{path}",
-            body=body,
-            headers=headers,
-            timeout=urllib3.Timeout(connect=timeout_seconds[0], read=timeout_seconds[1]),
-            preload_content=False,
-            redirect=False,
-            retries=False,
-        )
+        try:
+            response = self._pool.request(
+                method.upper(),
+                f"{self._server}{path}?{given}" if given else f"{self._server}{path}",
+                body=body,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=timeout_seconds[0], read=timeout_seconds[1]),
+                preload_content=False,
+                redirect=False,
+                retries=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError):
+            raise
+        except ValueError:  # it quotes what it does not send, a token for example
+            raise ConfigError("the request cannot be sent: HTTP does not allow its path or a header") from None
         if not 200 <= response.status < 300:
             with contextlib.closing(response):
                 said = response.read(MOST_BYTES_OF_REFUSAL)
@@ -88,11 +98,57 @@ class Transport:
         return response
 
 
+@functools.cache
+def _pool_classes() -> dict[str, type[HTTPConnectionPool]]:
+    """Return urllib3's pools with connections that wait no longer for the head of an answer than its reads may take.
+
+    A read's own limit begins anew with each byte.
+    """
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+    class Plain(HTTPConnection):
+        def getresponse(self) -> HTTPResponse:  # type: ignore[override]
+            with _limited(self):
+                return super().getresponse()
+
+    class Tls(HTTPSConnection):
+        def getresponse(self) -> HTTPResponse:  # type: ignore[override]
+            with _limited(self):
+                return super().getresponse()
+
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class TlsPool(HTTPSConnectionPool):
+        ConnectionCls = Tls
+
+    return {"http": PlainPool, "https": TlsPool}
+
+
+@contextlib.contextmanager
+def _limited(connection: Any) -> Iterator[None]:
+    """Shut the connection down when the block takes longer than ``HEAD_READS`` reads may."""
+    timer = threading.Timer(HEAD_READS * (connection.timeout or HEAD_SECONDS), _shut_down, (connection.sock,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _shut_down(connected: socket.socket) -> None:
+    """Wake the thread that reads. TLS is passed over: its own shutdown waits for the peer."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
 class _Authorization:
     """The header that says who asks."""
 
     def __init__(self, access: Access) -> None:
-        self._fixed = access.authorization
+        self._fixed = credential(access.authorization, "the token") if access.authorization else ""
         self._file = Path(access.token_file) if access.token_file else None
         self._lock = threading.Lock()
         self._token, self._read_at = "", 0.0
@@ -102,10 +158,7 @@ class _Authorization:
             return {"Authorization": self._fixed} if self._fixed else {}
         with self._lock:
             if not self._token or time.monotonic() - self._read_at > TOKEN_SECONDS:
-                try:
-                    self._token, self._read_at = self._file.read_text().strip(), time.monotonic()
-                except (OSError, ValueError) as error:
-                    raise ConfigError(f"{self._file} cannot be read: {error}") from error
+                self._token, self._read_at = token_of(self._file), time.monotonic()
             return {"Authorization": f"Bearer {self._token}"}
 
 

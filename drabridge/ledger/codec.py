@@ -171,8 +171,9 @@ def _hold_to_json(hold: Hold) -> Json:
         data["resource"] = hold.resource
     if hold.grace is not None:
         data["grace"] = hold.grace
-    if hold.retaken:
-        data["retaken"] = True
+    for key, said in ("retaken", hold.retaken), ("again", hold.again):
+        if said:
+            data[key] = True
     for key, pods in ("recorded", hold.recorded), ("former", hold.former):
         if pods:
             data[key] = _pods_to_json(pods)
@@ -193,6 +194,7 @@ def _hold_from_json(data: Mapping[str, Any]) -> Hold:
         retaken=bool(data.get("retaken", False)),
         recorded=_pods(data.get("recorded", ())),
         former=_pods(data.get("former", ())),
+        again=bool(data.get("again", False)),
     )
 
 

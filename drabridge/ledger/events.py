@@ -121,6 +121,8 @@ class Observed(Struct, frozen=True):
     recorded: Pods = field(default_factory=dict)
     """The checkpoint as it was before List, which makes kubelet forget pods that have ended. It names the pod of each
     Allocate, however short its life was, unless kubelet had not written it yet."""
+    lingering: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """From the API server: device name -> pods that are gone, were not seen to end, and may run on with the device."""
 
 
 # --- devices --------------------------------------------------------------------------------------------------------

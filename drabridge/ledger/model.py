@@ -99,7 +99,7 @@ class HeldBecause(StrEnum):
     NO_LIST = "no-list"  # PodResources did not answer
     NO_SECOND_WITNESS = "no-second-witness"  # neither kubelet's checkpoint nor the API server could be asked
     IN_CHECKPOINT = "in-checkpoint"  # not listed, but kubelet's checkpoint names it: an init container
-    POD_UNACCOUNTED = "pod-unaccounted"  # a pod bound here asks for the resource and kubelet shows no device for it
+    POD_UNACCOUNTED = "pod-unaccounted"  # a pod asks for it, or is gone and may run yet, and kubelet shows it with none
     STILL_OPEN = "still-open"  # a process has the device node open
     GRACE_PERIOD = "grace-period"  # its pod is gone but was not seen to end: its processes may use their grace period
     ONCE_ABSENT = "once-absent"  # not seen; one look is not enough
@@ -123,6 +123,7 @@ class Hold(Struct, frozen=True):
     grace: float | None = None  # seconds that its pods have to end when they are deleted; None: not known
     recorded: tuple[PodRef, ...] = ()  # its pods as kubelet's checkpoint named them, by UID, after the last Allocate
     former: tuple[PodRef, ...] = ()  # as it named them before: a file that says no more may be older than the Allocate
+    again: bool = False  # allocated again later than one admission takes: a pod that had it first may be forgotten
 
     @property
     def last_recorded(self) -> tuple[PodRef, ...]:

@@ -105,10 +105,10 @@ class EvidenceRound:
 
     def _unaccounted(self, entry: Entry) -> tuple[str, ...] | None:
         """Pods that may have the device, as far as the API server tells; None: it cannot be asked."""
-        unaccounted = self._event.unaccounted
+        unaccounted, lingering = self._event.unaccounted, self._event.lingering.get(entry.name, ())
         if not unaccounted:
-            return None if unaccounted is None else ()
-        return tuple(pod for resource in entry.counted_as for pod in unaccounted.get(resource, ()))
+            return None if unaccounted is None else lingering
+        return (*(pod for resource in entry.counted_as for pod in unaccounted.get(resource, ())), *lingering)
 
     def _claimed(self, entry: Entry) -> tuple[ClaimRef, ...]:
         return holding_claims(entry, (*self._event.claimed.get(entry.device.name, ()), *self._strange))

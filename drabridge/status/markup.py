@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from podresources.table import printable
+
 
 class Html(str):
     """Text that is markup already."""
@@ -31,8 +33,8 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
 
 def escape(value: object) -> str:
-    """Return a value as text that no browser takes for markup."""
-    return str(value).translate(_ESCAPES)
+    """Return a value as text that no browser takes for markup, and that does not turn the direction of writing."""
+    return "\n".join(map(printable, str(value).split("\n"))).translate(_ESCAPES)
 
 
 def join(children: Iterable[object]) -> str:

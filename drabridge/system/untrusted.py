@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
 from drabridge.errors import DrabridgeError, PeerError
+from podresources.table import printable
 
 log = logging.getLogger(__name__)
 
+MOST_NAMED = 1024  # unreadable objects of one kind that are remembered
 MOST_TEXT = 300  # characters of somebody else's text in a message of ours
 _READING_ERRORS = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
 """What reading strange data raises: wrong types, missing keys, no text (a ValueError), too deep, no such file name."""
@@ -47,7 +49,7 @@ def reading(what: str, error: type[DrabridgeError] = UnreadableError) -> Iterato
 def cut(text: str, most: int = MOST_TEXT) -> str:
     """Return ``text`` as one printable line of at most ``most`` characters, and "..." if it was cut."""
     text = text if len(text) <= most else f"{text[:most]}..."
-    return text if text.isprintable() else text.encode("unicode_escape", "backslashreplace").decode("ascii")
+    return printable(text)
 
 
 class Unreadable:
@@ -63,6 +65,8 @@ class Unreadable:
         with _lock:
             known = self._said.get(name) == said
             self._said[name] = said
+            if len(self._said) > MOST_NAMED:
+                del self._said[next(iter(self._said))]  # the oldest: it is told once more if it comes again
             _unreadable[self._kind] += not known
         if not known:
             log.error("unreadable object left out", extra={"kind": self._kind, "object": name, "reason": said})

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from podresources.cli.parser import parse
 from podresources.errors import PodResourcesError
+from podresources.table import printable
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = options.command(options)
         sys.stdout.flush()
     except PodResourcesError as error:
-        print(f"podresources: {error}", file=sys.stderr)
+        print(printable(f"podresources: {error}"), file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # `podresources list | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from podresources.cli.metricsserver import MetricsServer
 from podresources.errors import NodeError
 from podresources.exporter import MAX_AGE_SECONDS, SCRAPE_TIMEOUT_SECONDS, Exporter
+from podresources.table import printable
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -79,7 +80,7 @@ def _write(options: Namespace, exporter: Exporter, registry: CollectorRegistry) 
                 hint="Its directory must exist, and this user must be allowed to create files there",
             ) from error
         if exporter.last_error is not None:
-            print(f"podresources: {exporter.last_error}", file=sys.stderr, flush=True)
+            print(printable(f"podresources: {exporter.last_error}"), file=sys.stderr, flush=True)
         if options.interval is None or signal.sigtimedwait(STOPS, options.interval):
             return 0 if exporter.last_error is None else 1
 

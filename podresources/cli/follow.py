@@ -17,6 +17,7 @@ from podresources.cli.parser import INTERVAL_FLOOR_SECONDS, selection
 from podresources.client import Client
 from podresources.filters import Filters
 from podresources.model import PodAllocation
+from podresources.table import printable
 from podresources.watch import Event, Interrupted, Resumed, Started, watch
 
 
@@ -80,7 +81,7 @@ def _text(document: dict[str, Any], output: str) -> str:
         case "yaml":
             return "---\n" + dump(stamped, "yaml")
         case _:
-            return _line(stamped, wide=output == "wide")
+            return printable(_line(stamped, wide=output == "wide"))
 
 
 def _line(document: dict[str, Any], *, wide: bool) -> str:

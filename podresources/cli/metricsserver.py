@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections import Counter
 from socketserver import TCPServer, ThreadingMixIn
-from threading import BoundedSemaphore
+from threading import Lock
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-MOST_CONNECTIONS = 16  # each has a thread; Prometheus and a person have one each
+MOST_CONNECTIONS = 16  # each has a thread; Prometheus and a person have one each. One more ends another
 IDLE_SECONDS = 5.0  # for a request to come, and for each piece of an answer to go
 
 
 class _Handler(WSGIRequestHandler):
     timeout = IDLE_SECONDS  # of socketserver.StreamRequestHandler
 
+    def parse_request(self) -> bool:
+        understood = super().parse_request()
+        if isinstance(self.server, MetricsServer):
+            self.server.asked(self.connection)
+        return understood
+
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are no news."""
 
 
+class _Connection(Struct):
+    """Whose connection it is, and whether its request was read."""
+
+    address: str
+    asked: bool = False
+
+
 class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Serves a registry. Who comes while all places are taken is hung up on."""
+    """Serves a registry.
+
+    Who comes while all places are taken gets that of the oldest connection, of the address that has most of them,
+    without a request if there is one. So slow senders take the places of nobody else.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -31,7 +51,8 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         """Bind. Raises OSError."""
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
-        self._places = BoundedSemaphore(MOST_CONNECTIONS)
+        self._connections: dict[Any, _Connection] = {}  # oldest first
+        self._lock = Lock()
         super().__init__(address, _Handler)
         self.set_app(make_wsgi_app(registry))
 
@@ -44,16 +65,36 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            if len(self._connections) >= MOST_CONNECTIONS:
+                self._end_one()
+            self._connections[request] = _Connection(str(client_address[0]))
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            with self._lock:
+                self._connections.pop(request, None)
+
+    def asked(self, request: Any) -> None:
+        """Note that the connection has sent its request."""
+        with self._lock:
+            if request in self._connections:
+                self._connections[request].asked = True
+
+    def _end_one(self) -> None:
+        counts = Counter(connection.address for connection in self._connections.values())
+
+        def badness(request: Any) -> tuple[int, bool]:
+            connection = self._connections[request]
+            return counts[connection.address], not connection.asked
+
+        worst = max(self._connections, key=badness)
+        del self._connections[worst]
+        with contextlib.suppress(OSError):
+            worst.shutdown(socket.SHUT_RDWR)  # its thread ends, and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Who hangs up, or is slow, is no news either."""

@@ -22,10 +22,10 @@ def width() -> int | None:
 def dump(document: dict[str, Any], output: str, *, one_line: bool = False) -> str:
     """Encode the document as ``json`` or ``yaml``; ``one_line`` is for streams."""
     if output == "json":
-        return json.dumps(document, ensure_ascii=False, indent=None if one_line else 2)
+        return json.dumps(document, indent=None if one_line else 2)
     import yaml
 
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip()
+    return yaml.safe_dump(document, sort_keys=False).rstrip()
 
 
 def exposition(metrics: Iterable[Metric]) -> str:

@@ -13,6 +13,7 @@ from podresources.features import KubeletFeatures
 from podresources.filters import Filters
 from podresources.model import NodeSnapshot
 from podresources.sync import SyncClient
+from podresources.table import printable
 
 if TYPE_CHECKING:
     from podresources.resolve.resolver import Resolved
@@ -92,7 +93,7 @@ def _tell_problems(resolved: Resolved | None) -> None:
     """Say on stderr which sources failed: what they know is missing."""
     for sentences in resolved.problems.values() if resolved is not None else ():
         for sentence in sentences:
-            print(f"note: not resolved by {sentence}", file=sys.stderr)
+            print(printable(f"note: not resolved by {sentence}"), file=sys.stderr)
 
 
 def _print(

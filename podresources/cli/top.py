@@ -16,6 +16,7 @@ from podresources.errors import NotSupported, PodResourcesError
 from podresources.features import Support
 from podresources.model import Allocatable, AllocationKey, NodeSnapshot
 from podresources.sync import SyncClient
+from podresources.table import printable
 from podresources.topview import frame
 
 HOME, CLEAR_BELOW, CLEAR_TO_END_OF_LINE = "\x1b[H", "\x1b[J", "\x1b[K"
@@ -47,7 +48,8 @@ def _refresh(top: _Top, interval_seconds: float) -> int:
             try:
                 text = top.text(_height())
             except PodResourcesError as error:
-                text = f"{error}\n{text}" if top.healthy else f"{error}\n" + text.partition("\n")[2]
+                said = printable(str(error))
+                text = f"{said}\n{text}" if top.healthy else f"{said}\n" + text.partition("\n")[2]
                 top.healthy = False
     finally:
         sys.stdout.write(NORMAL_SCREEN)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import http.client
 import os
+import socket
 import ssl
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,10 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from podresources.resolve.files import UnreadableFileError, read
+from podresources.resolve.files import UnreadableFileError, read_named
 
 TIMEOUT_SECONDS = 5.0  # for each step of a request
+ANSWER_SECONDS = 60.0  # for a whole answer: a server that sends a byte now and then ends here
 MOST_BYTES = 64 << 20
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -43,18 +47,34 @@ class ApiServer(Struct, frozen=True):
                 self.host, self.port, timeout=TIMEOUT_SECONDS, context=self.context
             )
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        timer = threading.Timer(ANSWER_SECONDS, lambda: _shut_down(connected))
+        timer.daemon = True
+        connected: list[socket.socket] = []
         try:
+            connection.connect()
+            connected.append(connection.sock)
+            timer.start()
             connection.request("GET", path, headers=headers)
             response = connection.getresponse()
             body = response.read(MOST_BYTES + 1)
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise ApiServerError(f"{self.host}:{self.port} does not answer: {reason}") from error
+        except ValueError:  # it quotes what it does not send, a token for example
+            raise ApiServerError("the request cannot be sent: HTTP does not allow its path or a header") from None
         finally:
+            timer.cancel()
             connection.close()
         if len(body) > MOST_BYTES:
             raise ApiServerError(f"the answer is larger than {MOST_BYTES:,} bytes")
         return response.status, body
+
+
+def _shut_down(sockets: list[socket.socket]) -> None:
+    """Wake the thread that reads. TLS is passed over: its own shutdown waits for the peer."""
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 
 def in_cluster(environment: Mapping[str, str] = os.environ, account: Path = SERVICE_ACCOUNT) -> ApiServer:
@@ -67,7 +87,7 @@ def in_cluster(environment: Mapping[str, str] = os.environ, account: Path = SERV
         )
     try:
         # A link of the projected volume, renewed by kubelet: read each time.
-        return ApiServer(host, int(port), _context(str(account / "ca.crt")), token.read_text().strip())
+        return ApiServer(host, int(port), _context(str(account / "ca.crt")), _token(_text(token), str(token)))
     except (OSError, ValueError) as error:
         raise ApiServerError(f"the service account in {account} cannot be used: {error}") from error
 
@@ -77,7 +97,7 @@ def of_kubeconfig(path: Path) -> ApiServer:
     from yaml import YAMLError, safe_load
 
     try:
-        data = read(path.resolve())
+        data = read_named(path)
         if data is None:
             raise ApiServerError(f"there is no kubeconfig {path}")
         config = safe_load(data)
@@ -95,9 +115,9 @@ def _from(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ApiSer
     if "exec" in user or "auth-provider" in user:
         raise ApiServerError("the kubeconfig runs a program for its credentials; take one with a token or certificate")
     url = urlsplit(cluster["server"])
-    token = str(user.get("token", ""))
+    token = _token(str(user["token"]), "the token") if user.get("token") else ""
     if not token and "tokenFile" in user:
-        token = (folder / user["tokenFile"]).read_text().strip()
+        token = _token(_text(folder / user["tokenFile"]), str(user["tokenFile"]))
     if url.scheme == "http":
         return ApiServer(url.hostname or "", url.port or 80, None, token)
     authority = _pem(cluster, "certificate-authority", folder)
@@ -117,7 +137,23 @@ def _pem(section: dict[str, Any], name: str, folder: Path) -> str:
             return base64.b64decode(data, validate=True).decode()
         except binascii.Error as error:
             raise ValueError(f"{name}-data: {error}") from error
-    return (folder / section[name]).read_text() if name in section else ""
+    return _text(folder / section[name]) if name in section else ""
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file that the kubeconfig or kubelet names. Raises UnreadableFileError, a ValueError."""
+    data = read_named(path)
+    if data is None:
+        raise UnreadableFileError(path, "it is not there")
+    return data.decode()
+
+
+def _token(text: str, where: str) -> str:
+    """Return a token without the space around it. Raises ApiServerError, never quoting it."""
+    found = text.strip()
+    if not (found.isascii() and found.isprintable()):
+        raise ApiServerError(f"{where} has a line break, or another character that no token has")
+    return found
 
 
 def _context(cafile: str | None = None, cadata: str | None = None) -> ssl.SSLContext:

@@ -167,7 +167,7 @@ def _devices(path: Path) -> Iterator[tuple[str, Edits]]:
     try:
         document = _decode(data, yaml=path.suffix == ".yaml")
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise UnreadableFileError(f"{path}: {str(error).splitlines()[0] if str(error) else 'not readable'}") from error
+        raise UnreadableFileError(path, str(error).splitlines()[0] if str(error) else "not readable") from error
     if not isinstance(document, dict) or not isinstance(document.get("devices"), list):
         return
     kind = text(document.get("kind"))

@@ -1,9 +1,14 @@
-"""Read small files that somebody else wrote: limited in size, regular files only, never waiting."""
+"""Read files that somebody else wrote: limited in size and number, regular files only, never waiting.
+
+The one reader of such files: for this package, and for the agent, ``check-config`` and ``migrate``.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
+from io import FileIO
 from itertools import islice
 from pathlib import Path
 
@@ -16,8 +21,12 @@ MOST_FILES = 1024
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
-class UnreadableFileError(Exception):
-    """The file is there and cannot be used; the text says why."""
+class UnreadableFileError(ValueError):
+    """The file is there and cannot be used; the text says why, and ``reason`` says it without the file's name."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.reason = reason
 
 
 Stamp = tuple[int, int, int, int]
@@ -36,27 +45,61 @@ def stamp(path: Path) -> Stamp | None:
 def read(path: Path, most_bytes: int = MOST_BYTES) -> bytes | None:
     """Return the file's content; None if it is not there. Raises UnreadableFileError.
 
-    A FIFO would wait for its writer, a symbolic link may lead anywhere, a device answers for ever: none is read.
+    A FIFO would wait for its writer, a symbolic link may lead anywhere, a device answers for ever, and some act when
+    they are opened: none is.
     """
     try:
+        mode = os.stat(path, follow_symlinks=False).st_mode
+        if not stat.S_ISREG(mode):
+            raise UnreadableFileError(path, "it is a symbolic link" if stat.S_ISLNK(mode) else "it is no regular file")
         descriptor = os.open(path, _OPEN)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        reason = "it is a symbolic link" if path.is_symlink() else error.strerror
-        raise UnreadableFileError(f"{path}: {reason}") from error
+        raise UnreadableFileError(path, error.strerror or str(error)) from error
+    except UnreadableFileError:
+        raise
+    except ValueError as error:
+        raise UnreadableFileError(path, "no file can have this name") from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnreadableFileError(f"{path}: it is no regular file")
+            raise UnreadableFileError(path, "it is no regular file")
         with open(descriptor, "rb", buffering=0, closefd=False) as file:
-            data = file.read(most_bytes + 1)
+            data = _all_of(file, most_bytes + 1)
     except OSError as error:
-        raise UnreadableFileError(f"{path}: {error.strerror}") from error
+        raise UnreadableFileError(path, error.strerror or str(error)) from error
     finally:
         os.close(descriptor)
     if len(data) > most_bytes:
-        raise UnreadableFileError(f"{path}: it is larger than {most_bytes:,} bytes")
+        raise UnreadableFileError(path, f"it is larger than {most_bytes:,} bytes")
     return data
+
+
+def read_named(path: Path, most_bytes: int = MOST_BYTES) -> bytes | None:
+    """Return the content of a file that the operator named, or kubelet mounted; it may be a symbolic link."""
+    try:
+        real = Path(os.path.realpath(path))
+    except ValueError as error:
+        raise UnreadableFileError(path, "no file can have this name") from error
+    try:
+        return read(real, most_bytes)
+    except UnreadableFileError as error:
+        raise UnreadableFileError(path, error.reason) from error
+
+
+def leads_out(path: Path, roots: Collection[Path]) -> bool:
+    """Tell whether a path, its symbolic links followed, is in none of the folders, which have no links."""
+    real = Path(os.path.realpath(path))
+    return not any(real.is_relative_to(root) for root in roots)
+
+
+def _all_of(file: FileIO, most: int) -> bytes:
+    """Read to the end, or to ``most`` bytes: the kernel gives 2 GiB at once, a file of ``/proc`` a page."""
+    parts = []
+    while most > 0 and (part := file.read(min(most, 1 << 20))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)
 
 
 def read_line(path: Path) -> str:

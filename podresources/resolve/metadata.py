@@ -98,4 +98,4 @@ def _devices(path: Path) -> Iterator[tuple[_Device, DeviceFacts]]:
                 attributes: dict[str, Any] = device.get("attributes") or {}
                 yield name, from_attributes(name[0], attributes)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableFileError(f"{path}: it is not complete, or no device metadata") from error
+        raise UnreadableFileError(path, "it is not complete, or no device metadata") from error

@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shlex
+import stat
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +63,15 @@ def test_locks_satisfy_the_projects_ranges_and_have_hashes(lock: str, ranges: li
     for requirement in map(Requirement, ranges):
         version, _ = packages[canonicalize_name(requirement.name)]
         assert version in requirement.specifier, f"{requirement}: {lock} has {version}"
+
+
+def test_no_program_of_the_base_runs_as_another_user(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    for name, mode in ("su", 0o4755), ("passwd", 0o6755), ("wall", 0o2755), ("ls", 0o755):
+        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).chmod(mode)
+    subprocess.run(["sh", ROOT / "deploy/image/trim_base.sh", tmp_path], check=True)
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("su", "passwd", "wall", "ls")} == {0o755}
 
 
 def test_build_in_is_what_pyproject_says() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
 
 from deploy.helm import manifests, one
 from drabridge.config import load
-from drabridge.config.gfd_labels import PREFIXES
 from drabridge.sim.apiserver.auth import User
 from tests.deploy.policy import Request, matches, refusals
 from tests.deploy.policy_types import VERSIONS, complaints
@@ -95,7 +95,6 @@ def test_other_labels_are_refused(of: list[Json]) -> None:
      "nvidia.com/mps.capable"],
 )  # fmt: skip
 def test_the_labels_of_gfd_are_those_that_the_agent_writes(name: str) -> None:
-    assert name.startswith(PREFIXES)
     new = node()
     new["metadata"]["labels"][name] = "x"
     assert asked(GFD, new, node()) == []
@@ -105,16 +104,119 @@ def test_the_labels_of_gfd_are_those_that_the_agent_writes(name: str) -> None:
     assert asked(GFD, foreign, node()) == ONLY_LABELS
 
 
-def test_every_label_of_gfd_is_allowed() -> None:
-    mig = "{name: nvidia.com/mig-1g.10gb, match: {subsystem: nvidia-mig}, partition: {of: nvidia.com/gpu}}"
-    of = load(
-        "apiVersion: drabridge/v1alpha1\nkind: AgentConfig\nnodeLabels: {gfd: true}\n"
-        f"resources: [{{name: nvidia.com/gpu, match: {{subsystem: pci}}}}, {mig}]"
-    )
+WHOLE = "{name: nvidia.com/gpu, match: {subsystem: pci}}"
+MIXED = "{name: nvidia.com/mig-NAME, match: {subsystem: nvidia-mig}, partition: {of: nvidia.com/gpu}}"
+SINGLE = (
+    "{name: nvidia.com/gpu-whole, match: {subsystem: pci}}, "
+    "{name: nvidia.com/gpu, match: {subsystem: nvidia-mig}, partition: {of: nvidia.com/gpu-whole}}"
+)
+
+
+def rules(resources: str) -> list[str]:
+    head = "apiVersion: drabridge/v1alpha1\nkind: AgentConfig\nnodeLabels: {gfd: true}\n"
+    return [rule.name for rule in load(f"{head}resources: [{resources}]").label_rules]
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        WHOLE,
+        SINGLE,
+        *(f"{WHOLE}, {MIXED.replace('NAME', name)}" for name in ("1g.10gb", "1c.3g.40gb", "1g.10gb.me.all", "small-1")),
+    ],
+)
+def test_every_label_of_gfd_is_allowed(resources: str) -> None:
+    found = rules(resources)
     new = node()
-    new["metadata"]["labels"] |= {rule.name: "x" for rule in of.label_rules}
-    assert len(of.label_rules) > 30
+    new["metadata"]["labels"] |= dict.fromkeys(found, "x")
+    assert len(found) > 20
     assert asked(GFD, new, node()) == []
+
+
+def test_no_name_is_allowed_that_no_rule_has() -> None:
+    (policy,) = (one for one in GFD if one["metadata"]["name"].endswith("-nodes"))
+    text = policy["spec"]["validations"][-1]["expression"]
+    listed = json.loads(text[text.index('["nvidia.com') :].partition("]")[0] + "]")
+    assert sorted(listed) == sorted({*rules(WHOLE), *rules(SINGLE)})
+    suffixes = {name.removeprefix("nvidia.com/mig-x.") for name in rules(f"{WHOLE}, {MIXED.replace('NAME', 'x')}")}
+    for suffix in suffixes - {name for name in suffixes if "/" in name}:
+        assert asked(GFD, with_label(f"nvidia.com/mig-x.{suffix}"), node()) == []
+
+
+def with_label(name: str) -> Json:
+    new = node()
+    new["metadata"]["labels"][name] = "all-disabled"
+    return new
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvidia.com/mig.config",
+        "nvidia.com/mig.config.state",
+        "nvidia.com/gpu.deploy.driver",
+        "nvidia.com/gpu.deploy.operands",
+        "nvidia.com/gpu.workload.config",
+        "nvidia.com/gpu.present",
+        "nvidia.com/gpu-driver-upgrade-state",
+        "nvidia.com/device-plugin.config",
+        "nvidia.com/mps.config",
+        "nvidia.com/vgpu.config",
+        "nvidia.com/cuda.x",
+        "nvidia.com/gpu.product.x",
+        "nvidia.com/mig-1g.10gb.config",
+        "nvidia.com/mig-1g.10gb.product/x",
+        "xnvidia.com/mig-1g.10gb.product",
+        "nvidia.com/mig-1g.10gb.productx",
+    ],
+)
+def test_no_label_that_commands_an_operator_is_written(name: str) -> None:
+    assert asked(GFD, with_label(name), node()) == ONLY_LABELS
+    assert asked(GFD, node(), with_label(name)) == ONLY_LABELS
+
+
+NOBODY_ELSE = ["the agent does not change who has written what, but for the labels of its configuration"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"nfd": ["pool"]}, {DRIVER: ["pool"]}),  # taken over
+        ({"nfd": ["pool"]}, {}),  # forgotten
+        ({"nfd": ["pool"]}, {"nfd": []}),
+        ({"nfd": ["pool"]}, {"nfd": ["pool"], "kubectl": ["pool"]}),  # under another name
+        ({}, {DRIVER: ["pool"]}),
+        ({DRIVER: ["count"]}, {DRIVER: ["count", "pool"]}),
+        ({"nfd": ["pool"], DRIVER: ["count"]}, {DRIVER: ["count", "pool"]}),
+        ({}, {DRIVER: ["not-there-yet"]}),
+    ],
+)
+def test_nobody_becomes_the_writer_of_a_label_by_saying_so(before: Json, after: Json) -> None:
+    """A write may set ``managedFields``: then a second one could remove the label as the agent's own."""
+    for of in (CONFIGURED, GFD, EMPTY):
+        assert asked(of, node(managers=after, pool="x"), node(managers=before, pool="x")) == NOBODY_ELSE
+        assert asked(of, node(managers=after), node(managers=before, pool="x")), "in one step"
+
+
+def test_the_agent_becomes_the_writer_of_its_own_labels() -> None:
+    kubelet = {"kubelet": ["zone"]}
+    new = node(managers={**kubelet, DRIVER: ["count", "kind"]}, count="1", kind="x")
+    assert asked(CONFIGURED, new, node(managers=kubelet)) == []
+    assert asked(CONFIGURED, node(managers=kubelet), new) == []
+    former = node(managers={**kubelet, DRIVER: ["former"]}, former="1")
+    assert asked(CONFIGURED, node(managers={**kubelet, DRIVER: ["count"]}, count="1"), former) == []
+    dotted = node(managers={**kubelet, DRIVER: ["count"]}, count="1")
+    dotted["metadata"]["managedFields"][1]["fieldsV1"]["f:metadata"]["f:labels"]["."] = {}
+    assert asked(CONFIGURED, dotted, node(managers=kubelet)) == []
+    without = node()
+    del without["metadata"]["managedFields"]
+    assert asked(CONFIGURED, without, without) == []
+    first = node(managers={"before-first-apply": ["zone"], DRIVER: ["count"]}, count="1")
+    assert asked(CONFIGURED, first, without) == []
+    taken = node(managers={DRIVER: ["count", "pool"]}, count="1", pool="x")
+    old = node(pool="x")
+    del old["metadata"]["managedFields"]
+    assert asked(CONFIGURED, taken, old) == NOBODY_ELSE
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,9 @@ def event_write(new: Json, user: User = AGENT) -> list[str]:
 def test_the_agent_writes_its_events_about_its_own_node_and_pods_and_claims(reason: str) -> None:
     for kind, name in (("Node", "node-a"), ("Pod", "p"), ("ResourceClaim", "c")):
         assert event_write(event(kind, name, reason)) == []
+        reported = {"reportingComponent": DRIVER, "reportingInstance": "node-a"}
+        assert event_write(event(kind, name, reason) | reported) == []
+        assert event_write(event(kind, name, reason) | dict.fromkeys(reported, "")) == []
 
 
 @pytest.mark.parametrize(
@@ -218,6 +221,10 @@ def test_the_agent_writes_its_events_about_its_own_node_and_pods_and_claims(reas
         (without(event(), "source"), "only in its own name"),
         (event("Pod", "p", "Killing"), "no Events with such a reason"),
         (without(event(), "reason"), "no Events with such a reason"),
+        ({**event(), "reportingComponent": "kubelet"}, "only in its own name"),
+        ({**event(), "reportingInstance": "node-b"}, "only in its own name"),
+        ({**event(), "related": {"kind": "Node", "name": "node-b"}}, "about one object"),
+        ({**event("Pod", "p"), "related": {}}, "about one object"),
     ],
 )
 def test_the_agent_writes_no_events_about_other_objects(new: Json, said: str) -> None:

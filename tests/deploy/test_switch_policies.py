@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -82,6 +83,22 @@ def test_the_policies_that_change_pods_are_of_the_version_that_is_served() -> No
             "ValidatingAdmissionPolicy": "v1",
             "ValidatingAdmissionPolicyBinding": "v1",
         }
+
+
+def test_every_text_of_others_has_a_limit_before_it_is_looped_over() -> None:
+    """Admission sees names and annotations before the API server has checked their size."""
+    switch, guard = (one["spec"] for one in policies(RESOURCES) if "matchConstraints" in one["spec"])
+    for spec in switch, guard:
+        variables = {one["name"]: one["expression"] for one in spec["variables"]}
+        for expression in variables.values():
+            for text in re.findall(r"(variables[.]owner|variables[.]notes[^ ()]*?)[.]split[(]", expression):
+                limited = variables["owner"] if text == "variables.owner" else expression
+                assert re.search(r"[.]size\(\) (<=|>) [0-9]+ ", limited), text
+                assert text == "variables.owner" or f"{text}.size() <= " in expression.partition(f"{text}.split")[0]
+    conditions = " ".join(one["expression"] for one in switch["matchConditions"])
+    for listed in "containers", "initContainers":
+        assert f"object.spec.{listed}.size() <= 100" in conditions
+    assert "resourceClaims.size() > 256" in str(guard)
 
 
 def test_nothing_is_switched_by_default() -> None:

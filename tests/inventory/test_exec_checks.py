@@ -138,3 +138,21 @@ async def test_programs_end_with_their_devices(tmp_path: Path, monkeypatch: pyte
         log.write_text("")
         await asyncio.sleep(2.5)
         assert set(log.read_text().split()) == {"zero"}
+
+
+@pytest.mark.parametrize("serial", ["-fprint", "--version", "-", "--"])
+@pytest.mark.parametrize("argument", ["{attr:serial}", "{property:ID_SERIAL}x", "{sysname}"])
+async def test_no_value_of_a_device_is_an_option_of_the_program(tmp_path: Path, argument: str, serial: str) -> None:
+    ran = tmp_path / "ran"
+    of = resource(tmp_path / "check", f"touch {ran}")
+    of["health"][0]["exec"]["command"][1:] = [argument]
+    checks = exec_checks.ExecChecks(lambda: None)
+    rules = config(of).resources[0].health
+    assert checks.failures(rules, lambda field: serial) == (
+        f"{tmp_path / 'check'}: a value of the device begins with a dash, as options do",
+    )
+    assert not checks._tasks
+    of["health"][0]["exec"]["command"][1:] = [f"--serial={argument}"]  # then the operator has said what it is
+    checks.failures(config(of).resources[0].health, lambda field: serial)
+    await until(ran.exists, 60)
+    await checks.stop()

@@ -158,6 +158,20 @@ def test_a_device_that_kubelet_gives_out_again_may_still_be_used_by_a_pod_that_i
     assert again.retaken, "an agent that starts has to know it, too"
 
 
+@pytest.mark.parametrize(("after", "again"), [(0.0, False), (0.9, False), (60.0, True)])
+def test_a_device_that_is_allocated_again_after_its_pod_s_admission_may_have_two_holders(
+    after: float, again: bool
+) -> None:
+    ledger = held()
+    first = ledger.entries["gpu-0"].hold
+    assert first
+    for at in first.allocated_at + after, first.allocated_at + after + 0.5:
+        ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, at), POLICY).applied_to(ledger)
+    hold = entry_from_json(json.loads(json.dumps(entry_to_json(ledger.entries["gpu-0"])))).hold
+    assert hold
+    assert hold.again is again
+
+
 def test_the_grace_period_runs_while_kubelet_settles() -> None:
     early = release_rule.judge(replace(OLD, grace=30.0), NOBODY, at=1000.0, suspended_until=1045.0, policy=POLICY)
     assert isinstance(early, Hold)

@@ -9,6 +9,7 @@ import pytest
 from drabridge.migrate.report.build import Facts, build
 from drabridge.migrate.report.facts import pod_facts
 from drabridge.migrate.report.model import NamespaceSwitch
+from drabridge.migrate.switch import marks
 from tests.migrate.cluster_objects import (
     GPU,
     claim,
@@ -129,10 +130,20 @@ async def test_without_the_right_to_list_namespaces_the_rest_is_reported() -> No
     assert [(one["verb"], one["resource"]) for one in document["unread"]] == [("list", "namespaces")]
 
 
-async def test_a_percentage_that_is_no_number_is_named() -> None:
-    async with serving(namespace(notes={"percent": "many"}), *web("a")) as (_, kubeconfig):
+@pytest.mark.parametrize(
+    ("text", "percent"),
+    [("0", 0), ("20", 20), ("100", 100), ("", 0), ("many", 0), ("1e3", 0), ("9" * 5_000, 0), ("-5", 0), ("٣", 0),
+     ("20\n", 0), (" 20", 0), ("1_0", 0)],
+)  # fmt: skip
+async def test_a_percentage_that_is_no_number_switches_nobody(text: str, percent: int) -> None:
+    """The namespace's owner may write anything: it must not end the command for all others."""
+    async with serving(namespace(notes={"percent": text}), namespace("good"), *web("a")) as (_, kubeconfig):
         _, out, _ = await command("--kubeconfig", str(kubeconfig), "-o", "json")
-    assert [one["resource"] for one in parsed(out)["unread"]] == ["namespaces team-a"]
+    assert parsed(out)["unread"] == []
+    (found,) = parsed(out)["namespaces"]
+    assert found["switch"]["percent"] == percent
+    assert marks.percent_of({marks.PERCENT: text}) == percent
+    assert marks.percent_of({}) == 100
 
 
 def test_where_the_api_server_has_no_such_policies_the_label_changes_nothing() -> None:

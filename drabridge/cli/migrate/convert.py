@@ -234,25 +234,45 @@ def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[
 def _texts(named: Iterable[tuple[str, Path | None]], findings: list[Finding]) -> Iterator[Source]:
     from msgspec.structs import replace
 
-    from drabridge.migrate.convert.batch import Source, text_of
+    from drabridge.migrate.convert import files
+    from drabridge.migrate.convert.batch import Source
     from drabridge.migrate.convert.settings import Finding, Level
+    from podresources.resolve.files import UnreadableFileError
 
     for name, path in named:
         try:
-            text = text_of(sys.stdin.buffer.read() if path is None else path.read_bytes())
+            text = _standard_input() if path is None else files.text_of(path)
             undo, beside = ("", {}) if path is None else (_undo_of(path), _beside(path))
-        except OSError as error:
-            text = Finding(Level.ERROR, 0, "", f"it cannot be read: {error.strerror}", "")
+        except UnreadableFileError as error:
+            text = Finding(Level.ERROR, 0, "", f"it cannot be read: {error}", "")
         if isinstance(text, Finding):
             findings.append(replace(text, file=name))
         else:
             yield Source(name, text, undo, beside)
 
 
+def _standard_input() -> str | Finding:
+    from drabridge.migrate.convert import files
+    from drabridge.migrate.convert.batch import text_of
+    from drabridge.migrate.convert.settings import Finding, Level
+
+    data = sys.stdin.buffer.read(files.MOST_BYTES + 1)
+    if len(data) > files.MOST_BYTES:
+        return Finding(Level.ERROR, 0, "", f"it is larger than {files.MOST_BYTES:,} bytes", "convert it in parts")
+    return text_of(data)
+
+
 def _undo_of(path: Path) -> str:
     """Return what conversions kept beside a JSON file; empty where there is nothing."""
-    beside = Path(f"{os.path.realpath(path)}{UNDO_SUFFIX}")
-    return beside.read_text(encoding="utf-8", errors="replace") if beside.is_file() else ""
+    return _text_at(Path(f"{os.path.realpath(path)}{UNDO_SUFFIX}"))
+
+
+def _text_at(path: Path) -> str:
+    """Return the text of a file that conversions wrote; "" where there is none. Raises UnreadableFileError."""
+    from drabridge.migrate.convert import files
+    from podresources.resolve.files import read
+
+    return (read(path, files.MOST_BYTES) or b"").decode("utf-8", "replace")
 
 
 def _beside(path: Path) -> dict[str, str]:
@@ -260,8 +280,8 @@ def _beside(path: Path) -> dict[str, str]:
     from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD, KUSTOMIZATION
     from drabridge.migrate.convert.templates import TEMPLATES_FILE
 
-    paths = [Path(f"{path}{FOLDER_SUFFIX}") / name for name in (KUSTOMIZATION, TEMPLATES_FILE)]
-    found = {one.name: one.read_text(encoding="utf-8", errors="replace") for one in paths if one.is_file()}
+    folder = Path(f"{path}{FOLDER_SUFFIX}")
+    found = {} if folder.is_symlink() else {name: _text_at(folder / name) for name in (KUSTOMIZATION, TEMPLATES_FILE)}
     return {name: text for name, text in found.items() if text.startswith(HEAD)}
 
 
@@ -352,6 +372,8 @@ def _write_beside(outcome: Outcome) -> None:
     from drabridge.system.files import Care, write_atomically
 
     for path, _, text in _files_beside(outcome):
+        if path.parent.is_symlink():
+            raise HostError(f"{path.parent} is a symbolic link: nothing is written there")
         if text:
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, text.encode(), mode=0o644, care=Care.WHOLE)

@@ -28,6 +28,8 @@ from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.claims import with_share, without_waiting
 
+ADMISSION_SECONDS = 1.0  # kubelet allocates for all containers of a pod at once, when it admits the pod
+
 
 def take(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Give a free device to a pod. Claims that wait for the lease of overlapping hardware are denied it."""
@@ -60,6 +62,7 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
         retaken=retaken,
         grace=old.grace,
         former=old.last_recorded,
+        again=old.again or tx.at - old.allocated_at > ADMISSION_SECONDS,
     )
     return with_holders(tx, entry, hold, entry.claims)
 

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from drabridge.migrate.configured import devices_of
 from drabridge.migrate.convert import files
-from drabridge.migrate.convert.batch import Outcome, Source, convert_group, text_of
+from drabridge.migrate.convert.batch import Outcome, Source, convert_group
 from drabridge.migrate.convert.converter import ConvertedPod
 from drabridge.migrate.convert.json_nodes import documents
 from drabridge.migrate.convert.settings import Finding, Level, Settings
@@ -56,7 +56,7 @@ def read_manifests(paths: Sequence[Path], config: Path | None, classes: Mapping[
     for group in listed.groups:
         sources = []
         for path in group.files:
-            text = _text(path)
+            text = files.text_of(path)
             if isinstance(text, Finding):
                 found.findings.append(text)
             else:
@@ -71,13 +71,6 @@ def read_manifests(paths: Sequence[Path], config: Path | None, classes: Mapping[
                 found.texts[path] = outcome.source.text, outcome.conversion.text
                 found.objects.update(_objects(path, outcome, templates))
     return found
-
-
-def _text(path: Path) -> str | Finding:
-    try:
-        return text_of(path.read_bytes())
-    except OSError as error:
-        return Finding(Level.ERROR, 0, "", f"it cannot be read: {error.strerror}", "", str(path))
 
 
 def _objects(path: Path, outcome: Outcome, templates: Sequence[Json]) -> Iterator[tuple[ObjectKey, Converted]]:

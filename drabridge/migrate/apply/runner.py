@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from drabridge.errors import ClusterError, HostError
+from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, ConflictError, DeniedError, InvalidError, NotFoundError, served_version
-from drabridge.migrate.apply import for_owners, manifests, rollouts
+from drabridge.migrate.apply import for_owners, manifests, rollouts, written_files
 from drabridge.migrate.apply.lanes import LaneKeeper
 from drabridge.migrate.apply.merge import merged
 from drabridge.migrate.apply.owners import Owners, can_change
@@ -28,7 +28,6 @@ from drabridge.migrate.report.reads import NAMESPACES, claim_templates
 from drabridge.migrate.report.signs import pod_limits
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
-from drabridge.system.files import Care, write_atomically
 
 _TRIES = 5  # an object that changes while it is written is read again
 
@@ -262,7 +261,7 @@ class Runner:
         if not any(one.path == name for one in record.files):
             record.files.append(FileBefore(name, before, after))
             self._state.save()
-        _write(path, after)
+        written_files.write(path, after)
         waiting.say(name, "converted")
 
     async def _by_others(self, step: Step, waiting: Waiting) -> None:
@@ -306,24 +305,8 @@ class Runner:
         waiting.say("step", "undone")
 
     async def _convert_back(self, step: Step, record: Record, waiting: Waiting) -> None:
-        """Bring the manifests as they were to their files, then to the cluster. Raises HostError."""
-        for one in record.files:
-            path = self._folder / one.path
-            if not one.before:
-                for_owners.remove(path)
-                waiting.say(one.path, "removed")
-                continue
-            try:
-                text = path.read_bytes().decode()
-            except (OSError, UnicodeError) as error:
-                raise HostError(f"{path} cannot be read: {error}") from error
-            if text not in (one.before, one.after):
-                raise HostError(
-                    f"{path} was changed since it was converted",
-                    hint="drabridge migrate convert --reverse, or your version control, gives you what it was",
-                )
-            _write(path, one.before)
-            waiting.say(one.path, "as it was")
+        """Bring the manifests as they were to their files, then to the cluster. Raises ConfigError and HostError."""
+        written_files.restore(self._plan, self._folder, record.files, waiting.say)
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
             change = await self._owners.change(step, move, found)
@@ -415,13 +398,6 @@ def _asks_by_limits(live: Mapping[str, Any], resource: str) -> bool:
     spec = live["spec"]["jobTemplate"]["spec"] if "jobTemplate" in live["spec"] else live["spec"]
     pod = (spec.get("template") or {}).get("spec") or {}
     return any(name == resource for name, _ in pod_limits(pod))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_atomically(path, text.encode(), mode=path.stat().st_mode & 0o777, care=Care.WHOLE)
-    except OSError as error:
-        raise HostError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def next_step(plan: Plan, state: State) -> Step | None:

@@ -18,9 +18,11 @@ from msgspec.structs import asdict
 from drabridge.errors import ConfigError, HostError
 from drabridge.migrate.plan.document import Plan, Step
 from drabridge.system.files import write_atomically
+from podresources.resolve.files import UnreadableFileError, read
 
 SUFFIX = ".state.json"
 VERSION = 1
+MOST_BYTES = 256 << 20  # the texts of all manifests that steps have changed, twice
 
 
 class Progress(StrEnum):
@@ -76,11 +78,11 @@ class State:
         self._plan = plan
         self.records: dict[str, Record] = {}
         try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+            data = read(path, MOST_BYTES)
+        except UnreadableFileError as error:
+            raise HostError(f"{path} cannot be read: {error.reason}") from error
+        if data is None:
             return
-        except OSError as error:
-            raise HostError(f"{path} cannot be read: {error.strerror}") from error
         try:
             found = msgspec.json.decode(data, type=_Document)
         except (msgspec.DecodeError, UnicodeError) as error:
@@ -143,7 +145,7 @@ def state_path(plan: Path) -> Path:
 def alone(plan: Path) -> Iterator[None]:
     """Be the only command that follows a plan. Raises HostError while another one does."""
     try:
-        lock = os.open(plan, os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(plan, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise HostError(f"{plan} cannot be read: {error.strerror}") from error
     try:

@@ -2,21 +2,34 @@
 
 Files that are deployed together share their ResourceClaimTemplates: those of one folder, or those that one
 kustomization names, because Kustomize takes no object twice.
+
+Somebody else may have written the folder. What is found must be below the folder that was named, or in the same work
+tree of git, also where a symbolic link or a kustomization leads to it; each folder is looked at once; the number of
+files, how deep they are, and the size of each are limited.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
+from drabridge.migrate.convert import batch
 from drabridge.migrate.convert.json_nodes import documents
 from drabridge.migrate.convert.left_over import HELM_HINT
 from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD
 from drabridge.migrate.convert.settings import Finding, Level
 from drabridge.migrate.convert.yaml_nodes import NotYaml
+from podresources.resolve.files import UnreadableFileError, leads_out, read_named
+
+MOST_BYTES = 16 << 20  # of one file: a rendered chart with its CustomResourceDefinitions has 4 MiB
+MOST_FILES = 100_000
+MOST_DEPTH = 50  # folders in folders, and kustomizations that name others
+_TOO_DEEP = f"folders or kustomizations are nested deeper than {MOST_DEPTH}"
 
 SUFFIXES = (".yaml", ".yml", ".json")
 KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
@@ -43,46 +56,86 @@ def find(paths: Iterable[Path], resources: Iterable[str]) -> Found:
     kustomizations that it names; any other folder for every ``*.yaml``, ``*.yml`` and ``*.json`` below it. Charts,
     hidden folders and what a conversion wrote beside a file of values are left out.
     """
-    walk = _Walk(tuple(resources))
+    paths = list(paths)
+    walk = _Walk(tuple(resources), [root_of(path) for path in paths])
     for path in paths:
-        if path.is_dir():
+        kind = _kind(path)
+        if kind == "folder":
             walk.folder(path)
-        elif path.name in KUSTOMIZATIONS:
+        elif kind and path.name in KUSTOMIZATIONS:
             walk.kustomization(path)
-        elif path.exists():
+        elif kind:
             walk.file(path)
         else:
             walk.error(path, "there is no such file or folder", "")
     return Found([group for group in walk.groups if group.files], walk.findings)
 
 
+def root_of(path: Path) -> Path:
+    """Return the folder that all must be in that is found from here: git's work tree, or else the folder itself."""
+    real = Path(os.path.realpath(path))
+    folder = real if _kind(real) == "folder" else real.parent
+    return next((one for one in (folder, *folder.parents) if os.path.lexists(one / ".git")), folder)
+
+
+def text_of(path: Path) -> str | Finding:
+    """Return a file's text, or the finding that it cannot be read, or is none."""
+    try:
+        data = read_named(path, MOST_BYTES)
+    except UnreadableFileError as error:
+        return Finding(Level.ERROR, 0, "", f"it cannot be read: {error.reason}", "", str(path))
+    if data is None:
+        return Finding(Level.ERROR, 0, "", "it cannot be read: it is gone", "", str(path))
+    found = batch.text_of(data)
+    return found if isinstance(found, str) else structs.replace(found, file=str(path))
+
+
 class _Walk:
-    def __init__(self, resources: tuple[str, ...]) -> None:
+    def __init__(self, resources: tuple[str, ...], roots: list[Path]) -> None:
         self._resources = resources
+        self._roots = roots
+        self._depth = 0
+        self._count = 0
         self._seen: set[str] = set()
         self._by_folder: dict[Path, Group] = {}
         self.groups: list[Group] = []
         self.findings: list[Finding] = []
 
     def folder(self, folder: Path) -> None:
-        if (folder / "Chart.yaml").exists():
-            if any(self._speaks_of_resources(path) for path in sorted(folder.rglob("*")) if path.is_file()):
+        if not self._is_new(folder):
+            return
+        if _kind(folder / "Chart.yaml"):
+            if any(self._speaks_of_resources(path) for path in sorted(folder.rglob("*")) if _kind(path) == "file"):
                 self._find(Level.LEFT, folder, "a Helm chart", HELM_HINT)
             return
         for name in KUSTOMIZATIONS:
-            if (folder / name).is_file():
+            if _kind(folder / name) == "file":
                 self.kustomization(folder / name)
                 return
-        for path in sorted(folder.iterdir()):
+        try:
+            inside = sorted(folder.iterdir())
+        except OSError as error:
+            self.error(folder, f"it cannot be read: {error.strerror}", "")
+            return
+        for path in inside:
             if path.name.startswith(".") or path.name.endswith(FOLDER_SUFFIX):
                 continue
-            if path.is_dir():
-                self.folder(path)
-            elif path.suffix in SUFFIXES:
-                self.file(path)
+            kind = _kind(path)
+            if (kind == "folder" or path.suffix in SUFFIXES) and self._is_inside(path):
+                if kind == "folder":
+                    with self._deeper(path) as allowed:
+                        if allowed:
+                            self.folder(path)
+                else:
+                    self.file(path)
 
     def file(self, path: Path, group: Group | None = None) -> None:
         if self._is_new(path):
+            self._count += 1
+            if self._count > MOST_FILES:
+                if self._count == MOST_FILES + 1:
+                    self.error(path, f"it and what follows is left out: there are more than {MOST_FILES} files", "")
+                return
             if group is None:
                 group = self._by_folder.get(path.parent)
             if group is None:
@@ -97,16 +150,21 @@ class _Walk:
         if group is None:
             group = Group()
             self.groups.append(group)
+        text = text_of(path)
+        if isinstance(text, Finding):
+            self.findings.append(text)
+            return
         try:
-            text = path.read_text(encoding="utf-8")
             document = next(documents(text), None)
-        except (OSError, ValueError, NotYaml) as error:
+        except (ValueError, NotYaml) as error:
             self.error(path, f"the kustomization cannot be read: {' '.join(str(error).split())}", "")
             return
         document = document if isinstance(document, dict) else {}
         for key in ("resources", "bases", "components"):
             for name in _strings(document.get(key)):
-                self._resource(path, name, group)
+                with self._deeper(path) as allowed:
+                    if allowed:
+                        self._resource(path, name, group)
         for name in _patches(document):
             if self._speaks_of_resources(path.parent / name):
                 self._find(Level.LEFT, path.parent / name, "a patch that speaks of the resource", _RENDER_HINT)
@@ -118,18 +176,40 @@ class _Walk:
 
     def _resource(self, kustomization: Path, name: str, group: Group) -> None:
         path = Path(os.path.normpath(kustomization.parent / name))
-        if path.is_file():
-            self.file(path, group)
-        elif path.is_dir():
-            inner = next((path / one for one in KUSTOMIZATIONS if (path / one).is_file()), None)
+        kind = _kind(path)
+        if kind and not self._is_inside(path):
+            return
+        if kind == "folder":
+            inner = next((path / one for one in KUSTOMIZATIONS if _kind(path / one) == "file"), None)
             if inner is None:
                 self.error(path, f"{kustomization} names this folder, which has no kustomization", "")
             else:
                 self.kustomization(inner, group)
+        elif kind:
+            self.file(path, group)
         elif "://" in name or "?" in name or ":" in name or "//" in name:
             self._find(Level.NOTE, kustomization, f"{name} is somewhere else and is not read", _RENDER_HINT)
         else:
             self.error(path, f"{kustomization} names it, and it is not there", "")
+
+    def _is_inside(self, path: Path) -> bool:
+        """Tell whether a path is below what was named; say so where it leads elsewhere."""
+        inside = not leads_out(path, self._roots)
+        if not inside:
+            roots = " and ".join(map(str, self._roots[:3]))
+            self.error(path, f"it leads out of {roots} and is not read", "name the folder that has both")
+        return inside
+
+    @contextmanager
+    def _deeper(self, path: Path) -> Iterator[bool]:
+        """Go one level down; False, and said, where that is too deep."""
+        self._depth += 1
+        try:
+            if self._depth > MOST_DEPTH:
+                self.error(path, _TOO_DEEP, "")
+            yield self._depth <= MOST_DEPTH
+        finally:
+            self._depth -= 1
 
     def _is_new(self, path: Path) -> bool:
         real = os.path.realpath(path)
@@ -139,8 +219,8 @@ class _Walk:
 
     def _speaks_of_resources(self, path: Path) -> bool:
         try:
-            text = path.read_bytes()
-        except OSError:
+            text = b"" if leads_out(path, self._roots) else read_named(path, MOST_BYTES) or b""
+        except ValueError:
             return False
         return any(name.encode() in text or name.replace("/", "~1").encode() in text for name in self._resources)
 
@@ -149,6 +229,15 @@ class _Walk:
 
     def _find(self, level: Level, path: Path, message: str, hint: str) -> None:
         self.findings.append(Finding(level, 0, "", message, hint, str(path)))
+
+
+def _kind(path: Path) -> str:
+    """Return what is at a path: a file, a folder or another thing; "" for nothing, or where it cannot be asked."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return ""
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 
 def _strings(found: object) -> Iterator[str]:

@@ -16,7 +16,6 @@ from drabridge.migrate.report.model import NamespaceSwitch, number
 from drabridge.migrate.report.tally import WorkloadTally
 from drabridge.migrate.switch import marks
 
-ALL_OWNERS = 100  # percent
 _WHAT_STAYS = "of DaemonSets, static, with nodeName, or with more than 32 devices"
 
 _Labels = TypedDict("_Labels", {"switch.drabridge/to": str | None}, total=False)
@@ -45,14 +44,13 @@ class NamespaceFacts(Struct, frozen=True):
 
 
 def namespace_facts(obj: Json) -> NamespaceFacts:
-    """Return a Namespace's facts. Raises ValueError for a percentage that is no number."""
+    """Return a Namespace's facts."""
     meta = obj.get("metadata") or {}
     name = meta.get("name") or ""
     if (meta.get("labels") or {}).get(marks.LABEL) != marks.CLAIMS:
         return NamespaceFacts(name, None)
     notes = meta.get("annotations") or {}
-    percent = int(notes.get(marks.PERCENT) or ALL_OWNERS)
-    return NamespaceFacts(name, NamespaceSwitch(percent, notes.get(marks.SELECTOR) or ""))
+    return NamespaceFacts(name, NamespaceSwitch(marks.percent_of(notes), notes.get(marks.SELECTOR) or ""))
 
 
 def switched_words(switch: NamespaceSwitch, left: Sequence[WorkloadTally]) -> str:
@@ -62,7 +60,7 @@ def switched_words(switch: NamespaceSwitch, left: Sequence[WorkloadTally]) -> st
     words = [f"{_new_pods(switch)} get claims"]
     if old:
         still = f"{number(old, 'pod')} still {'has' if old == 1 else 'have'} limits"
-        part = switch.percent < ALL_OWNERS or switch.selector
+        part = switch.percent < marks.ALL_OWNERS or switch.selector
         out = "roll out those that it is for" if part else f"roll {'it' if old == 1 else 'them'} out"
         words.append(f"{still}: {out}")
     if stay:
@@ -79,4 +77,4 @@ def _stays(one: WorkloadTally) -> bool:
 
 def _new_pods(switch: NamespaceSwitch) -> str:
     words = f"new pods with {switch.selector}" if switch.selector else "new pods"
-    return words if switch.percent >= ALL_OWNERS else f"{words} of {switch.percent} % of the owners"
+    return words if switch.percent >= marks.ALL_OWNERS else f"{words} of {switch.percent} % of the owners"

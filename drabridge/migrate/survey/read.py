@@ -13,7 +13,6 @@ from pathlib import Path
 from msgspec import Struct
 
 from drabridge.migrate.convert import files
-from drabridge.migrate.convert.batch import text_of
 from drabridge.migrate.convert.charts import speaks_of_gpus
 from drabridge.migrate.convert.conversion import Surveyed, survey
 from drabridge.migrate.convert.default_classes import WORDS, default_devices
@@ -21,7 +20,6 @@ from drabridge.migrate.convert.mentions import finder, may_name
 from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
 from drabridge.migrate.survey.tally import CHART, Subject, Survey, tool_of
 
-FILE_MAX = 4 * 1024 * 1024  # bytes: a larger file is no manifest that a cluster takes (etcd: 1.5 MiB an object)
 _ALONE = 64  # files that are read without other processes: to start these takes half a second
 _AT_ONCE = 32
 
@@ -71,12 +69,7 @@ def _each(paths: Sequence[Path], devices: Mapping[str, Device]) -> Iterator[_Fil
 
 def read_file(path: Path, devices: Mapping[str, Device]) -> _File:
     """Read one file."""
-    try:
-        if path.stat().st_size > FILE_MAX:
-            return _File(False, unread=f"{path}: more than {FILE_MAX} bytes")
-        text = text_of(path.read_bytes())
-    except OSError as error:
-        return _File(False, unread=f"{path}: {error.strerror}")
+    text = files.text_of(path)
     if isinstance(text, Finding):
         return _File(False, unread=f"{path}: {text.message}")
     named = may_name(text, devices) and _pattern_of(tuple(devices)).search(text) is not None

@@ -18,6 +18,7 @@ from drabridge.config.quantity import parse
 Json = Mapping[str, Any]
 MOST_DEVICES = 32  # AllocationResultsMaxSize, staging/src/k8s.io/api/resource/v1/types.go
 BUCKETS = 100
+MOST_NAME = 253  # signs: the policy reads names before the API server has checked them
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789-."
 
 
@@ -90,6 +91,7 @@ def owner_of(pod: Json) -> str:
     meta = pod.get("metadata") or {}
     controllers = [one for one in meta.get("ownerReferences") or () if one.get("controller")]
     name = str(controllers[0]["name"] if controllers else meta.get("name") or meta.get("generateName") or "")
+    name = name if len(name) <= MOST_NAME else ""
     template_hash = (meta.get("labels") or {}).get("pod-template-hash")
     if template_hash:
         name = name.removesuffix(f"-{template_hash}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 LABEL = "switch.drabridge/to"
 """On a Namespace: with :data:`CLAIMS`, its new pods get claims."""
 CLAIMS = "claims"
@@ -16,8 +19,20 @@ TEMPLATES = "switch.drabridge/templates"
 """An annotation of a Namespace: the names of the templates that are there for the switch, with commas."""
 RESOURCES = "switch.drabridge/resources"
 """An annotation of the policy: ``nvidia.com/gpu=gpu.example.com`` for each resource, with commas."""
+ALL_OWNERS = 100  # percent
 MANAGER = "drabridge-migrate"
 """The field manager, and ``app.kubernetes.io/managed-by`` of all that is made."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": MANAGER}
 POLICY = "drabridge-switch"
 GUARD = "drabridge-switch-templates"
+
+
+def percent_of(notes: Mapping[str, str]) -> int:
+    """Return how many of a hundred owners are switched by a Namespace's annotations, as the policy reads them.
+
+    The owner of a namespace may write any text there: one that is no number switches nobody.
+    """
+    text = notes.get(PERCENT)
+    if text is None:
+        return ALL_OWNERS
+    return int(text) if re.fullmatch("[0-9]{1,3}", text, re.ASCII) else 0

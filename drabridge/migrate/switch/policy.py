@@ -15,11 +15,16 @@ from msgspec import Struct, field
 
 from drabridge.migrate.convert.templates import Template
 from drabridge.migrate.switch import marks
-from drabridge.migrate.switch.claims_of_pod import BUCKETS, LETTERS, MOST_DEVICES
+from drabridge.migrate.switch.claims_of_pod import BUCKETS, LETTERS, MOST_DEVICES, MOST_NAME
 
 Json = dict[str, Any]
 GROUP = "admissionregistration.k8s.io"
 MISSING = "has no ResourceClaimTemplate"  # in what the second policy says
+# What others write has any size until the API server has checked it, and loops over it cost the server's time.
+MOST_TEMPLATES = 10_000  # signs of the annotation: 150 names
+MOST_SELECTOR = 4_000
+MOST_CONTAINERS = 100
+MOST_CLAIMS = 256
 _PODS = {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]}
 _NOTES = "has(namespaceObject.metadata.annotations) ? namespaceObject.metadata.annotations : {}"
 
@@ -34,7 +39,10 @@ class Form(Struct, frozen=True):
 
     policy: str = marks.POLICY
     guard: str = marks.GUARD
-    known: str = f"'{marks.TEMPLATES}' in variables.notes ? variables.notes['{marks.TEMPLATES}'].split(',') : []"
+    known: str = (
+        f"'{marks.TEMPLATES}' in variables.notes && variables.notes['{marks.TEMPLATES}'].size() <= {MOST_TEMPLATES} "
+        f"? variables.notes['{marks.TEMPLATES}'].split(',') : []"
+    )
     """CEL of the list of the namespace's templates."""
     namespaces: Json = field(default_factory=lambda: {"matchLabels": {marks.LABEL: marks.CLAIMS}})
     """The selector of the namespaces that are switched."""
@@ -114,7 +122,7 @@ _OWNER_NOW = (
 )
 _HASH = "variables.labels['pod-template-hash']"
 _OWNER = (
-    f"[{_OWNER_NOW}]"
+    f"[{_OWNER_NOW}].map(n, n.size() > {MOST_NAME} ? '' : n)"
     f".map(n, 'pod-template-hash' in variables.labels && n.endsWith('-' + {_HASH}) "
     f"? n.substring(0, n.size() - {_HASH}.size() - 1) : n)"
     ".map(n, n.matches('-[0-9]{8,}$') ? n.substring(0, n.lastIndexOf('-')) : n)[0]"
@@ -124,9 +132,11 @@ _BUCKET = (
     f"('{LETTERS}'.indexOf(c) + 2) * (i * i * 7919 + i * 104729 + 31337)).sum() % 10007 % {BUCKETS}"
 )
 _CHOSEN = (
-    f"(!('{marks.PERCENT}' in variables.notes) || {_BUCKET} < int(variables.notes['{marks.PERCENT}'])) && "
-    f"(!('{marks.SELECTOR}' in variables.notes) || variables.notes['{marks.SELECTOR}'].split(',')"
-    ".all(p, p.split('=')[0] in variables.labels && variables.labels[p.split('=')[0]] == p.split('=')[1]))"
+    f"(!('{marks.PERCENT}' in variables.notes) || (variables.notes['{marks.PERCENT}'].matches('^[0-9]{{1,3}}$') && "
+    f"{_BUCKET} < int(variables.notes['{marks.PERCENT}']))) && "
+    f"(!('{marks.SELECTOR}' in variables.notes) || (variables.notes['{marks.SELECTOR}'].size() <= {MOST_SELECTOR} && "
+    f"variables.notes['{marks.SELECTOR}'].split(',').all(p, p.split('=').size() == 2 && "
+    "p.split('=')[0] in variables.labels && variables.labels[p.split('=')[0]] == p.split('=')[1])))"
 )
 _SIDECAR = "has(c.restartPolicy) && c.restartPolicy == 'Always'"
 _CLAIMS_THERE = (
@@ -164,6 +174,11 @@ def _switch(parts: Parts, form: Form) -> Json:
             {"name": "has-limits", "expression": wanted},
             {"name": "not-opted-out", "expression": _NOT_OPTED_OUT},
             {"name": "not-of-a-daemonset", "expression": _NOT_OF_A_DAEMONSET},
+            {
+                "name": "has-a-usual-size",
+                "expression": f"object.spec.containers.size() <= {MOST_CONTAINERS} && "
+                f"(!has(object.spec.initContainers) || object.spec.initContainers.size() <= {MOST_CONTAINERS})",
+            },
             {"name": "has-no-node", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"},
         ],
         "variables": [{"name": name, "expression": expression} for name, expression in variables],
@@ -277,7 +292,8 @@ def _uses(containers: str, listed: str, parts: Parts) -> str:
 def _guard(parts: Parts, form: Form) -> Json:
     ours = parts.joined("false", "||", lambda part: part.is_missing)
     missing = (
-        "!has(object.spec.resourceClaims) ? [] : object.spec.resourceClaims.filter(c, "
+        f"!has(object.spec.resourceClaims) || object.spec.resourceClaims.size() > {MOST_CLAIMS} ? [] : "
+        "object.spec.resourceClaims.filter(c, "
         f"has(c.resourceClaimTemplateName) && !(c.resourceClaimTemplateName in variables.known) && ({ours}))"
         ".map(c, c.resourceClaimTemplateName)"
     )

@@ -280,7 +280,7 @@ def _switched(namespace: Json) -> Switched:
     meta = namespace["metadata"]
     notes = meta.get("annotations") or {}
     templates = tuple(filter(None, (notes.get(marks.TEMPLATES) or "").split(",")))
-    return Switched(meta["name"], templates, int(notes.get(marks.PERCENT) or 100), notes.get(marks.SELECTOR) or "")
+    return Switched(meta["name"], templates, marks.percent_of(notes), notes.get(marks.SELECTOR) or "")
 
 
 # --- whether it works -----------------------------------------------------------------------------------------------

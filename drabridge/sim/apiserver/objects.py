@@ -339,14 +339,14 @@ class Objects:
         admission.forget_deallocated(resource, new, old)
         if resource.counts_generations and counted_spec(resource, new) != counted_spec(resource, old):
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
-        self._check(resource, new, old, subresource, by)
         if managers is None:
             writer = self._manager(resource, by, "Update", subresource)
             managers = after_update(managers_of(old), writer, resource.schema, bare(old), bare(new))
         entries = settled(write_managers(managers), old, unchanged=bare(old) == bare(new))
+        new["metadata"]["managedFields"] = entries  # admission sees who has written what
+        self._check(resource, new, old, subresource, by)
         if bare(old) == bare(new) and entries == old["metadata"].get("managedFields", []):
             return self._shown(resource, old)
-        new["metadata"]["managedFields"] = entries
         if (
             new["metadata"].get("deletionTimestamp")
             and not new["metadata"].get("finalizers")

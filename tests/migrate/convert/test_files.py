@@ -15,7 +15,8 @@ ASKS = "limits: {nvidia.com/gpu: 1}\n"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Files by name; each file's text is its name unless it says more."""
+    """Files by name, in a work tree of git."""
+    (tmp_path / ".git").mkdir()
     texts = {
         "plain/a.yaml": ASKS,
         "plain/b.yml": ASKS,
