@@ -8,7 +8,15 @@ from typing import Annotated
 from msgspec import Meta
 
 from drabridge.config import names
-from drabridge.config.base import DeviceClassName, DnsLabel, EnvName, Permissions, ResourceName, Template
+from drabridge.config.base import (
+    DeviceClassName,
+    DnsLabel,
+    EnvName,
+    Permissions,
+    ResourceName,
+    Template,
+    VariableName,
+)
 from drabridge.config.container import Hook, MountRule
 from drabridge.config.model import Model
 from drabridge.config.problems import Problem, did_you_mean
@@ -52,7 +60,7 @@ class Profile(Model, frozen=True):
 
     permissions: Permissions | None = None
     """Instead of the permissions of the resource's nodes."""
-    env: Mapping[EnvName, Template] = {}
+    env: Mapping[VariableName, Template] = {}
     """Added to the resource's environment."""
     mounts: tuple[MountRule, ...] = ()
     """Added to the resource's mounts."""

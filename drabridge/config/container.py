@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from drabridge.config.base import EnvName, PathTemplate, Permissions, Template
+from drabridge.config.base import PathTemplate, Permissions, Template, VariableName
 from drabridge.config.matcher import Match
 from drabridge.config.model import Model, exactly_one_of
 from drabridge.config.problems import Problem
@@ -62,7 +62,7 @@ class CdiFallback(Model, frozen=True):
 
     nodes: tuple[NodeRule, ...] = ()
     """Device nodes in place of those of the CDI devices."""
-    env: Mapping[EnvName, Template] = {}
+    env: Mapping[VariableName, Template] = {}
     """Environment variables in place of theirs."""
     mounts: tuple[MountRule, ...] = ()
     """Bind mounts in place of theirs."""

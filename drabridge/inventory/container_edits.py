@@ -7,6 +7,7 @@ one device here, its field in ``inventory/model.py``, its place in the CDI file 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from drabridge.config.container import CdiFallback, MountRule, NodeRule
 from drabridge.config.names import is_cdi_name
 from drabridge.config.schema import Resource
-from drabridge.config.template import Lookup, Template
+from drabridge.config.template import Lookup, Template, variable_name
 from drabridge.errors import HostError
 from drabridge.inventory.cdi_names import CdiNames
 from drabridge.inventory.host import Host
@@ -24,6 +25,7 @@ from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, DeviceNode, 
 from drabridge.inventory.template_values import MatchedDevice
 
 VFIO = "/dev/vfio/"
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
 class ResolvedNodes(Struct, frozen=True):
@@ -107,9 +109,12 @@ def render_mount(rule: MountRule, values: Lookup) -> Mount | Template:
 
 
 def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, str]:
-    """The environment variables of one device; those without a value are left out."""
-    rendered = {name: template.render(values) for name, template in templates.items()}
-    return {name: value for name, value in rendered.items() if value is not None}
+    """The environment variables of one device; those without a value are left out.
+
+    Names may have fields; what cannot be in a name becomes ``_``.
+    """
+    rendered = ((variable_name(name).render(values), value.render(values)) for name, value in templates.items())
+    return {_NOT_IN_NAMES.sub("_", name): value for name, value in rendered if name is not None and value is not None}
 
 
 class ResolvedFallback(Struct, frozen=True):
