@@ -26,7 +26,8 @@ class Sharing(Model, frozen=True):
     """Whether several claims may hold one device at the same time (consumable capacity, Kubernetes >= 1.34)."""
 
     allow_multiple_allocations: bool = False
-    """Claims share the device; limit them with a capacity that has a `requestPolicy`."""
+    """Claims share the device. Limit them with a capacity that has a `requestPolicy`: `slots: {value: 4, requestPolicy:
+    {default: 1}}` for four claims. Of a capacity without one, a claim takes what it asks for, else nothing."""
 
 
 class Counter(Model, frozen=True):

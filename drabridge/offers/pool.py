@@ -92,10 +92,10 @@ class _Context(Struct, frozen=True):
             entry = replace(entry, device=replace(entry.device, presence=device.presence), presence_since=self.at)
         policies = None
         if resource.sharing.allow_multiple_allocations:
+            # Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
             policies = {
-                name: _policy(capacity.request_policy)
+                name: CapacityPolicy(0) if capacity.request_policy is None else _policy(capacity.request_policy)
                 for name, capacity in resource.capacity.items()
-                if capacity.request_policy is not None
             }
         consumes: dict[str, Mapping[str, int]] = {}
         if device.name in self.counters:  # a whole takes all that there is
