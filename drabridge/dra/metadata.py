@@ -59,14 +59,11 @@ class MetadataFiles:
         self._driver = driver
 
     def write(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> dict[str, str]:
-        """Write one file and one CDI mount for each request; return base request -> CDI id. Raises HostError.
-
-        Files of an earlier claim of the same name are removed first: the directory's name does not have the UID.
-        """
+        """Write one file and one CDI mount for each request; return base request -> CDI id. Raises HostError."""
         ids = {}
         pod_claim_name = pod_claim_name_of(pod_claim_name)
         with reading(f"device metadata of {claim}", HostError):
-            self._remove_same_named(claim)
+            self._take_over(claim)
             for request in dict.fromkeys(device.base_request for device in devices):
                 mine = [device for device in devices if device.base_request == request]
                 path = self._file(claim, request)
@@ -84,6 +81,7 @@ class MetadataFiles:
         """
         changed = False
         with reading(f"device metadata of {claim}", HostError):
+            self._take_over(claim)
             for request in dict.fromkeys(device.base_request for device in devices):
                 path = self._file(claim, request)
                 old = _read(path)
@@ -99,38 +97,35 @@ class MetadataFiles:
             for name in self._cdi.metadata_files():
                 if name.startswith(f"{self._driver}_metadata_{claim.uid}_"):
                     self._cdi.remove_file(name)
-            directory = self._directory(claim)
-            if self._uid_in(directory) in (claim.uid, None):
-                shutil.rmtree(directory, ignore_errors=True)
+            self._take_over(claim)
+            shutil.rmtree(self._directory(claim), ignore_errors=True)
 
     def sweep(self, keep: Collection[str]) -> None:
-        """At start: remove the CDI files of claims not in ``keep``, and what a crash left half written."""
+        """At start: remove the files of claims not in ``keep``, and what a crash left half written."""
         prefix = f"{self._driver}_metadata_"
+        for directory in self._root.iterdir() if self._root.is_dir() else ():
+            if directory.name not in keep and _uid_in(directory) not in keep:
+                shutil.rmtree(directory, ignore_errors=True)
         for path in self._cdi.directory.glob(f"{prefix}*.json"):
             if path.name.removeprefix(prefix).partition("_")[0] not in keep:
                 self._cdi.remove_file(path.name)
         for path in self._cdi.directory.glob(f".{prefix}*{TEMPORARY_SUFFIX}"):
             self._cdi.remove_file(path.name)
 
-    def _remove_same_named(self, claim: ClaimRef) -> None:
-        directory = self._directory(claim)
-        if self._uid_in(directory) not in (claim.uid, None):
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def _uid_in(self, directory: Path) -> str | None:
-        """Return the UID of the claim that a directory's files are about; None when no file says so."""
-        for path in sorted(directory.glob("*/metadata.json")) if directory.is_dir() else ():
-            if uid := (_read(path) or {}).get("metadata", {}).get("uid"):
-                return str(uid)
-        return None
+    def _take_over(self, claim: ClaimRef) -> None:
+        """Rename a directory that an agent up to 0.2.0 named after the claim: its containers keep the files."""
+        name = f"{claim.namespace}_{claim.name}"
+        if len(encoded := os.fsencode(name)) > NAME_BYTES:
+            name = f"sha256-{hashlib.sha256(encoded).hexdigest()}"
+        old, new = self._root / name, self._directory(claim)
+        if "/" not in name and old.is_dir() and _uid_in(old) == claim.uid and not new.exists():
+            old.rename(new)
 
     def _directory(self, claim: ClaimRef) -> Path:
-        name = f"{claim.namespace}_{claim.name}"
-        if "/" in name or "\0" in name:
-            raise HostError(f"{name!r} cannot be the name of a directory")
-        if len(encoded := os.fsencode(name)) > NAME_BYTES:  # cannot be another claim's: those have an underscore
-            name = f"sha256-{hashlib.sha256(encoded).hexdigest()}"
-        return self._root / name
+        """Return the claim's directory: by its UID, because another claim may have its name."""
+        if "/" in claim.uid or claim.uid in ("", ".", ".."):
+            raise HostError(f"{claim.uid!r} cannot be the name of a directory")
+        return self._root / claim.uid
 
     def _file(self, claim: ClaimRef, request: str) -> Path:
         if "/" in request or request in ("", ".", ".."):
@@ -170,6 +165,15 @@ class MetadataFiles:
             document["podClaimName"] = pod_claim_name
         document["requests"] = [{"name": name, "devices": entries} for name, entries in requests.items()]
         return document
+
+
+def _uid_in(directory: Path) -> str | None:
+    """Return the UID of the claim that a directory's files are about; None when no file says so."""
+    for path in sorted(directory.glob("*/metadata.json")):
+        metadata = (_read(path) or {}).get("metadata")
+        if isinstance(metadata, dict) and (uid := metadata.get("uid")):
+            return str(uid)
+    return None
 
 
 def _encode(document: Mapping[str, Any], generation: int) -> bytes:
