@@ -28,7 +28,8 @@ class NodeRule(Model, frozen=True):
     """`devnode`: the device's own node; `group`: the nodes of its companions."""
     path: PathTemplate | None = None
     """A node by its path on the host, with fields: `/dev/nvidia{nvidia.minor}`. Where fields lead several devices to
-    one node (`/dev/vfio/{iommu_group}`), only one of them is given out at a time; a path without fields they share."""
+    one node (`/dev/vfio/{iommu_group}`), only one of them is given out at a time; so it is where nodes lead to the same
+    IOMMU group, or to a disk and its partition, or to a volume and its member. A path without fields they share."""
     alias: PathTemplate | None = field(default=None, name="as")
     """Its path in the container, so that renumbering is invisible; the host's path when left out."""
     permissions: Permissions = "rw"
