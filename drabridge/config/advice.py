@@ -9,6 +9,7 @@ from drabridge.config.predicate import All, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
 from drabridge.config.schema import DRIVER_PLACEHOLDER, Config, Resource
 from drabridge.config.template import Template
+from drabridge.config.together import paths_of_two
 
 # Numbers that the kernel assigns in the order of arrival: another device may have them after the next boot.
 _NUMBERED = frozenset({"sysnum", "devnode", "devname", "minor", "major", "nvidia.minor"})
@@ -22,6 +23,12 @@ def advice(config: Config) -> tuple[str, ...]:
 def _advice(config: Config) -> Iterator[str]:
     if config.driver == DRIVER_PLACEHOLDER:
         yield f"driver {config.driver} is a placeholder: choose a domain of yours; changing it later means draining"
+    for index, owner, path in paths_of_two(config.resources):
+        if owner != index:
+            yield (
+                f"resources[{index}] ({config.resources[index].name}): {path} is also where a container has devices of "
+                f"{config.resources[owner].name}: one that asks for both gets one of them there"
+            )
     for index, resource in enumerate(config.resources):
         for text in _of_resource(resource):
             yield f"resources[{index}] ({resource.name}): {text}"

@@ -31,13 +31,13 @@ from drabridge.config.nvidia import Nvidia
 from drabridge.config.problems import Problem
 from drabridge.config.published import Attribute, Capacity
 from drabridge.config.template import parse as parse_template
-from drabridge.config.together import names_of_two
+from drabridge.config.together import variables_of_two
 from drabridge.system import safety_defaults as defaults
 
 API_VERSION = "drabridge/v1alpha1"
 KIND = "AgentConfig"
 DRIVER_PLACEHOLDER = "drabridge.example.com"
-REPLICAS_MAX = 10_000  # ids of one device; kubelet's 4 MiB message limit is reached at some 50,000 ids in all
+REPLICAS_MAX = 50_000  # ids of one device; kubelet's 4 MiB message limit is reached at so many in all
 RESOURCES_MAX = 256
 # Published beside the configured ones: resource.kubernetes.io pcieRoot, pciBusID and numaNode, type, resource.
 RESERVED_ATTRIBUTES = 5
@@ -341,7 +341,7 @@ class Config(Model, frozen=True, kw_only=True):
                     ("resources", index, "lanes", "dra"),
                 )
 
-        yield from names_of_two(self.resources)
+        yield from variables_of_two(self.resources)
         if self.node_labels is not None:
             yield from (problem.under("nodeLabels") for problem in self.node_labels.problems(sorted(known)))
             if self.dra.enabled is False:

@@ -1,4 +1,4 @@
-"""Refuse names that two resources bring into a container: one of the two things would be lost there.
+"""Find names that two resources bring into a container: one of the two things would be lost there.
 
 A pod may ask for several resources, and claims for devices of several. What each brings is put together by kubelet and
 the runtime, which take one of two variables of a name, and one of two nodes or mounts at a path. Devices of one
@@ -24,49 +24,62 @@ class _Brought(NamedTuple):
     path: Path
 
 
-def names_of_two(resources: Sequence[Resource]) -> Iterator[Problem]:
-    """Yield a problem for each variable and path without fields that two resources give a meaning of their own.
+def variables_of_two(resources: Sequence[Resource]) -> Iterator[Problem]:
+    """Yield a problem for each variable without fields in its name that two resources set, each in its own way."""
+    brought = [list(_variables_of(resource)) for resource in resources]
+    for index, owner, one in _of_two(resources, brought):
+        other = f"resources[{owner}] has {one.name} as well"
+        who = other if owner != index else f"it is several, with {one.name}"
+        yield Problem(
+            "a name that no other resource brings into a container",
+            f"{who}, and a container with both would get one of them: "
+            "choose another name, or write {name} or {resource} into it",
+            ("resources", index, *one.path),
+        )
 
-    An entry whose name has a field is several resources by itself.
+
+def paths_of_two(resources: Sequence[Resource]) -> Iterator[tuple[int, int, str]]:
+    """Yield each path at which two resources have a thing of their own: the second, the first, and the path.
+
+    That is no error: who has the one kind of radio or the other may want both at one path.
     """
+    brought = [list(_paths_of(resource)) for resource in resources]
+    yield from ((index, owner, one.name) for index, owner, one in _of_two(resources, brought))
+
+
+def _of_two(
+    resources: Sequence[Resource], brought: Sequence[Sequence[_Brought]]
+) -> Iterator[tuple[int, int, _Brought]]:
+    """Yield what an earlier resource has otherwise. An entry whose name has a field is several by itself."""
     first: dict[str, tuple[str | None, int]] = {}
     for index, resource in enumerate(resources):
-        for one in _brought(resource):
+        for one in brought[index]:
             value, owner = first.setdefault(one.name, (one.value, index))
-            several = owner != index or "{" in resource.name
-            if several and (value is None or value != one.value):
-                who = (
-                    f"resources[{owner}] has {one.name} as well"
-                    if owner != index
-                    else f"it is several, with {one.name}"
-                )
-                yield Problem(
-                    "a name that no other resource brings into a container",
-                    f"{who}, and a container with both would get one of them: "
-                    "choose another name, or write {name} or {resource} into it",
-                    ("resources", index, *one.path),
-                )
+            if (owner != index or "{" in resource.name) and (value is None or value != one.value):
+                yield index, owner, one
 
 
-def _brought(resource: Resource) -> Iterator[_Brought]:
-    yield from _of_giver(resource.nodes, resource.mounts, resource.env, ())
-    if (fallback := resource.cdi_fallback) is not None:
-        yield from _of_giver(fallback.nodes, fallback.mounts, fallback.env, ("cdiFallback",))
-    for name, profile in resource.claim_config.profiles.items():
-        yield from _of_giver((), profile.mounts, profile.env, ("claimConfig", "profiles", name))
+def _variables_of(resource: Resource) -> Iterator[_Brought]:
+    givers: list[tuple[Path, Mapping[str, Template]]] = [((), resource.env)]
+    if resource.cdi_fallback is not None:
+        givers.append((("cdiFallback",), resource.cdi_fallback.env))
+    profiles = resource.claim_config.profiles.items()
+    givers += [(("claimConfig", "profiles", name), profile.env) for name, profile in profiles]
+    for where, env in givers:
+        for name, value in env.items():
+            if not variable_name(name).fields:
+                yield _Brought(name, value.literal, (*where, "env", name))
 
 
-def _of_giver(
-    nodes: Sequence[NodeRule], mounts: Sequence[MountRule], env: Mapping[str, Template], where: Path
-) -> Iterator[_Brought]:
-    for name, value in env.items():
-        if not variable_name(name).fields:
-            yield _Brought(name, value.literal, (*where, "env", name))
-    for index, node in enumerate(nodes):
+def _paths_of(resource: Resource) -> Iterator[_Brought]:
+    fallback = resource.cdi_fallback
+    nodes: tuple[NodeRule, ...] = resource.all_nodes
+    mounts: tuple[MountRule, ...] = (*resource.mounts, *(fallback.mounts if fallback is not None else ()))
+    for node in nodes:
         target = node.alias or node.path
         if target is not None and target.literal is not None:
-            yield _Brought(target.literal, node.path and node.path.literal, (*where, "nodes", index))
-    for index, mount in enumerate(mounts):
+            yield _Brought(target.literal, node.path and node.path.literal, ())
+    for mount in mounts:
         inside = mount.container_path or mount.host_path
         if inside.literal is not None:
-            yield _Brought(inside.literal, mount.host_path.literal, (*where, "mounts", index))
+            yield _Brought(inside.literal, mount.host_path.literal, ())
