@@ -80,6 +80,14 @@ class _Path(Model, frozen=True):
         return _MAGIC.search(self.path) is not None
 
 
+def _stands_for_cards(path: str) -> bool:
+    return path.rstrip("/") in _FOLDERS
+
+
+def _is_folder(path: str) -> bool:
+    return path.endswith("/") or path in _FOLDERS_OF_MANY or _stands_for_cards(path)
+
+
 class _Usb(Model, frozen=True):
     vendor: Annotated[_UsbId, Parse(_usb_id)]
     product: Annotated[_UsbId, Parse(_usb_id)]
@@ -98,10 +106,14 @@ class _Group(Model, frozen=True):
             yield Problem(
                 "a device among the paths", "this agent offers hardware that udev knows, not files", ("paths",)
             )
+        devices = [path for path in self.paths if path.type == "Device"]
         for index, path in enumerate(self.paths):
-            folder = path.path.rstrip("/")
-            if path.type == "Device" and folder not in _FOLDERS and (folder != path.path or folder in _FOLDERS_OF_MANY):
-                hint = f"a path that is a folder has no counterpart: write its nodes, such as {folder}/*"
+            if (
+                path.type == "Device"
+                and _is_folder(path.path)
+                and (len(devices) > 1 or not _stands_for_cards(path.path))
+            ):
+                hint = f"a path that is a folder has no counterpart: write its nodes, such as {path.path.rstrip('/')}/*"
                 yield Problem("a device node", hint, ("paths", index, "path"))
             if path.type == "Mount" and path.is_pattern:
                 yield Problem("one path for a mount", "write an item for each file", ("paths", index, "path"))
@@ -238,17 +250,17 @@ def _path_entry(name: str, group: _Group) -> _Entry:
     devices = [path for path in group.paths if path.type == "Device"]
     anchor = next((path for path in devices if path.is_pattern), devices[0])
     entry = _Entry(name, rest=_replicas(group.count))
-    path, folder = anchor.path, anchor.path.rstrip("/")
+    sought, folder = anchor.path, anchor.path.rstrip("/")
     if folder in _FOLDERS:
-        path = f"{folder}/{_FOLDERS[folder]}"
+        sought = f"{folder}/{_FOLDERS[folder]}"
         entry.notes.append(f"{folder} is a folder: each device in it counts for itself, with its nodes there.")
         entry.rest.append(f'group: {{with: siblings, match: [{{devnode: "{folder}/*"}}]}}')
-    is_link = _UDEV_LINK.fullmatch(path) is not None
+    is_link = _UDEV_LINK.fullmatch(sought) is not None
     # Of other names nobody can tell: a driver's, or the host's own link (SYMLINK+="zigbee").
-    maybe_link = not is_link and folder not in _FOLDERS and _OF_THE_KERNEL.fullmatch(path) is None
+    maybe_link = not is_link and folder not in _FOLDERS and _OF_THE_KERNEL.fullmatch(sought) is None
     for key in ("devlink",) if is_link else ("devnode", "devlink") if maybe_link else ("devnode",):
-        entry.matchers.append(f"{key}: {json.dumps(path, ensure_ascii=False)}")
-    alias = anchor.mount_path or (path if (is_link or maybe_link) and not anchor.is_pattern else None)
+        entry.matchers.append(f"{key}: {json.dumps(sought, ensure_ascii=False)}")
+    alias = anchor.mount_path or (sought if (is_link or maybe_link) and not anchor.is_pattern else None)
     if alias is not None and alias.endswith("/"):
         alias_text = f'"{alias.replace("{", "{{").replace("}", "}}")}{{devname}}"'
     else:

@@ -192,6 +192,11 @@ def test_other_folders_are_refused_by_the_name_of_their_option(folder: str) -> N
     assert folder.rstrip("/") + "/*" in str(refused.value)
 
 
+def test_a_folder_beside_other_paths_is_refused() -> None:
+    with pytest.raises(ConfigErrors, match=r"paths\[1\].path.*a device node"):
+        of_path("path: '/dev/video*'}, {path: /dev/snd")
+
+
 DAEMON_SET = """apiVersion: v1
 kind: Namespace
 metadata: {name: x}

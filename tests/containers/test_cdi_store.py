@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +27,7 @@ def test_a_legacy_device_has_one_file_and_one_name_or_another_beside_others(stor
     assert store.write_legacy(DEVICE) == ("drabridge.example.com/device=legacy-radio-a",)
     assert store.write_legacy(DEVICE, joined=True) == ("drabridge.example.com/device=legacy-radio-a.joined",)
     document = read(store, spec)
-    alone, joined = document["devices"]
+    alone, joined = cast("list[dict[str, Any]]", document["devices"])
     edits = {key: value for key, value in alone["containerEdits"].items() if key != "env"}
     assert joined == {"name": "legacy-radio-a.joined", "containerEdits": edits}
     assert {**document, "devices": [alone]} == {

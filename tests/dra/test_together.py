@@ -36,7 +36,8 @@ async def test_each_entry_of_a_request_sets_the_variables_of_all_its_devices_and
 
 async def test_variables_of_fallbacks_are_joined_among_themselves() -> None:
     zero = DeviceNode("/dev/zero", "/dev/zero", "rw", "c", 1, 5)
-    devices = [gpu(n, fallback=Fallback((zero,), {"THEIRS": str(n)}), cdi_missing="in no file") for n in range(2)]
+    theirs = [Fallback((zero,), {"THEIRS": str(n)}) for n in range(2)]
+    devices = tuple(gpu(n, fallback=theirs[n], cdi_missing="in no file") for n in range(2))
     async with a_node(devices=devices) as node:
         claim = node.claims.add("c", "gpu-0", "gpu-1")
         await node.prepared(claim)
