@@ -261,10 +261,9 @@ def _path_entry(name: str, group: _Group) -> _Entry:
     for key in ("devlink",) if is_link else ("devnode", "devlink") if maybe_link else ("devnode",):
         entry.matchers.append(f"{key}: {json.dumps(sought, ensure_ascii=False)}")
     alias = anchor.mount_path or (sought if (is_link or maybe_link) and not anchor.is_pattern else None)
+    alias_text = None if alias is None else _template(alias)
     if alias is not None and alias.endswith("/"):
         alias_text = f'"{alias.replace("{", "{{").replace("}", "}}")}{{devname}}"'
-    else:
-        alias_text = None if alias is None else _template(alias)
     entry.nodes.append(_node("from: devnode", alias_text, anchor, entry.notes, optional=False))
     if folder in _FOLDERS:
         entry.nodes.append("{from: group, optional: true}")

@@ -78,7 +78,7 @@ def _paths_of(resource: Resource) -> Iterator[_Brought]:
     for node in nodes:
         target = node.alias or node.path
         if target is not None and target.literal is not None:
-            yield _Brought(target.literal, node.path and node.path.literal, ())
+            yield _Brought(target.literal, node.path.literal if node.path is not None else None, ())
     for mount in mounts:
         inside = mount.container_path or mount.host_path
         if inside.literal is not None:
