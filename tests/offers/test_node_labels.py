@@ -313,7 +313,7 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("models", itertools.permutations(MIXED), ids=str)
+@pytest.mark.parametrize("models", list(itertools.permutations(MIXED)), ids=str)
 @pytest.mark.parametrize("most", [1, 3])
 def test_the_labels_of_mixed_models_describe_a_gpu_that_is_there(models: tuple[str, ...], most: int) -> None:
     gpus = [model for index, model in enumerate(models) for _ in range(most if index == 2 else 1)]
