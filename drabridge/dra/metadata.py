@@ -58,8 +58,13 @@ class MetadataFiles:
         self._cdi = cdi
         self._driver = driver
 
-    def write(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> dict[str, str]:
-        """Write one file and one CDI mount for each request; return base request -> CDI id. Raises HostError."""
+    def write(
+        self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts], *, newest: bool = False
+    ) -> dict[str, str]:
+        """Write one file and one CDI mount for each request; return base request -> CDI id. Raises HostError.
+
+        ``newest``: of claims of one name it is the one that is there now.
+        """
         ids = {}
         pod_claim_name = pod_claim_name_of(pod_claim_name)
         with reading(f"device metadata of {claim}", HostError):
@@ -72,6 +77,7 @@ class MetadataFiles:
                 spec = self._spec(claim.uid, request, path, pod_claim_name or None, claim.name)
                 self._cdi.write(spec)
                 ids[request] = spec.names[0]
+            self._link(claim, newest=newest)
         return ids
 
     def update(self, claim: ClaimRef, devices: Sequence[DeviceFacts]) -> bool:
@@ -98,14 +104,20 @@ class MetadataFiles:
                 if name.startswith(f"{self._driver}_metadata_{claim.uid}_"):
                     self._cdi.remove_file(name)
             self._take_over(claim)
+            link = self._root / _name(claim)
+            if link.is_symlink() and os.readlink(link) == claim.uid:
+                link.unlink()
             shutil.rmtree(self._directory(claim), ignore_errors=True)
 
     def sweep(self, keep: Collection[str]) -> None:
         """At start: remove the files of claims not in ``keep``, and what a crash left half written."""
         prefix = f"{self._driver}_metadata_"
-        for directory in self._root.iterdir() if self._root.is_dir() else ():
-            if directory.name not in keep and _uid_in(directory) not in keep:
-                shutil.rmtree(directory, ignore_errors=True)
+        for path in self._root.iterdir() if self._root.is_dir() else ():
+            if path.is_symlink():
+                if os.readlink(path) not in keep:
+                    path.unlink()
+            elif path.name not in keep and _uid_in(path) not in keep:
+                shutil.rmtree(path, ignore_errors=True)
         for path in self._cdi.directory.glob(f"{prefix}*.json"):
             if path.name.removeprefix(prefix).partition("_")[0] not in keep:
                 self._cdi.remove_file(path.name)
@@ -114,12 +126,17 @@ class MetadataFiles:
 
     def _take_over(self, claim: ClaimRef) -> None:
         """Rename a directory that an agent up to 0.2.0 named after the claim: its containers keep the files."""
-        name = f"{claim.namespace}_{claim.name}"
-        if len(encoded := os.fsencode(name)) > NAME_BYTES:
-            name = f"sha256-{hashlib.sha256(encoded).hexdigest()}"
-        old, new = self._root / name, self._directory(claim)
-        if "/" not in name and old.is_dir() and _uid_in(old) == claim.uid and not new.exists():
+        old, new = self._root / _name(claim), self._directory(claim)
+        if old.is_dir() and not old.is_symlink() and _uid_in(old) == claim.uid and not new.exists():
             old.rename(new)
+
+    def _link(self, claim: ClaimRef, *, newest: bool) -> None:
+        """Let the claim's name lead to its directory: that is where the Go library has it, and other programs look."""
+        link = self._root / _name(claim)
+        if link.is_symlink() and (newest or not link.exists()) and os.readlink(link) != claim.uid:
+            link.unlink()
+        if not os.path.lexists(link):
+            link.symlink_to(claim.uid)
 
     def _directory(self, claim: ClaimRef) -> Path:
         """Return the claim's directory: by its UID, because another claim may have its name."""
@@ -165,6 +182,12 @@ class MetadataFiles:
             document["podClaimName"] = pod_claim_name
         document["requests"] = [{"name": name, "devices": entries} for name, entries in requests.items()]
         return document
+
+
+def _name(claim: ClaimRef) -> str:
+    name = f"{claim.namespace}_{claim.name}".replace("/", "_")
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= NAME_BYTES else f"sha256-{hashlib.sha256(encoded).hexdigest()}"
 
 
 def _uid_in(directory: Path) -> str | None:

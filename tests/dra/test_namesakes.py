@@ -23,6 +23,12 @@ def metadata(node: DraNode, claim: dra_v1_pb2.Claim) -> tuple[str, list[str], in
     return document["metadata"]["uid"], devices, path.stat().st_ino
 
 
+def by_name(node: DraNode) -> str:
+    """The UID in the file where the Go library has it: other programs on the node look there."""
+    text = (node.state / "dra-device-metadata/default_job/gpu/metadata.json").read_text()
+    return str(json.JSONDecoder().raw_decode(text)[0]["metadata"]["uid"])
+
+
 async def two_of_one_name(node: DraNode) -> tuple[dra_v1_pb2.Claim, dra_v1_pb2.Claim]:
     old = node.claims.add("job", "gpu-0")
     await node.prepared(old)
@@ -40,6 +46,7 @@ async def test_each_keeps_its_own_over_restarts_changes_and_a_boot() -> None:
             assert [found[:2] for found in before] == [(old.uid, ["gpu-0"]), (new.uid, ["gpu-1"])]
             await node.restart()
             assert (metadata(node, old), metadata(node, new)) == before
+            assert by_name(node) == new.uid
             await node.change(gpu_0=(Presence.FAULTY, "xid"))
             await node.change(gpu_0=(Presence.PRESENT, ""))
             assert (metadata(node, old), metadata(node, new)) == before
@@ -55,7 +62,10 @@ async def test_the_late_unprepare_of_the_old_one_takes_its_own_away() -> None:
         assert await node.unprepare(old) == {old.uid: ""}
         assert metadata(node, new) == before
         assert all(old.uid not in name for name in (*node.cdi_files(), *node.records()))
-        assert sorted(path.name for path in (node.state / "dra-device-metadata").iterdir()) == [new.uid]
+        assert sorted(path.name for path in (node.state / "dra-device-metadata").iterdir()) == sorted(
+            (new.uid, "default_job")
+        )
+        assert by_name(node) == new.uid
         assert node.owner("gpu-1") is Owner.DRA_PREPARED
         await until(lambda: node.owner("gpu-0") is Owner.NONE, why="the old one's device")
 
@@ -68,9 +78,10 @@ async def test_files_of_an_agent_that_named_them_after_the_claim_are_taken_over(
         root = node.state / "dra-device-metadata"
         before = metadata(node, claim)
         await node.stop()
+        (root / "default_job").unlink()
         (root / claim.uid).rename(root / "default_job")
         (root / "default_gone/gpu").mkdir(parents=True)
         (root / "default_gone/gpu/metadata.json").write_text('{"metadata": {"uid": "another"}}')
         await node.start()
         assert metadata(node, claim) == before
-        assert [path.name for path in root.iterdir()] == [claim.uid]
+        assert {path.name: path.is_symlink() for path in root.iterdir()} == {claim.uid: False, "default_job": True}
