@@ -334,7 +334,7 @@ class DeviceBuilder:
             fallback=instead.fallback,
             cdi_missing="; ".join(cdi.missing) if falls_back else "",
             numa_nodes=topology.numa_nodes(udev),
-            pci_bus_id=topology.pci_bus_id(udev),
+            pci_bus_id=topology.own_pci_bus_id(udev),
             pcie_root=topology.pcie_root(udev),
             root=root,
             also_at=tuple(sorted(also_at | nodes.places | instead.places | cdi.places)),
