@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from deviceplugin.broadcast import Versioned
 from deviceplugin.model import ContainerAllocation, ListedDevice, ListedHealth
@@ -19,15 +19,43 @@ NUMA_LIMIT = 64
 
 
 class ListCache:
-    """Builds the message of a version once, however many streams send it."""
+    """Builds the message of a version once, however many streams send it.
+
+    What kubelet would refuse as too large is cut. An id that was in a message once stays in, before all others, and no
+    change of its health makes the message too large: a device that is revoked is revoked for kubelet as well.
+    ``left_out``: how many ids are not in the newest message.
+    """
 
     def __init__(self) -> None:
         self._built: tuple[int, pb.ListAndWatchResponse] | None = None
+        self._told: frozenset[str] = frozenset()
+        self.left_out = 0
 
     def message(self, snapshot: Versioned[tuple[ListedDevice, ...]]) -> pb.ListAndWatchResponse:
         if self._built is None or self._built[0] != snapshot.version:
-            self._built = (snapshot.version, encode_list(snapshot.value))
+            devices = fitting(snapshot.value, self._told)
+            self._told = frozenset(device.id for device in devices)
+            self.left_out = len(snapshot.value) - len(devices)
+            self._built = (snapshot.version, encode_list(devices))
         return self._built[1]
+
+
+def fitting(devices: Sequence[ListedDevice], told: Collection[str]) -> Sequence[ListedDevice]:
+    """Return as many devices as fit into one message, those in ``told`` first; their order stays."""
+    if sum(map(_most_bytes, devices)) <= LIST_MAX_BYTES:
+        return devices
+    left, chosen = LIST_MAX_BYTES, set[str]()
+    for device in sorted(devices, key=lambda device: device.id not in told):
+        left -= _most_bytes(device)
+        if left < 0:
+            break
+        chosen.add(device.id)
+    return [device for device in devices if device.id in chosen]
+
+
+def _most_bytes(device: ListedDevice) -> int:
+    """Return what a device takes in a message at most, whatever its health: 22 bytes of tags, lengths and health."""
+    return len(device.id.encode()) + 6 * len(device.numa_nodes) + 24
 
 
 def encode_list(devices: Iterable[ListedDevice]) -> pb.ListAndWatchResponse:

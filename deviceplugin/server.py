@@ -53,7 +53,8 @@ class ServerState(Struct, frozen=True):
     """A snapshot for readiness, metrics and people.
 
     ``since`` is the clock's value when ``phase`` began; ``error`` the last failure, empty once a stream is alive;
-    ``sent_version`` the newest list that kubelet's live stream took, 0 without one.
+    ``sent_version`` the newest list that kubelet's live stream took, 0 without one; ``left_out`` how many of its ids
+    were left out, because kubelet takes 4 MiB in one message.
     """
 
     resource: str
@@ -66,6 +67,7 @@ class ServerState(Struct, frozen=True):
     registrations: int
     published_version: int
     sent_version: int
+    left_out: int = 0
 
 
 class PluginServer:
@@ -130,6 +132,7 @@ class PluginServer:
             registrations=self._registrations,
             published_version=self._plugin.devices().version,
             sent_version=self._streams.sent_version,
+            left_out=self._service.left_out,
         )
 
     @property

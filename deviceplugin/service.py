@@ -54,8 +54,14 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._notify = notify
         self._clock = clock
         self._cache = codec.ListCache()
+        self._left_out = 0
         self._complained_about_preference = False
         self._work: set[asyncio.Task[Any]] = set()
+
+    @property
+    def left_out(self) -> int:
+        """How many ids of the newest list kubelet was not told of, because it takes 4 MiB in one message."""
+        return self._left_out
 
     def options(self) -> pb.DevicePluginOptions:
         """Return the plugin's options: they follow from what it implements."""
@@ -85,21 +91,20 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
                 return
             started = self._clock()
             message = self._cache.message(snapshot)
-            size = message.ByteSize()
-            if size > codec.LIST_MAX_BYTES:
-                # Sending it would end the stream and leave the node without this resource: the older list is better.
-                log.error(
-                    "device list too large for kubelet, not sent",
-                    extra={"resource": self._plugin.resource, "bytes": size, "most_bytes": codec.LIST_MAX_BYTES},
-                )
-                return
+            if self._cache.left_out != self._left_out:
+                self._left_out = self._cache.left_out
+                if self._left_out:
+                    log.error(
+                        "device list too large for kubelet, ids left out",
+                        extra={"resource": self._plugin.resource, "ids": self._left_out},
+                    )
             await context.write(message)
             self._streams.sent(stream, snapshot.version)
             self._notify(
                 ListSent(
                     self._plugin.resource,
                     snapshot.version,
-                    len(snapshot.value),
+                    len(message.devices),
                     codec.count_healthy(snapshot.value),
                     self._clock() - started,
                 )

@@ -193,7 +193,7 @@ def _resolved(
     for held in _cut(allocations, family.name, dropped, max_series):
         found = resolved.of(held)
         facts = found.facts
-        mig = [facts.gpu_instance, facts.uuid if facts.gpu_uuid else ""]
+        mig = [facts.gpu_instance, facts.uuid if facts.is_instance else ""]
         hardware = [found.exporter_uuid, *mig, facts.pci_bus_id, facts.serial_number]
         holder = [*held.holder, found.pod_uid, *device_labels(held.device_key)]
         claim = [held.claim or "", held.claim_namespace or ""]

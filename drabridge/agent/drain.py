@@ -21,7 +21,7 @@ from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.claim_queries import ClaimQueries
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ConfigError, HostError, RefusedError
-from drabridge.evidence.kubelet import KubeletEvidence
+from drabridge.evidence.kubelet import KubeletEvidence, is_same
 from drabridge.inventory.model import Presence
 from drabridge.lanes.desired import DesiredLanes
 from drabridge.ledger.events import ClaimDevices
@@ -94,7 +94,9 @@ class ClaimsLeft:
         if found:
             users = await self._kubelet.claim_users() or {}
             for row in found.values():
-                row["pods"] = list(users.get((row["namespace"], row["name"]), ()))
+                claim = ClaimRef(row["uid"], row["namespace"], row["name"])
+                known = (used for used in users if (used.uid or claim.name) and is_same(claim, used))
+                row["pods"] = [pod for used in known for pod in users[used]]
         return sorted(found.values(), key=lambda row: (row["namespace"], row["name"], row["uid"]))
 
     async def allocated(self) -> Sequence[ClaimDevices] | None:

@@ -8,6 +8,8 @@ from drabridge.config.lanes import COUNT_MAX, Lanes, LaneShare
 from drabridge.config.predicate import All, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
 from drabridge.config.schema import DRIVER_PLACEHOLDER, Config, Resource
+from drabridge.config.template import Template
+from drabridge.config.together import paths_of_two
 
 # Numbers that the kernel assigns in the order of arrival: another device may have them after the next boot.
 _NUMBERED = frozenset({"sysnum", "devnode", "devname", "minor", "major", "nvidia.minor"})
@@ -21,6 +23,12 @@ def advice(config: Config) -> tuple[str, ...]:
 def _advice(config: Config) -> Iterator[str]:
     if config.driver == DRIVER_PLACEHOLDER:
         yield f"driver {config.driver} is a placeholder: choose a domain of yours; changing it later means draining"
+    for index, owner, path in paths_of_two(config.resources):
+        if owner != index:
+            yield (
+                f"resources[{index}] ({config.resources[index].name}): {path} is also where a container has devices of "
+                f"{config.resources[owner].name}: one that asks for both gets one of them there"
+            )
     for index, resource in enumerate(config.resources):
         for text in _of_resource(resource):
             yield f"resources[{index}] ({resource.name}): {text}"
@@ -59,6 +67,11 @@ def _of_resource(resource: Resource) -> Iterator[str]:
             f"hooks in {', '.join(hooked)} of a shared device run for each claim, while containers of other claims use "
             "the device: they must not reset it"
         )
+    if path := next(_one_path(resource), None):
+        yield (
+            f"{path} is one path for all these devices: a container that asks for two of them is refused; "
+            "{name} or {devname} in it gives each its own"
+        )
     for template in resource.cdi_devices:
         if str(template).endswith("=all"):
             yield f"cdiDevices {template}: by that name vendors' files mean every device of the node"
@@ -67,6 +80,16 @@ def _of_resource(resource: Resource) -> Iterator[str]:
         yield f"id {resource.id[0]} follows the kernel's numbering: another device may have it after the next boot"
     if not all(_has_subsystem(matcher.predicate()) for matcher in resource.match):
         yield "match without subsystem: every device of the node is looked at; add one to make discovery faster"
+
+
+def _one_path(resource: Resource) -> Iterator[Template]:
+    """The paths in the container at which every device of the resource has something of its own."""
+    for node in resource.all_nodes:
+        if node.alias is not None and not node.alias.fields and (node.path is None or node.path.fields):
+            yield node.alias
+    for mount in resource.mounts:
+        if mount.container_path is not None and not mount.container_path.fields and mount.host_path.fields:
+            yield mount.container_path
 
 
 def _has_subsystem(predicate: Predicate) -> bool:

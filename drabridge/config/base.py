@@ -9,7 +9,7 @@ from drabridge.config.model import Check, Parse, Schema
 from drabridge.config.pattern import Glob, Patterns
 from drabridge.config.problems import Problem, Problems, unmet
 from drabridge.config.regex import Regex
-from drabridge.config.template import IDENTITY_FIELDS
+from drabridge.config.template import IDENTITY_FIELDS, variable_name
 from drabridge.config.template import Field as TemplateField
 from drabridge.config.template import Template as _Template
 from drabridge.config.template import parse as parse_template
@@ -124,6 +124,11 @@ def _path_key(text: str) -> str:
     return text
 
 
+def _variable(text: str) -> str:
+    names.env_name("".join(part if isinstance(part, str) else "x" for part in variable_name(text).parts))
+    return text
+
+
 def _as_field(value: Any) -> TemplateField:
     if isinstance(value, TemplateField):
         return value
@@ -208,5 +213,8 @@ LabelName = Annotated[
     ),
 ]
 EnvName = Annotated[str, Check(names.env_name), _schema("name", pattern=f"^{_C_NAME}*$")]
+VariableName = Annotated[
+    str, Check(_variable), _schema("name", pattern=r"^([A-Za-z_]|\{[^{}]+\})([A-Za-z0-9_]|\{[^{}]+\})*$")
+]
 Permissions = Annotated[str, Check(names.permissions), _schema('"r", "w" or "rw"', enum=["r", "w", "rw", "wr"])]
 AbsolutePath = Annotated[str, Check(names.absolute_path), _schema("path", pattern="^/")]

@@ -8,7 +8,15 @@ from typing import Annotated
 from msgspec import Meta
 
 from drabridge.config import names
-from drabridge.config.base import DeviceClassName, DnsLabel, EnvName, Permissions, ResourceName, Template
+from drabridge.config.base import (
+    DeviceClassName,
+    DnsLabel,
+    EnvName,
+    Permissions,
+    ResourceName,
+    Template,
+    VariableName,
+)
 from drabridge.config.container import Hook, MountRule
 from drabridge.config.model import Model
 from drabridge.config.problems import Problem, did_you_mean
@@ -18,7 +26,8 @@ class Sharing(Model, frozen=True):
     """Whether several claims may hold one device at the same time (consumable capacity, Kubernetes >= 1.34)."""
 
     allow_multiple_allocations: bool = False
-    """Claims share the device; limit them with a capacity that has a `requestPolicy`."""
+    """Claims share the device. Limit them with a capacity that has a `requestPolicy`: `slots: {value: 4, requestPolicy:
+    {default: 1}}` for four claims. Of a capacity without one, a claim takes what it asks for, else nothing."""
 
 
 class Counter(Model, frozen=True):
@@ -52,7 +61,7 @@ class Profile(Model, frozen=True):
 
     permissions: Permissions | None = None
     """Instead of the permissions of the resource's nodes."""
-    env: Mapping[EnvName, Template] = {}
+    env: Mapping[VariableName, Template] = {}
     """Added to the resource's environment."""
     mounts: tuple[MountRule, ...] = ()
     """Added to the resource's mounts."""

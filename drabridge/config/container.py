@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from drabridge.config.base import EnvName, PathTemplate, Permissions, Template
+from drabridge.config.base import PathTemplate, Permissions, Template, VariableName
 from drabridge.config.matcher import Match
 from drabridge.config.model import Model, exactly_one_of
 from drabridge.config.problems import Problem
@@ -28,7 +28,8 @@ class NodeRule(Model, frozen=True):
     """`devnode`: the device's own node; `group`: the nodes of its companions."""
     path: PathTemplate | None = None
     """A node by its path on the host, with fields: `/dev/nvidia{nvidia.minor}`. Where fields lead several devices to
-    one node (`/dev/vfio/{iommu_group}`), only one of them is given out at a time; a path without fields they share."""
+    one node (`/dev/vfio/{iommu_group}`), only one of them is given out at a time; so it is where nodes lead to the same
+    IOMMU group, or to a disk and its partition, or to a volume and its member. A path without fields they share."""
     alias: PathTemplate | None = field(default=None, name="as")
     """Its path in the container, so that renumbering is invisible; the host's path when left out."""
     permissions: Permissions = "rw"
@@ -62,7 +63,7 @@ class CdiFallback(Model, frozen=True):
 
     nodes: tuple[NodeRule, ...] = ()
     """Device nodes in place of those of the CDI devices."""
-    env: Mapping[EnvName, Template] = {}
+    env: Mapping[VariableName, Template] = {}
     """Environment variables in place of theirs."""
     mounts: tuple[MountRule, ...] = ()
     """Bind mounts in place of theirs."""

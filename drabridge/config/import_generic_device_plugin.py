@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 
 from drabridge.config import names
 from drabridge.config.base import AbsolutePath, text_of
+from drabridge.config.gdp_arguments import file_of
 from drabridge.config.loader import load, read
 from drabridge.config.model import Model, Parse
 from drabridge.config.problems import Problem, Problems, unmet
@@ -23,7 +24,14 @@ DEFAULT_DOMAIN = "squat.ai"  # generic-device-plugin's own default, config.go
 RAW_KEYS = frozenset({"usb"})  # ids stay as written: the note says what generic-device-plugin makes of them
 
 _MAGIC = re.compile(r"[*?\[]")
+_FOLDERS = {"/dev/dri": "renderD*", "/dev/snd": "controlC*"}  # what stands for one device of a folder
+_FOLDERS_OF_MANY = frozenset({"/dev", "/dev/input", "/dev/serial", "/dev/bus/usb", "/dev/v4l", "/dev/infiniband"})
 _UDEV_LINK = re.compile(r"/dev/(.+/)?by-[a-z-]+/.+")  # /dev/serial/by-id/..., /dev/v4l/by-path/...
+_OF_THE_KERNEL = re.compile(  # names of its drivers, which no udev rule gives: Documentation/admin-guide/devices.txt
+    r"/dev/(tty(USB|ACM|AMA|S|THS|mxc)?|video|media|fuse|kvm|vhost-|net/|snd/|input/|dri/|bus/|vfio/|infiniband/|nvidia|"
+    r"kfd|accel|hidraw|usb|lp|i2c-|spidev|gpio|iio|rfcomm|loop|sd|sr|sg|st|nvme|mmcblk|mem|null|zero|u?random|full|"
+    r"mtd|rtc|watchdog|uio|tpm|cu|ptp|pps|cec|dvb/|fb|ppp|uinput|uhid|vcs|hw)([0-9a-z*?\[].*)?"
+)
 _USB_ID = re.compile(r"(0[xX])?([0-9a-fA-F]{1,4})")
 
 
@@ -73,6 +81,14 @@ class _Path(Model, frozen=True):
         return _MAGIC.search(self.path) is not None
 
 
+def _stands_for_cards(path: str) -> bool:
+    return path.rstrip("/") in _FOLDERS
+
+
+def _is_folder(path: str) -> bool:
+    return path.endswith("/") or path in _FOLDERS_OF_MANY or _stands_for_cards(path)
+
+
 class _Usb(Model, frozen=True):
     vendor: Annotated[_UsbId, Parse(_usb_id)]
     product: Annotated[_UsbId, Parse(_usb_id)]
@@ -91,7 +107,15 @@ class _Group(Model, frozen=True):
             yield Problem(
                 "a device among the paths", "this agent offers hardware that udev knows, not files", ("paths",)
             )
+        devices = [path for path in self.paths if path.type == "Device"]
         for index, path in enumerate(self.paths):
+            if (
+                path.type == "Device"
+                and _is_folder(path.path)
+                and (len(devices) > 1 or not _stands_for_cards(path.path))
+            ):
+                hint = f"a path that is a folder has no counterpart: write its nodes, such as {path.path.rstrip('/')}/*"
+                yield Problem("a device node", hint, ("paths", index, "path"))
             if path.type == "Mount" and path.is_pattern:
                 yield Problem("one path for a mount", "write an item for each file", ("paths", index, "path"))
             if set(path.permissions) - set("rwm"):
@@ -152,10 +176,13 @@ class _Entry(Struct):
 
 
 def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugin configuration") -> str:
-    """Our YAML for a configuration of generic-device-plugin, which may be YAML or JSON.
+    """Our YAML for a configuration of generic-device-plugin: its file, YAML or JSON, or a manifest with its arguments.
 
-    Raises ConfigErrors with the places in that file when it is wrong, or when something has no counterpart here.
+    Raises ConfigErrors with the places in that file when it is wrong, or when something has no counterpart here. Places
+    in a manifest are those of the file that its ``--device`` arguments make.
     """
+    if (of_arguments := file_of(_text(source))) is not None:
+        source, name = of_arguments, f"the --device arguments of {name if isinstance(source, str | bytes) else source}"
     file = read(_File, source, name=name, raw_keys=RAW_KEYS, hint="generic-device-plugin's file begins with devices:")
     lines = [
         "# Made from a configuration of generic-device-plugin. What differs is said above each resource.",
@@ -174,6 +201,16 @@ def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugi
     text = "\n".join(lines) + "\n"
     load(text, name=f"{name}, converted")  # what is printed is what loads
     return text
+
+
+def _text(source: FilePath | str | bytes) -> str:
+    """The text, empty where :func:`read` will say why it is none."""
+    if isinstance(source, str):
+        return source
+    try:
+        return (source if isinstance(source, bytes) else source.read_bytes()).decode("utf-8-sig")
+    except (OSError, ValueError):
+        return ""
 
 
 def _entries(name: str, groups: tuple[_Group, ...]) -> list[_Entry]:
@@ -214,13 +251,26 @@ def _path_entry(name: str, group: _Group) -> _Entry:
     devices = [path for path in group.paths if path.type == "Device"]
     anchor = next((path for path in devices if path.is_pattern), devices[0])
     entry = _Entry(name, rest=_replicas(group.count))
-    is_link = _UDEV_LINK.fullmatch(anchor.path) is not None
-    entry.matchers.append(f"{'devlink' if is_link else 'devnode'}: {json.dumps(anchor.path, ensure_ascii=False)}")
-    alias = anchor.mount_path or (anchor.path if is_link and not anchor.is_pattern else None)
-    entry.nodes.append(_node("from: devnode", alias, anchor, entry.notes, optional=False))
+    sought, folder = anchor.path, anchor.path.rstrip("/")
+    if folder in _FOLDERS:
+        sought = f"{folder}/{_FOLDERS[folder]}"
+        entry.notes.append(f"{folder} is a folder: each device in it counts for itself, with its nodes there.")
+        entry.rest.append(f'group: {{with: siblings, match: [{{devnode: "{folder}/*"}}]}}')
+    is_link = _UDEV_LINK.fullmatch(sought) is not None
+    # Of other names nobody can tell: a driver's, or the host's own link (SYMLINK+="zigbee").
+    maybe_link = not is_link and folder not in _FOLDERS and _OF_THE_KERNEL.fullmatch(sought) is None
+    for key in ("devlink",) if is_link else ("devnode", "devlink") if maybe_link else ("devnode",):
+        entry.matchers.append(f"{key}: {json.dumps(sought, ensure_ascii=False)}")
+    alias = anchor.mount_path or (sought if (is_link or maybe_link) and not anchor.is_pattern else None)
+    alias_text = None if alias is None else _template(alias)
+    if alias is not None and alias.endswith("/"):
+        alias_text = f'"{alias.replace("{", "{{").replace("}", "}}")}{{devname}}"'
+    entry.nodes.append(_node("from: devnode", alias_text, anchor, entry.notes, optional=False))
+    if folder in _FOLDERS:
+        entry.nodes.append("{from: group, optional: true}")
     if anchor.is_pattern:
         entry.notes.append("Each device that matches counts for itself, in the order of its identity, not of its path.")
-        if anchor.mount_path:
+        if anchor.mount_path and not anchor.mount_path.endswith("/"):
             entry.notes.append(f"A container can hold one of these only: all of them appear at {anchor.mount_path}.")
     if anchor.optional:
         entry.notes.append(f"optional was dropped from {anchor.path}: without it there is no device.")
@@ -228,7 +278,7 @@ def _path_entry(name: str, group: _Group) -> _Entry:
     for path in devices:
         if path is not anchor and not path.is_pattern:
             entry.nodes.append(
-                _node(f"path: {_template(path.path)}", path.mount_path, path, entry.notes, optional=path.optional)
+                _node(f"path: {_template(path.path)}", _alias_of(path), path, entry.notes, optional=path.optional)
             )
             if anchor.is_pattern and path.limit == 1:
                 entry.notes.append(
@@ -253,10 +303,18 @@ def _path_entry(name: str, group: _Group) -> _Entry:
     return entry
 
 
+def _alias_of(path: _Path) -> str | None:
+    """The path in the container, as YAML; a mountPath that ends with a slash is a folder there."""
+    if path.mount_path is None:
+        return None
+    name = path.path.rpartition("/")[2] if path.mount_path.endswith("/") else ""
+    return _template(path.mount_path + name)
+
+
 def _node(what: str, alias: str | None, path: _Path, notes: list[str], *, optional: bool) -> str:
     parts = [what]
     if alias is not None:
-        parts.append(f"as: {_template(alias)}")
+        parts.append(f"as: {alias}")
     if "m" in path.permissions:
         notes.append("permissions mrw became rw: m lets a container create any device node.")
     allowed = "".join(letter for letter in "rw" if letter in path.permissions) or "rw"

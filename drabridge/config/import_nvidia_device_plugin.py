@@ -122,6 +122,12 @@ class _Flags(Model, frozen=True):
     device_discovery_strategy: Annotated[Literal["auto", "nvml", "tegra", "vfio"], Check(_found_on_pci)] | None = None
     plugin: _Plugin | None = None
     gfd: _Gfd | None = None
+    rename_by_default: bool | None = None  # a frequent mistake, of which NVIDIA's plugin says nothing
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.rename_by_default is not None:
+            hint = "it belongs to sharing.timeSlicing or sharing.mps; NVIDIA's plugin ignores it here"
+            yield Problem("no renameByDefault among the flags", hint, ("renameByDefault",))
 
 
 class _Named(Model, frozen=True):

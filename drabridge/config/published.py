@@ -70,7 +70,7 @@ class Attribute(Model, frozen=True):
 
     source: FieldText | None = field(default=None, name="from")
     """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... The
-    attribute is left out while the source has no value."""
+    attribute has its last value while the source has none, and is left out before there was one."""
     value: str | int | bool | None = None
     """A constant."""
     map: Mapping[str, PatternsText] = {}
@@ -175,7 +175,8 @@ class Capacity(Model, frozen=True):
     unit: Unit = "B"
     """What the number of `from` counts: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB. B for plain counts."""
     request_policy: RequestPolicy | None = None
-    """How much one claim may take; needs `sharing.allowMultipleAllocations`."""
+    """How much one claim may take; needs `sharing.allowMultipleAllocations`. Left out there: what it asks for, else
+    nothing."""
 
     def _problems(self) -> Iterator[Problem]:
         if (self.source is None) == (self.value is None):

@@ -12,12 +12,12 @@ from drabridge.config.base import (
     AttributeName,
     CdiDeviceTemplate,
     DriverName,
-    EnvName,
     FieldText,
     IdTemplate,
     PoolName,
     ResourceNames,
     Template,
+    VariableName,
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
 from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
@@ -31,12 +31,13 @@ from drabridge.config.nvidia import Nvidia
 from drabridge.config.problems import Problem
 from drabridge.config.published import Attribute, Capacity
 from drabridge.config.template import parse as parse_template
+from drabridge.config.together import variables_of_two
 from drabridge.system import safety_defaults as defaults
 
 API_VERSION = "drabridge/v1alpha1"
 KIND = "AgentConfig"
 DRIVER_PLACEHOLDER = "drabridge.example.com"
-REPLICAS_MAX = 10_000  # ids of one device; kubelet's 4 MiB message limit is reached at some 50,000 ids in all
+REPLICAS_MAX = 50_000  # ids of one device; kubelet's 4 MiB message limit is reached at so many in all
 RESOURCES_MAX = 256
 # Published beside the configured ones: resource.kubernetes.io pcieRoot, pciBusID and numaNode, type, resource.
 RESERVED_ATTRIBUTES = 5
@@ -170,8 +171,9 @@ class Resource(Model, frozen=True):
     """Device nodes for the container."""
     group: Group | None = None
     """Companion devices, for logical devices of several nodes."""
-    env: Mapping[EnvName, Template] = {}
-    """Environment variables for the container."""
+    env: Mapping[VariableName, Template] = {}
+    """Environment variables for the container, which gets the values of several devices with commas. A name may have
+    fields, and must where another resource has it as well: `VF_{name}`; what cannot be in a name becomes `_`."""
     mounts: tuple[MountRule, ...] = ()
     """Bind mounts for the container."""
     cdi_devices: tuple[CdiDeviceTemplate, ...] = ()
@@ -339,6 +341,7 @@ class Config(Model, frozen=True, kw_only=True):
                     ("resources", index, "lanes", "dra"),
                 )
 
+        yield from variables_of_two(self.resources)
         if self.node_labels is not None:
             yield from (problem.under("nodeLabels") for problem in self.node_labels.problems(sorted(known)))
             if self.dra.enabled is False:

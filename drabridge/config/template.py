@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from drabridge.config.problems import did_you_mean, unmet
 
@@ -163,6 +164,12 @@ class Template:
                 return None
             out.append(value)
         return "".join(out)
+
+
+@lru_cache(maxsize=1024)
+def variable_name(text: str) -> Template:
+    """Return the name of an environment variable, which may have fields, as a template. Raises Problems."""
+    return parse(text)
 
 
 def _stays_in_place(field: Field, value: str) -> bool:

@@ -14,7 +14,7 @@ What runtimes demand (containerd 2.1, podman 4.3, cri-o; CDI specification, "Rel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -37,6 +37,9 @@ CLAIM = "claim"
 FALLBACK = ".fallback"
 """Ends the name of the entry for a device's fallback, which is always in the file: a container that was started with
 its name may be started again when the CDI devices are there. No device's own name has a dot."""
+JOINED = ".joined"
+"""Ends the name of the entry without variables: of devices that a pod's container got together, whose variables are
+made together and come with kubelet's answer (:mod:`drabridge.containers.together`)."""
 ADMIN = "admin"  # instead of CLAIM, in the name of a device that a claim has with admin access
 _OF_CLAIM = re.compile(  # a UID of the API server
     rf"=(?P<access>{CLAIM}|{ADMIN})-(?P<uid>[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-"
@@ -62,6 +65,11 @@ class ContainerEdits(Struct, frozen=True):
         """Return the edits that a container gets in place of the device's CDI devices."""
         fallback = device.fallback
         return cls() if fallback is None else cls(fallback.nodes, fallback.env, fallback.mounts)
+
+    @classmethod
+    def given(cls, device: Device) -> ContainerEdits:
+        """Return the edits that a container gets with the device now: those of its fallback while that is given."""
+        return (cls.of_fallback(device) if device.cdi_missing else cls()) | cls.of(device)
 
     def __bool__(self) -> bool:
         return bool(self.nodes or self.env or self.mounts)
@@ -134,13 +142,25 @@ def entries_of(name: str, device: Device, edits: ContainerEdits) -> tuple[CdiDev
     return (own, CdiDevice(name + FALLBACK, fallback)) if fallback else (own,)
 
 
-def names_given(spec: CdiSpec, name: str, device: Device) -> tuple[str, ...]:
+def without_variables(entries: Iterable[CdiDevice]) -> Iterator[CdiDevice]:
+    """Yield each entry that has variables once more without them, under the name that ends in ``JOINED``."""
+    for entry in entries:
+        if entry.edits.env:
+            yield CdiDevice(entry.name + JOINED, ContainerEdits(entry.edits.nodes, mounts=entry.edits.mounts))
+
+
+def names_given(spec: CdiSpec, name: str, device: Device, *, joined: bool = False) -> tuple[str, ...]:
     """Return the qualified names by which a container gets a device that is ``name`` in ``spec``, for kubelet.
 
-    Our own comes last: where two set one variable, runtimes take the last.
+    Our own comes last: where two set one variable, runtimes take the last. ``joined``: those without variables.
     """
-    others = (spec.qualified(name + FALLBACK),) if device.cdi_missing else device.cdi_devices
-    return tuple(one for one in (*others, spec.qualified(name)) if one)
+    have = {entry.name for entry in spec.devices}
+
+    def qualified(one: str) -> str | None:
+        return spec.qualified(one + JOINED if joined and one + JOINED in have else one)
+
+    others = (qualified(name + FALLBACK),) if device.cdi_missing else device.cdi_devices
+    return tuple(one for one in (*others, qualified(name)) if one)
 
 
 class ClaimDeviceName(NamedTuple):

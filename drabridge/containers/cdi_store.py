@@ -59,13 +59,17 @@ class CdiStore:
         the device exists.
         """
         entries = cdi_spec.entries_of(_legacy_name(device), device, ContainerEdits.of(device))
+        entries += tuple(cdi_spec.without_variables(entries))
         return CdiSpec(self.file_name(Family.LEGACY, device.name), self.kind, entries)
 
-    def write_legacy(self, device: Device) -> tuple[str, ...]:
-        """Write a device's file as :meth:`write` does; return the names by which a container gets the device now."""
+    def write_legacy(self, device: Device, *, joined: bool = False) -> tuple[str, ...]:
+        """Write a device's file as :meth:`write` does; return the names by which a container gets the device now.
+
+        ``joined``: it gets others as well, and their variables otherwise.
+        """
         spec = self.legacy_spec(device)
         self.write(spec)
-        return cdi_spec.names_given(spec, _legacy_name(device), device)
+        return cdi_spec.names_given(spec, _legacy_name(device), device, joined=joined)
 
     def claim_spec(self, uid: str, devices: Iterable[CdiDevice]) -> CdiSpec:
         """Return the spec of a prepared claim; the devices' names come from ``cdi_spec.claim_device_name``."""

@@ -44,7 +44,9 @@ class ClaimFiles:
             return {}
         facts = metadata_facts(plans)
         try:
-            return await self._disk.promptly(lambda: metadata.write(record.claim, record.pod_claim_name, facts))
+            return await self._disk.promptly(
+                lambda: metadata.write(record.claim, record.pod_claim_name, facts, newest=True)
+            )
         except HostError as error:
             log.error("device metadata not written", extra={"claim": record.claim.uid, "reason": str(error)})
             return {}

@@ -58,15 +58,17 @@ class MetadataFiles:
         self._cdi = cdi
         self._driver = driver
 
-    def write(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> dict[str, str]:
+    def write(
+        self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts], *, newest: bool = False
+    ) -> dict[str, str]:
         """Write one file and one CDI mount for each request; return base request -> CDI id. Raises HostError.
 
-        Files of an earlier claim of the same name are removed first: the directory's name does not have the UID.
+        ``newest``: of claims of one name it is the one that is there now.
         """
         ids = {}
         pod_claim_name = pod_claim_name_of(pod_claim_name)
         with reading(f"device metadata of {claim}", HostError):
-            self._remove_same_named(claim)
+            self._take_over(claim)
             for request in dict.fromkeys(device.base_request for device in devices):
                 mine = [device for device in devices if device.base_request == request]
                 path = self._file(claim, request)
@@ -75,6 +77,7 @@ class MetadataFiles:
                 spec = self._spec(claim.uid, request, path, pod_claim_name or None, claim.name)
                 self._cdi.write(spec)
                 ids[request] = spec.names[0]
+            self._link(claim, newest=newest)
         return ids
 
     def update(self, claim: ClaimRef, devices: Sequence[DeviceFacts]) -> bool:
@@ -84,6 +87,7 @@ class MetadataFiles:
         """
         changed = False
         with reading(f"device metadata of {claim}", HostError):
+            self._take_over(claim)
             for request in dict.fromkeys(device.base_request for device in devices):
                 path = self._file(claim, request)
                 old = _read(path)
@@ -99,38 +103,46 @@ class MetadataFiles:
             for name in self._cdi.metadata_files():
                 if name.startswith(f"{self._driver}_metadata_{claim.uid}_"):
                     self._cdi.remove_file(name)
-            directory = self._directory(claim)
-            if self._uid_in(directory) in (claim.uid, None):
-                shutil.rmtree(directory, ignore_errors=True)
+            self._take_over(claim)
+            link = self._root / _name(claim)
+            if link.is_symlink() and os.readlink(link) == claim.uid:
+                link.unlink()
+            shutil.rmtree(self._directory(claim), ignore_errors=True)
 
     def sweep(self, keep: Collection[str]) -> None:
-        """At start: remove the CDI files of claims not in ``keep``, and what a crash left half written."""
+        """At start: remove the files of claims not in ``keep``, and what a crash left half written."""
         prefix = f"{self._driver}_metadata_"
+        for path in self._root.iterdir() if self._root.is_dir() else ():
+            if path.is_symlink():
+                if os.readlink(path) not in keep:
+                    path.unlink()
+            elif path.name not in keep and _uid_in(path) not in keep:
+                shutil.rmtree(path, ignore_errors=True)
         for path in self._cdi.directory.glob(f"{prefix}*.json"):
             if path.name.removeprefix(prefix).partition("_")[0] not in keep:
                 self._cdi.remove_file(path.name)
         for path in self._cdi.directory.glob(f".{prefix}*{TEMPORARY_SUFFIX}"):
             self._cdi.remove_file(path.name)
 
-    def _remove_same_named(self, claim: ClaimRef) -> None:
-        directory = self._directory(claim)
-        if self._uid_in(directory) not in (claim.uid, None):
-            shutil.rmtree(directory, ignore_errors=True)
+    def _take_over(self, claim: ClaimRef) -> None:
+        """Rename a directory that an agent up to 0.2.0 named after the claim: its containers keep the files."""
+        old, new = self._root / _name(claim), self._directory(claim)
+        if old.is_dir() and not old.is_symlink() and _uid_in(old) == claim.uid and not new.exists():
+            old.rename(new)
 
-    def _uid_in(self, directory: Path) -> str | None:
-        """Return the UID of the claim that a directory's files are about; None when no file says so."""
-        for path in sorted(directory.glob("*/metadata.json")) if directory.is_dir() else ():
-            if uid := (_read(path) or {}).get("metadata", {}).get("uid"):
-                return str(uid)
-        return None
+    def _link(self, claim: ClaimRef, *, newest: bool) -> None:
+        """Let the claim's name lead to its directory: that is where the Go library has it, and other programs look."""
+        link = self._root / _name(claim)
+        if link.is_symlink() and (newest or not link.exists()) and os.readlink(link) != claim.uid:
+            link.unlink()
+        if not os.path.lexists(link):
+            link.symlink_to(claim.uid)
 
     def _directory(self, claim: ClaimRef) -> Path:
-        name = f"{claim.namespace}_{claim.name}"
-        if "/" in name or "\0" in name:
-            raise HostError(f"{name!r} cannot be the name of a directory")
-        if len(encoded := os.fsencode(name)) > NAME_BYTES:  # cannot be another claim's: those have an underscore
-            name = f"sha256-{hashlib.sha256(encoded).hexdigest()}"
-        return self._root / name
+        """Return the claim's directory: by its UID, because another claim may have its name."""
+        if "/" in claim.uid or claim.uid in ("", ".", ".."):
+            raise HostError(f"{claim.uid!r} cannot be the name of a directory")
+        return self._root / claim.uid
 
     def _file(self, claim: ClaimRef, request: str) -> Path:
         if "/" in request or request in ("", ".", ".."):
@@ -170,6 +182,21 @@ class MetadataFiles:
             document["podClaimName"] = pod_claim_name
         document["requests"] = [{"name": name, "devices": entries} for name, entries in requests.items()]
         return document
+
+
+def _name(claim: ClaimRef) -> str:
+    name = f"{claim.namespace}_{claim.name}".replace("/", "_")
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= NAME_BYTES else f"sha256-{hashlib.sha256(encoded).hexdigest()}"
+
+
+def _uid_in(directory: Path) -> str | None:
+    """Return the UID of the claim that a directory's files are about; None when no file says so."""
+    for path in sorted(directory.glob("*/metadata.json")):
+        metadata = (_read(path) or {}).get("metadata")
+        if isinstance(metadata, dict) and (uid := metadata.get("uid")):
+            return str(uid)
+    return None
 
 
 def _encode(document: Mapping[str, Any], generation: int) -> bytes:

@@ -12,14 +12,15 @@ from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.config.container import Hook
 from drabridge.config.schema import Config
 from drabridge.config.template import Lookup, Template
-from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits, claim_device_name, entries_of
+from drabridge.containers.cdi_spec import FALLBACK, CdiDevice, ContainerEdits, claim_device_name, entries_of
+from drabridge.containers.together import joined_env, one_path_for_two
 from drabridge.dra.allocation import AllocationResult, ClaimAllocation
 from drabridge.dra.device_hooks import encode_hook
 from drabridge.dra.metadata import DeviceFacts
 from drabridge.dra.params import Choice, resolve
 from drabridge.dra.records import PreparedDevice
 from drabridge.errors import ConfigError, HostError, PeerError
-from drabridge.inventory.container_edits import render_mount
+from drabridge.inventory.container_edits import render_env, render_mount
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.offers.attributes import describe
 
@@ -38,6 +39,12 @@ class DevicePlan(Struct, frozen=True):
     device: Device  # as it is in the inventory
     cdi: tuple[CdiDevice, ...]  # first what the claim gets in any case, then the device's fallback
     hook: Hook | None = None  # to be run before the container gets the device
+
+    @property
+    def given(self) -> ContainerEdits:
+        """What a container gets with the device now."""
+        own, fallback = self.cdi[0].edits, ContainerEdits.of_fallback(self.device)
+        return fallback | own if self.device.cdi_missing else own
 
 
 class Planner:
@@ -59,10 +66,14 @@ class Planner:
         choices = resolve(
             allocation.config, allocation.results, lambda result: rules[result.device], self.config.driver
         )
-        return tuple(
+        plans = tuple(
             self._planned(allocation.claim.uid, self._prepared(result, choice, rules[device.name]), device)
             for result, device, choice in zip(allocation.results, devices, choices, strict=True)
         )
+        for request, several in _by_request(plans).items():
+            if problem := one_path_for_two([(plan.device.name, plan.given) for plan in several]):
+                raise ConfigError(f"request {request}: {problem}")
+        return plans
 
     def again(self, uid: str, prepared: PreparedDevice, snapshot: Snapshot) -> DevicePlan:
         """Plan a recorded device as it is now: its nodes may have other numbers.
@@ -133,12 +144,6 @@ def _with_profile(edits: ContainerEdits, profile: Profile, name: str, lookup: Lo
     if profile.permissions is not None:
         nodes = tuple(replace(node, permissions=profile.permissions) for node in nodes)
 
-    def text(template: Template) -> str:
-        value = template.render(lookup)
-        if value is None:
-            raise _unfilled(template, name)
-        return value
-
     mounts = []
     for rule in profile.mounts:
         mount = render_mount(rule, lookup)
@@ -147,7 +152,9 @@ def _with_profile(edits: ContainerEdits, profile: Profile, name: str, lookup: Lo
                 raise _unfilled(mount, name)
         elif not rule.optional or Path(mount.host_path).exists():
             mounts.append(mount)
-    env = {key: text(template) for key, template in profile.env.items()}
+    env = dict(render_env(profile.env, lookup))
+    if without := next((template for template in profile.env.values() if template.render(lookup) is None), None):
+        raise _unfilled(without, name)
     return replace(edits, nodes=nodes) | ContainerEdits(env=env, mounts=tuple(mounts))
 
 
@@ -161,11 +168,27 @@ def _unfilled(template: Template, profile: str) -> ConfigError:
 def cdi_devices(plans: Iterable[DevicePlan]) -> list[CdiDevice]:
     """The entries of the claim's CDI file; each name once.
 
+    A container gets all devices of a request, in an order that is not ours, so each of them sets the variables of all.
     A device that is away has none: its number may be another device's by now, which a container that starts in between
     must not get.
     """
-    here = (plan for plan in plans if plan.device.presence is not Presence.GONE)
-    return list({entry.name: entry for plan in here for entry in plan.cdi}.values())
+    here = [plan for plan in plans if plan.device.presence is not Presence.GONE]
+    entries = {entry.name: entry for plan in here for entry in plan.cdi}
+    for several in _by_request(here).values():
+        for fallback in (False, True):
+            names = dict.fromkeys(e.name for plan in several for e in plan.cdi if e.name.endswith(FALLBACK) is fallback)
+            env = joined_env(entries[name].edits.env for name in names)
+            for name in names:
+                if entries[name].edits:
+                    entries[name] = replace(entries[name], edits=replace(entries[name].edits, env=env))
+    return list(entries.values())
+
+
+def _by_request(plans: Iterable[DevicePlan]) -> dict[str, list[DevicePlan]]:
+    found: dict[str, list[DevicePlan]] = {}
+    for plan in plans:
+        found.setdefault(plan.prepared.base_request, []).append(plan)
+    return found
 
 
 def metadata_facts(plans: Iterable[DevicePlan]) -> list[DeviceFacts]:

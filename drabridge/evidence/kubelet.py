@@ -22,7 +22,7 @@ from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.model import NEVER_KNOWN, ClaimRef, ClaimShare, Entry, Lane, Ledger, Owner, PodRef
 from podresources import Client, KubeletFeatures, PodResourcesError
-from podresources.model import NodeSnapshot
+from podresources.model import Claim, NodeSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +133,8 @@ class KubeletEvidence:
         snapshot = await self._snapshot()
         return None if snapshot is None else users_of(snapshot, claim, self._driver, device)
 
-    async def claim_users(self) -> Mapping[tuple[str, str], tuple[str, ...]] | None:
-        """Return (namespace, name) of claims with devices of ours -> ``namespace/name`` of their pods.
+    async def claim_users(self) -> Mapping[ClaimRef, tuple[str, ...]] | None:
+        """Return the claims with devices of ours -> ``namespace/name`` of their pods.
 
         None if it cannot be asked.
         """
@@ -230,25 +230,38 @@ def pods_of(snapshot: NodeSnapshot) -> events.Pods:
 def users_of(snapshot: NodeSnapshot, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...]:
     """Return the containers of a List that have ``device`` through ``claim``.
 
-    Through any claim if it has no name.
+    Through any claim if neither its UID nor its name tells.
     """
     return tuple(
         PodRef(pod.namespace, pod.name, container.name)
         for pod in snapshot.pods
         for container in pod.containers
         for used in container.claims
-        if (not claim.name or (used.namespace, used.name) == (claim.namespace, claim.name))
+        if is_same(claim, _ref(used, driver))
         and any((given.driver, given.device) == (driver, device) for given in used.devices)
     )
 
 
-def claim_users_of(snapshot: NodeSnapshot, driver: str) -> Mapping[tuple[str, str], tuple[str, ...]]:
-    """Return (namespace, name) of claims with devices of ``driver`` -> the List's pods with them."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
+def is_same(claim: ClaimRef, used: ClaimRef) -> bool:
+    """Tell whether a List's claim is ``claim``: by UID where the List tells it, else by name, else it may be."""
+    if claim.uid and used.uid:
+        return claim.uid == used.uid
+    return not claim.name or (used.namespace, used.name) == (claim.namespace, claim.name)
+
+
+def _ref(used: Claim, driver: str) -> ClaimRef:
+    """Return the claim of a List with its UID, which only the CDI names of our devices tell; without it else."""
+    uids = (claim_uid_of(name) for device in used.devices if device.driver == driver for name in device.cdi_ids)
+    return ClaimRef(next(filter(None, uids), ""), used.namespace, used.name)
+
+
+def claim_users_of(snapshot: NodeSnapshot, driver: str) -> Mapping[ClaimRef, tuple[str, ...]]:
+    """Return the claims with devices of ``driver`` -> the List's pods with them."""
+    found: dict[ClaimRef, dict[str, None]] = {}
     for pod in snapshot.pods:
         for claim in (claim for container in pod.containers for claim in container.claims):
             if any(given.driver == driver for given in claim.devices):
-                found.setdefault((claim.namespace, claim.name), {})[f"{pod.namespace}/{pod.name}"] = None
+                found.setdefault(_ref(claim, driver), {})[f"{pod.namespace}/{pod.name}"] = None
     return {claim: tuple(pods) for claim, pods in found.items()}
 
 
@@ -262,8 +275,7 @@ def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.ClaimDevices,
         for container in pod.containers:
             for claim in container.claims:
                 ours = [device for device in claim.devices if device.driver == driver]
-                uids = (claim_uid_of(name) for device in ours for name in device.cdi_ids)
-                ref = ClaimRef(next(filter(None, uids), ""), claim.namespace, claim.name)
+                ref = _ref(claim, driver)
                 for device in ours:
                     share = ClaimShare(device.share_id) if device.share_id else None
                     admin = is_admin_only(device.cdi_ids)

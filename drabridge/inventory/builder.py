@@ -27,7 +27,6 @@ from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config, Resource
 from drabridge.config.template import Lookup
 from drabridge.inventory import health_rules, mig, topology
-from drabridge.inventory.attribute_values import attributes_of, capacity_of
 from drabridge.inventory.cdi_names import NO_NAMES, CdiNames
 from drabridge.inventory.companions import DeviceTree
 from drabridge.inventory.container_edits import (
@@ -40,6 +39,7 @@ from drabridge.inventory.container_edits import (
 )
 from drabridge.inventory.host import Host
 from drabridge.inventory.identity import Candidate, DeviceIdentity, Key, assign, id_of, name_of
+from drabridge.inventory.last_values import LastKnown
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Collision, Device, Presence
 from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
@@ -93,7 +93,7 @@ class DeviceBuilder:
 
     ``named_by``: device id -> the configuration that named the device; it is kept up to date. ``file``: the
     configuration as it was given, where that has templates in the names of resources. ``run_checks``: what the
-    programs of health rules said last of a device.
+    programs of health rules said last of a device. ``last``: what was published last of each device.
     """
 
     def __init__(
@@ -103,8 +103,10 @@ class DeviceBuilder:
         named_by: Mapping[str, Config] | None = None,
         file: Config | None = None,
         run_checks: RunChecks = lambda rules, lookup: (),
+        last: LastKnown | None = None,
     ) -> None:
         self.config = config
+        self.last = last or LastKnown({})
         self.named_by = dict(named_by or {})
         self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
         self._host = host
@@ -190,6 +192,7 @@ class DeviceBuilder:
             sources[identity.name] = (match.resource, source)
             devices.append(device)
         self._built, self._sources, self.named_by = built, sources, named_by
+        self.last.keep({*known_ids.values(), *named_by})
         devices = separate({name for name, (resource, _) in sources.items() if resource.partition}, devices)
         devices = self._with_uniformity(devices)
         with_instances = {one.gpu for one in nvidia.mig}
@@ -302,6 +305,7 @@ class DeviceBuilder:
         cdi: ChosenCdi,
     ) -> Device:
         resource, udev, values = match.resource, match.udev, source.lookup(self._host)
+        published = self.last.of(identity.id, resource, values)
         nodes = resolve_nodes(resource.nodes, source, self._host)
         mounts, missing_mounts = resolve_mounts(resource.mounts, source, self._host)
         instead = resolve_fallback(resource.cdi_fallback, source, self._host)
@@ -330,12 +334,12 @@ class DeviceBuilder:
             fallback=instead.fallback,
             cdi_missing="; ".join(cdi.missing) if falls_back else "",
             numa_nodes=topology.numa_nodes(udev),
-            pci_bus_id=topology.pci_bus_id(udev),
+            pci_bus_id=topology.own_pci_bus_id(udev),
             pcie_root=topology.pcie_root(udev),
             root=root,
             also_at=tuple(sorted(also_at | nodes.places | instead.places | cdi.places)),
-            attributes=MappingProxyType(attributes_of(resource, values)),
-            capacity=MappingProxyType(capacity_of(resource, values)),
+            attributes=MappingProxyType(dict(published.attributes)),
+            capacity=MappingProxyType(dict(published.capacity)),
             replicas=resource.replicas.count,
             presence=Presence.FAULTY if failures else Presence.PRESENT,
             reason="; ".join(failures),

@@ -7,6 +7,7 @@ one device here, its field in ``inventory/model.py``, its place in the CDI file 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
@@ -16,14 +17,15 @@ from msgspec.structs import replace
 from drabridge.config.container import CdiFallback, MountRule, NodeRule
 from drabridge.config.names import is_cdi_name
 from drabridge.config.schema import Resource
-from drabridge.config.template import Lookup, Template
+from drabridge.config.template import Lookup, Template, variable_name
 from drabridge.errors import HostError
 from drabridge.inventory.cdi_names import CdiNames
 from drabridge.inventory.host import Host
 from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, DeviceNode, Fallback, Mount
 from drabridge.inventory.template_values import MatchedDevice
+from drabridge.inventory.vfio import VFIO
 
-VFIO = "/dev/vfio/"
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
 class ResolvedNodes(Struct, frozen=True):
@@ -54,10 +56,10 @@ def resolve_nodes(rules: Iterable[NodeRule], device: MatchedDevice, host: Host) 
                 problem = expected
             else:
                 try:
-                    node = _node(rule, expected, host)
+                    node, behind = _node(rule, expected, host)
                     found.setdefault(node.container_path, node)
                     if not same_for_all:
-                        places.update(places_of(node, companion=rule.source == "group"))
+                        places.update(places_of(node, behind, companion=rule.source == "group"))
                     continue
                 except OSError as error:
                     problem = str(error)
@@ -66,14 +68,18 @@ def resolve_nodes(rules: Iterable[NodeRule], device: MatchedDevice, host: Host) 
     return ResolvedNodes(tuple(found.values()), tuple(missing), frozenset(places))
 
 
-def places_of(node: DeviceNode, *, companion: bool = False) -> tuple[str, ...]:
+def places_of(node: DeviceNode, behind: Sequence[str] = (), *, companion: bool = False) -> tuple[str, ...]:
     """The places of hardware that a node gives access to: ``c188:0``, or ``+c188:0`` of a companion.
+
+    ``behind``: what else it gives access to (behind.py).
 
     A number is used again as soon as its device is unplugged, while a container may still have the node. Who opens the
     node of an IOMMU group has every device in it (Documentation/driver-api/vfio.rst), so ``/dev/vfio/12`` is a place.
     """
-    number = f"{COMPANION if companion else ''}{node.kind}{node.major}:{node.minor}"
-    return (number, node.path) if node.path.startswith(VFIO) else (number,)
+    numbers = (f"{node.kind}{node.major}:{node.minor}", *behind)
+    if companion:  # but not of an IOMMU group, which has one owner
+        numbers = tuple(place if place.startswith((VFIO, COMPANION)) else COMPANION + place for place in numbers)
+    return (*numbers, node.path) if node.path.startswith(VFIO) else numbers
 
 
 def resolve_mounts(
@@ -107,9 +113,12 @@ def render_mount(rule: MountRule, values: Lookup) -> Mount | Template:
 
 
 def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, str]:
-    """The environment variables of one device; those without a value are left out."""
-    rendered = {name: template.render(values) for name, template in templates.items()}
-    return {name: value for name, value in rendered.items() if value is not None}
+    """The environment variables of one device; those without a value are left out.
+
+    Names may have fields; what cannot be in a name becomes ``_``.
+    """
+    rendered = ((variable_name(name).render(values), value.render(values)) for name, value in templates.items())
+    return {_NOT_IN_NAMES.sub("_", name): value for name, value in rendered if name is not None and value is not None}
 
 
 class ResolvedFallback(Struct, frozen=True):
@@ -187,21 +196,17 @@ def resolve_again(device: Device, resource: Resource, source: MatchedDevice, hos
     return replace(device, nodes=nodes.found, cdi_devices=names, fallback=fallback, cdi_missing=why)
 
 
-def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> DeviceNode:
+def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> tuple[DeviceNode, tuple[str, ...]]:
+    """The node as it is, and what is behind it. Raises OSError."""
     actual = host.node(expected.path)
     if expected.number is not None and expected.number != (actual.major, actual.minor):
         raise OSError(
             f"{expected.path} has the number {actual.major}:{actual.minor}, "
             f"but the kernel says {expected.number[0]}:{expected.number[1]}"
         )
-    return DeviceNode(
-        path=actual.path,
-        container_path=expected.alias or expected.path,
-        permissions=rule.permissions,
-        kind=actual.kind,
-        major=actual.major,
-        minor=actual.minor,
-    )
+    inside = expected.alias or expected.path
+    node = DeviceNode(actual.path, inside, rule.permissions, actual.kind, actual.major, actual.minor)
+    return node, actual.behind
 
 
 def _expected_nodes(rule: NodeRule, device: MatchedDevice, host: Host) -> Iterator[_ExpectedNode | str]:

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from drabridge.inventory.behind import behind
 from drabridge.inventory.cdi_names import SPEC_DIRECTORIES
 from drabridge.inventory.event_source import DATABASE
 from drabridge.inventory.health_files import HealthFiles
@@ -33,6 +34,7 @@ class NodeStat(Struct, frozen=True):
     kind: Literal["c", "b"]
     major: int
     minor: int
+    behind: tuple[str, ...] = ()  # what other nodes give access to as well (behind.py)
 
 
 class Host(Protocol):
@@ -79,9 +81,10 @@ class RealHost:
             raise OSError(f"{path}: not a device node")
         if not found.st_mode & 0o666:
             raise OSError(f"{path}: nobody may open it (mode 0000)")
-        if in_the_way := why_not_viable(real):
+        number = os.major(found.st_rdev), os.minor(found.st_rdev)
+        if in_the_way := why_not_viable(real, number):
             raise OSError(f"{path}: {in_the_way}")
-        return NodeStat(real, kind, os.major(found.st_rdev), os.minor(found.st_rdev))
+        return NodeStat(real, kind, *number, behind(real, kind, number))
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

@@ -24,6 +24,7 @@ from functools import lru_cache
 from msgspec import Struct, field
 
 from drabridge.config.schema import Config
+from drabridge.inventory.last_values import LastValues
 from drabridge.inventory.model import Collision
 
 ID_MAX = 63
@@ -92,10 +93,14 @@ class DeviceIdentity(Struct, frozen=True):
 
 
 class KnownIdentities(Struct, frozen=True):
-    """The ids of devices that are here, or gone and not forgotten, and which configuration gave each id."""
+    """The ids of devices that are here, or gone and not forgotten, and which configuration gave each id.
+
+    ``values``: what was published last of each, by device id.
+    """
 
     ids: Mapping[Key, str] = field(default_factory=dict)
     named_by: Mapping[str, Config] = field(default_factory=dict)  # device id -> configuration
+    values: Mapping[str, LastValues] = field(default_factory=dict)
 
 
 class Candidate(Struct, frozen=True):

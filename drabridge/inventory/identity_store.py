@@ -16,6 +16,7 @@ from drabridge.config.model import to_data
 from drabridge.config.problems import ConfigErrors
 from drabridge.config.schema import Config
 from drabridge.inventory.identity import KnownIdentities
+from drabridge.inventory.last_values import LastValues
 from drabridge.inventory.udev_scope import distinct_configs
 from drabridge.system.files import write_atomically
 from drabridge.system.io_thread import IoThread
@@ -29,7 +30,8 @@ class IdentityStore:
     """``identities.json``: ``{"version": 1, "given": [[resource, syspath, id], ...], "namedBy": [...]}``.
 
     ``namedBy`` has one ``{"ids": [...], "configuration": {...}}`` for each configuration that named what is there: the
-    present one, and the earlier ones whose devices somebody still holds.
+    present one, and the earlier ones whose devices somebody still holds. ``values`` has what was published last of each
+    device, by id.
 
     The file is a preference, not a record of ownership: if it is lost, names are derived anew, and they are the same
     unless twins or a changed configuration are involved. So a file that cannot be read is logged and replaced.
@@ -52,18 +54,19 @@ class IdentityStore:
                 if (former := _parsed(row["configuration"], config)) is not None
                 for device_id in row["ids"]
             }
+            values = {str(one): LastValues.of_data(last) for one, last in data.get("values", {}).items()}
         except FileNotFoundError:
             return KnownIdentities()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("device names unreadable", extra={"file": str(self._path), "reason": str(error)})
             return KnownIdentities()
-        self._saved = KnownIdentities(ids, named_by)
+        self._saved = KnownIdentities(ids, named_by, values)
         return self._saved
 
     def save(self, known: KnownIdentities) -> None:
         """Write the identities soon, in the worker's thread. Nothing is written if nothing changed."""
         if known != self._saved:
-            copy = KnownIdentities(dict(known.ids), dict(known.named_by))
+            copy = KnownIdentities(dict(known.ids), dict(known.named_by), dict(known.values))
             self._files.submit_latest(FILE_NAME, lambda: self._write(copy))
 
     def _write(self, known: KnownIdentities) -> None:
@@ -74,7 +77,8 @@ class IdentityStore:
             for config in distinct_configs(known.named_by.values())
         ]
         try:
-            text = json.dumps({"version": 1, "given": rows, "namedBy": configs}, indent=1)
+            values = {device_id: last.to_data() for device_id, last in sorted(known.values.items())}
+            text = json.dumps({"version": 1, "given": rows, "namedBy": configs, "values": values}, indent=1)
             write_atomically(self._path, text.encode())
         except OSError as error:
             log.warning("device names not saved", extra={"file": str(self._path), "reason": str(error)})

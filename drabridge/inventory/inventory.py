@@ -37,6 +37,7 @@ from drabridge.inventory.fallbacks import Fallbacks
 from drabridge.inventory.health_watch import HealthWatch
 from drabridge.inventory.host import Host, HostPaths, RealHost
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
+from drabridge.inventory.last_values import LastKnown
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
@@ -92,7 +93,8 @@ class Inventory:
         self._wake = asyncio.Event()
         self.health = HealthWatch(self._wake.set, on_fact)
         checks = self.health.run_checks
-        self._builder = DeviceBuilder(self._config, self._host, self._held_ones(known.named_by), config, checks)
+        held_by = self._held_ones(known.named_by)
+        self._builder = DeviceBuilder(self._config, self._host, held_by, config, checks, LastKnown(known.values))
         self._mig = mig.MigDevices()
         self._udev = Udev(scope_of_all(self._scoped()))
         self._cache = UdevCache(self._udev)
@@ -138,7 +140,7 @@ class Inventory:
         """The identities of devices that are here, or held."""
         named_by = self._builder.named_by
         ids = {key: device_id for key, device_id in self._known_ids().items() if device_id in named_by}
-        return KnownIdentities(ids, named_by)
+        return KnownIdentities(ids, named_by, self._builder.last.values)
 
     def released(self, names: Iterable[str]) -> None:
         """Look again if it matters that nobody holds these devices any more.
@@ -266,7 +268,7 @@ class Inventory:
         """
         events_before = self._builder.config.udev_events
         held, checks = self._held_ones(self._builder.named_by), self.health.run_checks
-        self._builder = DeviceBuilder(self._config, self._host, held, self._names.file, checks)
+        self._builder = DeviceBuilder(self._config, self._host, held, self._names.file, checks, self._builder.last)
         if self._config.udev_events != events_before:
             self._close()
         if (scope := scope_of_all(self._scoped())) != self._udev.scope:

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from drabridge.config.matcher import any_of
 from drabridge.config.schema import Config, Resource
-from drabridge.inventory.container_edits import VFIO
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Device
 from drabridge.inventory.udev_device import UdevDevice
+from drabridge.inventory.vfio import VFIO
 
 
 def handed_out(resource: Resource, device: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from pathlib import PurePosixPath
 
 from drabridge.inventory.udev_device import UdevDevice
@@ -11,6 +12,9 @@ NUMA_NODES = 1024
 """As many as Linux can have (CONFIG_NODES_SHIFT), and the standard attribute numaNode (deviceattribute/numa_linux.go).
 Kubelet's device manager takes 64: ``deviceplugin`` leaves higher ones out of its lists."""
 
+_OTHER_BUSES = frozenset(
+    {"usb", "scsi", "ata_port", "hid", "i2c", "spi", "mmc", "sdio", "firewire", "thunderbolt", "mdev"}
+)
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
@@ -38,9 +42,22 @@ def is_pci_address(text: str) -> bool:
 
 
 def pci_bus_id(device: UdevDevice) -> str:
-    """``0000:3b:00.0``, the value of the standard attribute pciBusID; empty for a device on no PCI bus."""
+    """``0000:3b:00.0`` of the device or of its nearest ancestor on a PCI bus; empty for a device on none."""
     function = pci_function(device)
     return function.sysname if function else ""
+
+
+def own_pci_bus_id(device: UdevDevice) -> str:
+    """The value of the standard attribute pciBusID; empty for what is plugged into another bus of its controller.
+
+    Who reads it takes the function for the device: KubeVirt gives it to a virtual machine (VEP-10), and would give away
+    the USB controller with every device on it.
+    """
+    function = pci_function(device)
+    if function is None:
+        return ""
+    between = takewhile(lambda node: node is not function, device.lineage())
+    return "" if any(node.subsystem in _OTHER_BUSES for node in between) else function.sysname
 
 
 def pcie_root(device: UdevDevice) -> str:

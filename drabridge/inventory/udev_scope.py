@@ -14,7 +14,7 @@ from drabridge.config.matcher import any_of
 from drabridge.config.pattern import Glob
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
 from drabridge.config.schema import Config, Resource
-from drabridge.config.template import Field
+from drabridge.config.template import Field, variable_name
 from drabridge.inventory import amdgpu
 
 MIG = "nvidia-mig"
@@ -130,7 +130,12 @@ def fields_of(resource: Resource) -> Iterator[Field]:
         *resource.cdi_devices,
         *(item for node in resource.all_nodes for item in (node.path, node.alias)),
         *(item for giver in givers for mount in giver.mounts for item in (mount.host_path, mount.container_path)),
-        *(template for giver in givers for template in giver.env.values()),
+        *(
+            template
+            for giver in givers
+            for name, value in giver.env.items()
+            for template in (variable_name(name), value)
+        ),
         *(template for rule in resource.health for template in rule.templates()),
     ]
     for template in templates:

@@ -7,22 +7,39 @@ import re
 
 from drabridge.inventory.udev_device import clean
 
-GROUPS = "/sys/kernel/iommu_groups"
+VFIO = "/dev/vfio/"
 _GROUP_NODE = re.compile(r"/dev/vfio/(\d+)", re.ASCII)
+_OWN_NODE = re.compile(r"/dev/vfio/devices/vfio\d+", re.ASCII)  # of one function, for IOMMUFD
 _HARMLESS = frozenset({"pci-stub", "pcieport"})
 """Drivers that leave DMA to vfio (``driver_managed_dma`` in Linux drivers/pci); vfio's own have it in their names."""
 
 
-def why_not_viable(path: str, groups: str = GROUPS) -> str:
+def group_of(path: str, number: tuple[int, int], sys: str = "/sys") -> str:
+    """Return the number of the IOMMU group that a node gives access to; empty for other nodes."""
+    if found := _GROUP_NODE.fullmatch(path):
+        return found[1]
+    if not _OWN_NODE.fullmatch(path):
+        return ""
+    place = os.path.realpath(f"{sys}/dev/char/{number[0]}:{number[1]}")
+    while len(place) > len(sys):  # of its PCI function, two levels above
+        try:
+            return os.path.basename(os.readlink(f"{place}/iommu_group"))
+        except OSError:
+            place = os.path.dirname(place)
+    return ""
+
+
+def why_not_viable(path: str, number: tuple[int, int], sys: str = "/sys") -> str:
     """One sentence that names the functions in the way; empty for other nodes, and for a group that can be opened.
 
-    The kernel refuses a group, with EPERM at the first use, as long as another driver does DMA with a device of it
-    (Linux drivers/iommu/iommu.c, iommu_device_use_default_domain): a card's audio function, a neighbour on an old bus.
+    The kernel refuses a group, with EPERM at the first use, and a function of it by IOMMUFD, as long as another driver
+    does DMA with a device of it (Linux drivers/iommu/iommu.c, iommu_device_use_default_domain and
+    iommu_device_claim_dma_owner): a card's audio function, a neighbour on an old bus.
     """
-    found = _GROUP_NODE.fullmatch(path)
-    if found is None:
+    group = group_of(path, number, sys)
+    if not group:
         return ""
-    folder = os.path.join(groups, found[1], "devices")
+    folder = f"{sys}/kernel/iommu_groups/{group}/devices"
     try:
         devices = sorted(os.listdir(folder))
     except OSError:
@@ -32,7 +49,7 @@ def why_not_viable(path: str, groups: str = GROUPS) -> str:
     if not in_the_way:
         return ""
     what_to_do = "give every function of the group to vfio-pci"
-    return f"vfio cannot open IOMMU group {found[1]}: {', '.join(in_the_way)}; {what_to_do}"
+    return f"vfio cannot open IOMMU group {group}: {', '.join(in_the_way)}; {what_to_do}"
 
 
 def _driver(device: str) -> str:

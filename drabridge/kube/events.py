@@ -60,7 +60,7 @@ class Announcer(Struct):
     now: Callable[[], float]
     dropped: Callable[[], None] = lambda: None
     _queue: asyncio.Queue[Notify] = field(default_factory=lambda: asyncio.Queue(QUEUE))
-    _told_at: dict[tuple[str, str, str, str, str], float] = field(default_factory=dict)
+    _told_at: dict[tuple[str, ...], float] = field(default_factory=dict)
     _node_uid: str = ""
 
     def tell(self, notice: Notify) -> None:
@@ -88,7 +88,7 @@ class Announcer(Struct):
                 log.info("Event not written", extra={"event": notice.reason, "reason": str(error)})
 
     def _is_new(self, notice: Notify) -> bool:
-        key = (str(notice.subject), notice.namespace, notice.name, notice.reason, notice.message)
+        key = (str(notice.subject), notice.namespace, notice.name, notice.uid, notice.reason, notice.message)
         now = self.now()
         if now - self._told_at.get(key, float("-inf")) < REPEAT_SECONDS:
             return False

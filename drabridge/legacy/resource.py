@@ -14,8 +14,10 @@ import deviceplugin
 from deviceplugin import AllocationError, Broadcast, ContainerAllocation, DeviceList, DeviceSpec, ListedHealth
 from deviceplugin.preference import ReplicaPolicy, Unit, prefer
 from drabridge.config.schema import Inject, Resource
+from drabridge.containers.cdi_spec import ContainerEdits
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.containers.hooks import run_hook
+from drabridge.containers.together import joined_env, one_path_for_two
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, Presence
 from drabridge.lanes.plan import packing_order
@@ -175,6 +177,7 @@ class LegacyResource:
         units = self._by_device(ids)
         if self._ids.former():
             self._refuse_surplus(ids)
+        self._refuse_one_path(units)
         begun: list[_Answer] = []
         event = events.Allocate(units, self._now(), self.resource)
         decision = self._ledger_service.submit(event, lambda: begun.append(self._begin(units)))
@@ -271,6 +274,12 @@ class LegacyResource:
                     hint="kubelet chose it before it knew; delete the pod, its replacement gets another",
                 )
 
+    def _refuse_one_path(self, names: Iterable[str]) -> None:
+        """Raise AllocationError for devices of which the container would get one only: they have one path there."""
+        found = [device for name in sorted(names) if (device := self._devices().get(name)) is not None]
+        if problem := one_path_for_two([(device.name, ContainerEdits.given(device)) for device in found]):
+            raise AllocationError("INVALID_ARGUMENT", f"{self.resource}: {problem}")
+
     def _reasons(self, names: Iterable[str]) -> list[str]:
         """Return why devices are faulty: the inventory knows it, the ledger does not, and a person needs it."""
         found = [self._devices().get(name) for name in names]
@@ -316,18 +325,16 @@ class LegacyResource:
         if self._inject == "cdi" and answer.needs_others:
             return self._answer_with_others(devices, units)
         if answer.writing is not None:
-            return self._answer_by_cdi(answer.writing, units)
+            return self._answer_by_cdi(answer.writing, devices, units)
         return ContainerAllocation(
-            envs={key: value for device in devices for key, value in device.env.items()},
+            envs=joined_env(device.env for device in devices),
             mounts=tuple(
                 deviceplugin.ContainerMount(mount.container_path, mount.host_path, mount.read_only)
-                for device in devices
-                for mount in device.mounts
+                for mount in dict.fromkeys(mount for device in devices for mount in device.mounts)
             ),
             devices=tuple(
                 DeviceSpec(node.container_path, node.path, node.permissions)
-                for device in devices
-                for node in device.nodes
+                for node in dict.fromkeys(node for device in devices for node in device.nodes)
             ),
         )
 
@@ -348,27 +355,36 @@ class LegacyResource:
             devices = [self._current(device.name) for device in devices]
         except HostError as error:
             raise self._unavailable(error, units) from error
-        answer = self._answer_by_cdi(self._write_cdi(devices), units)
+        answer = self._answer_by_cdi(self._write_cdi(devices), devices, units)
         return answer if isinstance(answer, ContainerAllocation) else await answer
 
     def _write_cdi(self, devices: Sequence[Device]) -> Job[CdiNames]:
-        return self._cdi.thread.submit(lambda: [self._cdi.write_legacy(device) for device in devices])
+        joined = len(devices) > 1
+        return self._cdi.thread.submit(lambda: [self._cdi.write_legacy(device, joined=joined) for device in devices])
 
     def _answer_by_cdi(
-        self, writing: Job[CdiNames], units: Mapping[str, Sequence[str]]
+        self, writing: Job[CdiNames], devices: Sequence[Device], units: Mapping[str, Sequence[str]]
     ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
         quick = writing.over(PATIENCE_SECONDS)
-        return self._cdi_names(writing, units) if quick else self._cdi_names_later(writing, units)
+        return self._cdi_names(writing, devices, units) if quick else self._cdi_names_later(writing, devices, units)
 
-    async def _cdi_names_later(self, writing: Job[CdiNames], units: Mapping[str, Sequence[str]]) -> ContainerAllocation:
+    async def _cdi_names_later(
+        self, writing: Job[CdiNames], devices: Sequence[Device], units: Mapping[str, Sequence[str]]
+    ) -> ContainerAllocation:
         await self._cdi.thread.wait_all()
-        return self._cdi_names(writing, units)
+        return self._cdi_names(writing, devices, units)
 
-    def _cdi_names(self, written: Job[CdiNames], units: Mapping[str, Sequence[str]]) -> ContainerAllocation:
+    def _cdi_names(
+        self, written: Job[CdiNames], devices: Sequence[Device], units: Mapping[str, Sequence[str]]
+    ) -> ContainerAllocation:
+        """Return the answer by CDI. The variables of a single device are in its file, which follows the device."""
+        envs: dict[str, str] = {}
+        if len(devices) > 1:
+            theirs = (ContainerEdits.of_fallback(device).env for device in devices if device.cdi_missing)
+            envs = joined_env(theirs) | joined_env(device.env for device in devices)
         try:
-            return ContainerAllocation(
-                cdi_devices=tuple(name for names_of_one in written.result() for name in names_of_one)
-            )
+            names = tuple(name for names_of_one in written.result() for name in names_of_one)
+            return ContainerAllocation(envs=envs, cdi_devices=names)
         except HostError as error:
             raise self._unavailable(error, units) from error
 

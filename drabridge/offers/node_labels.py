@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from drabridge.config.label_rule import LabelRule
 from drabridge.config.names import DNS_LABEL_MAX
-from drabridge.config.template import Lookup
+from drabridge.config.template import Lookup, Template
 from drabridge.inventory.model import Device, Presence
 
 _NEVER_IN_A_LABEL = re.compile(r"[^-A-Za-z0-9_. ]")
@@ -20,6 +20,7 @@ def wanted_labels(
 ) -> dict[str, str]:
     """Return the labels by name. Faulty devices count, unplugged ones do not.
 
+    The values of all labels are those of devices that are alike: where models are mixed, of the most frequent one.
     ``lookup`` gives the values of a device's template fields; None where the device is not there any more.
     """
     there: dict[str, list[Device]] = {}
@@ -27,9 +28,17 @@ def wanted_labels(
         if device.presence is not Presence.GONE and not device.former:
             there.setdefault(device.resource, []).append(device)
     found = {}
+    alike: dict[tuple[str, ...], list[Device]] = {}  # those that have the values of all labels so far
     for rule in rules:
         own = [device for resource in rule.resources for device in there.get(resource, ())]
-        found[rule.name] = _value(rule, own, lookup)
+        if rule.value is None or not own:
+            found[rule.name] = _number(rule, own)
+            continue
+        left = alike.get(rule.resources, own)
+        values = {device.name: _rendered(rule.value, lookup(device)) for device in left}
+        (text, _), *_ = Counter(filter(None, values.values())).most_common(1) or [("", 0)]
+        found[rule.name] = label_value(rule.convert(text)) if text else ""
+        alike[rule.resources] = [device for device in left if values[device.name] in (text, "")]
     return {name: value for name, value in found.items() if value}
 
 
@@ -39,19 +48,11 @@ def label_value(text: str) -> str:
     return "-".join(words).lstrip(_ENDS)[:DNS_LABEL_MAX].rstrip(_ENDS)
 
 
-def _value(rule: LabelRule, devices: Sequence[Device], lookup: Callable[[Device], Lookup | None]) -> str:
-    if not devices:
+def _number(rule: LabelRule, devices: Sequence[Device]) -> str:
+    if not devices or rule.count is None:
         return ""
-    if rule.count == "devices":
-        return str(len(devices))
-    if rule.count == "replicas":
-        return str(devices[0].replicas)
-    if rule.value is None:
-        return ""
-    values: Counter[str] = Counter()
-    for device in devices:
-        of_device = lookup(device)
-        text = None if of_device is None else rule.value.render(of_device)
-        if text:
-            values[text] += 1
-    return label_value(rule.convert(values.most_common(1)[0][0])) if values else ""
+    return str(len(devices) if rule.count == "devices" else devices[0].replicas)
+
+
+def _rendered(template: Template, lookup: Lookup | None) -> str:
+    return "" if lookup is None else template.render(lookup) or ""

@@ -92,10 +92,10 @@ class _Context(Struct, frozen=True):
             entry = replace(entry, device=replace(entry.device, presence=device.presence), presence_since=self.at)
         policies = None
         if resource.sharing.allow_multiple_allocations:
+            # Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
             policies = {
-                name: _policy(capacity.request_policy)
+                name: CapacityPolicy(0) if capacity.request_policy is None else _policy(capacity.request_policy)
                 for name, capacity in resource.capacity.items()
-                if capacity.request_policy is not None
             }
         consumes: dict[str, Mapping[str, int]] = {}
         if device.name in self.counters:  # a whole takes all that there is
@@ -109,11 +109,13 @@ class _Context(Struct, frozen=True):
     def _taints(self, device: Device, entry: Entry) -> Iterator[Taint]:
         prefix, settings = self.config.driver, self.config.dra.taints
         if device.presence is Presence.FAULTY:
-            yield Taint(f"{prefix}/faulty", device.fault, Effect(settings.nvml.of(device.fault) or settings.faulty))
+            effect = Effect(settings.nvml.of(device.fault) or settings.faulty)
+            yield Taint(f"{prefix}/faulty", device.fault, effect, entry.presence_since)
         elif device.presence is Presence.GONE:
             # A USB device that re-enumerates is away for a moment: nobody is evicted for that.
-            lasting = self.at - entry.presence_since >= settings.gone_after_seconds
-            yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE)
+            since = entry.presence_since + settings.gone_after_seconds
+            lasting = self.at >= since
+            yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE, since * lasting)
         elif not eligibility.dra_schedulable(self.ledger, entry):
             yield Taint(f"{prefix}/unavailable", _reason(entry))
         elif entry.name in self.kept:  # as while the last pod had it: the next one is under way, and no write is due

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -47,11 +48,16 @@ class Effect(StrEnum):
 
 
 class Taint(Struct, frozen=True):
-    """Why a device must not be allocated now. ``key`` and ``value`` are label-like."""
+    """Why a device must not be allocated now. ``key`` and ``value`` are label-like.
+
+    ``since``, wall seconds: eviction counts from it (KEP-5055), also in slices that are made anew because kubelet's
+    start deleted them. 0: from when the API server sees the taint.
+    """
 
     key: str
     value: str = ""
     effect: Effect = Effect.NO_SCHEDULE
+    since: float = 0.0
 
 
 class CapacityPolicy(Struct, frozen=True):
@@ -201,7 +207,11 @@ def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Js
 
 def _taint(taint: Taint) -> Json:
     entry = {"key": taint.key, "effect": taint.effect.value}
-    return {**entry, "value": taint.value} if taint.value else entry
+    if taint.value:
+        entry["value"] = taint.value
+    if taint.since:
+        entry["timeAdded"] = datetime.fromtimestamp(taint.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return entry
 
 
 def _policy(policy: CapacityPolicy) -> Json:

@@ -79,6 +79,12 @@ def not_ready(state: AgentState) -> list[str]:
         for server in state.servers
         if not server.registered
     ]
+    reasons += [
+        f"{server.resource}: {server.left_out} ids are not offered, because kubelet takes lists of 4 MiB: configure "
+        "fewer replicas, shorter ids, or several resources"
+        for server in state.servers
+        if server.left_out
+    ]
     reasons += [found for server in state.servers if (found := state.competing.get(server.resource))]
     if claims.wanted and not claims.ready:
         reasons.append(f"claims: {claims.waits_for}")

@@ -36,6 +36,7 @@ def samples(state: AgentState, reconciled_at: float) -> Iterator[Sample]:
         yield name, labels, value
     for server in state.servers:
         yield "registered", ("deviceplugin", server.resource), float(server.registered)
+        yield "ids_left_out", (server.resource,), server.left_out
     claims = state.claims
     if claims.wanted or claims.stranded:
         yield "registered", ("dra", state.config.driver), float(claims.registered)

@@ -77,6 +77,12 @@ TABLE: dict[str, Definition] = {
             ("api", "resource"),
             "1 while kubelet has the agent registered and listens, else 0; `dra` does not notice that kubelet is down.",
         ),
+        Definition(
+            "ids_left_out",
+            "gauge",
+            ("resource",),
+            "Ids that kubelet is not told of, because it takes lists of 4 MiB; else 0.",
+        ),
         Definition("kubelet_restarts", "counter", (), "Restarts of kubelet since the agent started."),
         Definition("udev_events", "counter", ("subsystem", "action"), "Events of udev or of the kernel."),
         Definition("inventory_reconcile_duration_seconds", "histogram", (), "Time of a full enumeration."),

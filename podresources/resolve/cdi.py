@@ -83,6 +83,12 @@ class CdiFiles:
                 return file.devices[name]
         return Edits()
 
+    def of_vendor(self, device_id: str) -> Edits:
+        """Return what a vendor's file gives with the device that it names by kubelet's id; nothing without one."""
+        names = (name for file in self._files.values() for name in file.devices)
+        name = next((name for name in names if name.partition("=")[2] == device_id), "")
+        return self.edits(name)
+
     def _paths(self) -> Iterator[Path]:
         seen: set[Path] = set()
         for folder in FOLDERS:

@@ -40,6 +40,11 @@ class DeviceFacts(Struct, frozen=True):
     def __bool__(self) -> bool:
         return self != NOTHING
 
+    @property
+    def is_instance(self) -> bool:
+        """Whether it is a MIG instance, a part of a GPU."""
+        return bool(self.gpu_uuid) or self.uuid.startswith("MIG-")
+
 
 NOTHING = DeviceFacts()
 _FIELDS = DeviceFacts.__struct_fields__
@@ -61,8 +66,11 @@ class Resolution(Struct, frozen=True):
 
     @property
     def exporter_uuid(self) -> str:
-        """The UUID by which exporters know it: for a MIG instance that of its GPU (``UUID`` of dcgm-exporter)."""
-        return self.facts.gpu_uuid or self.facts.uuid
+        """The UUID by which exporters know it: for a MIG instance that of its GPU (``UUID`` of dcgm-exporter).
+
+        Empty for an instance of which the GPU is not known.
+        """
+        return self.facts.gpu_uuid or ("" if self.facts.is_instance else self.facts.uuid)
 
 
 def merge(said: Iterable[tuple[str, DeviceFacts]]) -> Resolution:

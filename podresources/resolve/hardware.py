@@ -7,12 +7,16 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from podresources.resolve.facts import NOTHING, DeviceFacts, pci_bus_id, text
 from podresources.resolve.files import UnreadableFileError, names, read_kernel, read_line
 
 _NVIDIA_NODE = re.compile(r"nvidia(\d+)")  # /dev/nvidia0, whose number is the driver's "Device Minor"
 _DRM_NODE = re.compile(r"(?:card|renderD)\d+")
 _INTEL_ID = re.compile(r"(card\d+)-\d+")  # intel-device-plugins-for-kubernetes, cmd/gpu_plugin: one id for each sharer
+_OLD_MIG_ID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]{8,})/(\d+)/\d+")
+_GKE_ID = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?")  # container-engine-accelerators, pkg/gpu/nvidia
 _MIG_NODE = re.compile(r"/nvidia-caps/nvidia-cap(?![12]$)(\d+)$")  # 1 and 2: mig/config, mig/monitor
 _INSTANCE = re.compile(r"gi(\d+)")
 _CAPABILITY = {"DeviceFileMinor": "minor"}
@@ -46,7 +50,15 @@ class Hardware:
                 self._by_minor[found["minor"]] = gpu
 
     def of_id(self, device_id: str) -> DeviceFacts:
-        """Read kubelet's id of a device with limits: a UUID (NVIDIA), a PCI address (AMD), a DRM card (Intel)."""
+        """Read kubelet's id of a device with limits: a UUID (NVIDIA), a PCI address (AMD), a DRM card (Intel).
+
+        Also NVIDIA's ids of MIG instances by GPU, before driver 470, and GKE's: ``nvidia0/gi1``, ``nvidia0/vgpu2``.
+        """
+        if found := _OLD_MIG_ID.fullmatch(device_id):
+            return DeviceFacts(uuid=text(device_id), gpu_uuid=text(found[1]), gpu_instance=found[2])
+        if found := _GKE_ID.fullmatch(device_id):
+            gpu = self._by_minor.get(found[1], NOTHING)
+            return replace(gpu, uuid="", gpu_uuid=gpu.uuid, gpu_instance=found[2]) if gpu and found[2] else gpu
         if device_id.startswith(("GPU-", "MIG-")):
             return DeviceFacts(uuid=text(device_id))
         if address := pci_bus_id(device_id):
@@ -90,7 +102,7 @@ class Hardware:
         if not facts.uuid and not facts.pci_bus_id and not facts.gpu_uuid:
             return NOTHING
         gpu = self._by_uuid.get(facts.gpu_uuid or facts.uuid) or self._by_pci.get(facts.pci_bus_id, NOTHING)
-        part = facts.gpu_uuid or facts.uuid.startswith("MIG-")
+        part = facts.is_instance
         address = gpu.pci_bus_id or facts.pci_bus_id
         return DeviceFacts(
             uuid="" if part else gpu.uuid,

@@ -40,6 +40,11 @@ _REPLICA = re.compile(r"(.*)::(\d+)")  # NVIDIA/k8s-device-plugin, internal/rm/d
 UNKNOWN = Resolution()
 
 
+def _is_instance(held: PodAllocation) -> bool:
+    """Whether a MIG instance is held by limits."""
+    return held.api is Api.DEVICE_PLUGIN and held.device_ids[0].startswith("MIG-")
+
+
 class NodePaths(Struct, frozen=True):
     """Where the node's files are.
 
@@ -148,7 +153,7 @@ class Resolver:
         found = self._paths.agents
         problems = {
             "agent": self._agents.ask(sockets(self._paths.plugins) if found is None else found, self._agent_seconds),
-            "cdi": self._cdi.refresh() if claims else [],
+            "cdi": self._cdi.refresh() if claims or any(map(_is_instance, allocations)) else [],
             "metadata": self._metadata.refresh(claims),
             "checkpoint": self._checkpoints.refresh(),
         }
@@ -177,6 +182,8 @@ class Resolver:
         yield "agent", self._agents.facts(held, device_id)
         if held.api is Api.DEVICE_PLUGIN:
             yield "id", self._hardware.of_id(device_id)
+            if _is_instance(held):  # its id does not say which GPU it is a part of
+                yield "cdi", cdi.facts([self._cdi.of_vendor(device_id)], self._hardware)
             return
         edits = [self._cdi.edits(name) for name in own.get(claim_device_key(held), ())]
         yield "cdi", cdi.facts(edits, self._hardware)

@@ -173,6 +173,14 @@ async def amd_partitions_have_the_names_of_the_mixed_strategy() -> None:
 
 
 @case
+async def amd_gpus_that_cannot_be_partitioned_keep_their_name_beside_partitions() -> None:
+    bed_of("amd-mi210")
+    async with bridge(example("amd-gpu-partitions"), driver="gpu.amd.com") as (agent, cluster, _):
+        await until(lambda: len(ids(cluster, "amd.com/gpu")) == 2, 15, agent.text)
+        assert all(not ids(cluster, f"amd.com/{profile}") for profile in ("spx_nps1", "cpx_nps1"))
+
+
+@case
 async def amd_attributes_are_those_of_its_driver() -> None:
     """Names, types and values of deviceinfo.go, without family of GPUs that AMD's driver does not know either."""
     bed = bed_of("amd-mi210")

@@ -22,6 +22,10 @@ HOOKS = "{plain: {}, before: {prepare: {command: [/bin/x]}}, after: {unprepare: 
         ("preStart: {command: [/bin/x]}\nlanes: {dra: 1}", ["preStart with a dra lane", "preStart is skipped"]),
         ("id: ['{minor}']", ["follows the kernel's numbering"]),
         ("id: ['{sysname}']", []),
+        ("nodes: [{from: devnode, as: /dev/radio}]", ["/dev/radio is one path for all these devices"]),
+        ("nodes: [{from: devnode, as: '/dev/{devname}'}, {path: /dev/null, as: /dev/none}]", []),
+        ("mounts: [{hostPath: '/sys/{name}', containerPath: /state}]", ["/state is one path for all"]),
+        ("mounts: [{hostPath: /lib/fw, containerPath: /fw}]", []),
         (
             "cdiDevices: ['nvidia.com/gpu={sysname}', nvidia.com/gpu=all]",
             ["gpu=all: by that name vendors' files mean every"],

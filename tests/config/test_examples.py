@@ -20,6 +20,7 @@ def _drm(name: str, function: UdevDevice) -> UdevDevice:
 
 
 AMD = pci("0000:03:00.0", "0x1002", "0x744c", "0x030000", "amdgpu")
+INTEL = pci("0000:00:02.0", "0x8086", "0x7d67", "0x030000", "i915")
 BACKED = {"loop/backing_file": "/tmp/disk.img\n", "size": "2048\n"}
 
 
@@ -38,7 +39,8 @@ WANTED: dict[str, list[UdevDevice]] = {
     "amd-gpu-partitions": [
         replace(_drm("renderD128", AMD), properties={"AMDGPU_PARTITION": profile})
         for profile in ("spx_nps1", "cpx_nps1", "cpx_nps4")
-    ],
+    ]
+    + [replace(_drm("renderD128", AMD), properties={"AMDGPU_DEVICE": "0000:03:00.0"})],  # it cannot be partitioned
     "intel-gpu": [
         _drm("card0", pci("0000:00:02.0", "0x8086", "0x7d67", "0x030000", "i915")),
         _drm("card1", pci("0000:04:00.1", "0x8086", "0xe211", "0x030000", "xe", physfn="0000:04:00.0")),
@@ -81,11 +83,12 @@ NEAR_MISSES: dict[str, list[UdevDevice]] = {
         _drm("renderD129", pci("0000:03:00.0", "0x10de", "0x2684", "0x030000", "nvidia")),
         udev_device("renderD130", "drm", "drm_minor", devnode="/dev/dri/renderD130"),  # virtual
     ],
-    "amd-gpu-partitions": [_drm("renderD128", AMD)],  # a GPU that cannot be partitioned
+    "amd-gpu-partitions": [_drm("renderD128", AMD)],  # no GPU's: AMDGPU_DEVICE is missing
     "intel-gpu": [
         _drm("renderD128", pci("0000:00:02.0", "0x8086", "0x7d67", "0x030000", "i915")),
         _drm("card0-DP-1", pci("0000:00:02.0", "0x8086", "0x7d67", "0x030000", "i915")),
         _drm("card0", AMD),
+        _drm("card0", udev_device("simple-framebuffer.0", "platform", above=INTEL)),  # of the firmware
     ],
     "usb-serial": [
         usb_tty("0403", "6002"),

@@ -9,6 +9,7 @@ import pytest
 
 from drabridge.config import Config, ConfigErrors, load
 from drabridge.config.import_generic_device_plugin import convert
+from drabridge.config.schema import Resource
 from drabridge.inventory.match import matches
 from tests.support.udev_tree import udev_device, usb_device
 
@@ -139,10 +140,111 @@ def test_pairs_of_patterns_become_companions() -> None:
 
 def test_groups_of_different_shape_become_two_resources() -> None:
     config, text = converted(
-        "devices: [{name: x, groups: [{paths: [{path: /dev/a}]}, {paths: [{path: /dev/b, mountPath: /dev/a}]}]}]"
+        "devices: [{name: x, groups: [{paths: [{path: /dev/kvm}]}, {paths: [{path: /dev/fuse, mountPath: /dev/kvm}]}]}]"
     )
     assert [resource.name for resource in config.resources] == ["squat.ai/x", "squat.ai/x-2"]
     assert "pods must use it" in text
+
+
+def of_path(keys: str) -> Resource:
+    return converted(f"devices: [{{name: x, groups: [{{paths: [{{{keys}}}]}}]}}]")[0].resources[0]
+
+
+@pytest.mark.parametrize("path", ["/dev/zigbee2", "/dev/radios/left", "/dev/ttyZigbee", "/dev/printer*"])
+def test_a_name_that_may_be_the_hosts_own_link_is_looked_for_as_both(path: str) -> None:
+    resource = of_path(f"path: {path}")
+    name = path.replace("*", "1")
+    assert matches(udev_device("ttyUSB0", devnode="/dev/ttyUSB0", devlinks=["/dev/x", name]), resource.match)
+    assert matches(udev_device(devnode=name), resource.match)
+    assert not matches(udev_device("ttyUSB0", devnode="/dev/ttyUSB0"), resource.match)
+    alias = resource.nodes[0].alias
+    assert (str(alias) if alias else "") == ("" if "*" in path else path), "the container has it by the name it had"
+
+
+@pytest.mark.parametrize(
+    "path", ["/dev/ttyUSB*", "/dev/kvm", "/dev/snd/controlC0", "/dev/input/event[0-9]", "/dev/sda1"]
+)
+def test_names_of_drivers_need_no_udev_database(path: str) -> None:
+    (matcher,) = of_path(f"path: '{path}'").match
+    assert (str(matcher.devnode).strip('"'), matcher.devlink) == (path, None)
+
+
+@pytest.mark.parametrize("path", ["/dev/ttyUSB*", "/dev/ttyUSB7", "/dev/serial/by-id/usb-x", "/dev/zigbee"])
+def test_a_mount_path_with_a_slash_at_its_end_is_a_folder(path: str) -> None:
+    assert str(of_path(f"path: '{path}', mountPath: /dev/radios/").nodes[0].alias) == "/dev/radios/{devname}"
+    two = of_path("path: /dev/kvm}, {path: /dev/net/tun, mountPath: /dev/mine/")
+    assert str(two.nodes[1].alias) == "/dev/mine/tun"
+
+
+@pytest.mark.parametrize(("folder", "node"), [("/dev/dri", "/dev/dri/renderD128"), ("/dev/snd/", "/dev/snd/controlC1")])
+def test_a_folder_is_each_of_its_devices_with_what_is_beside_it(folder: str, node: str) -> None:
+    resource = of_path(f"path: {folder}")
+    assert matches(udev_device(devnode=node), resource.match)
+    assert [one.source for one in resource.nodes] == ["devnode", "group"]
+    assert resource.group is not None
+    assert matches(udev_device(devnode=f"{folder.rstrip('/')}/other"), resource.group.match)
+
+
+@pytest.mark.parametrize("folder", ["/dev/input", "/dev/bus/usb/", "/dev/mine/", "/dev"])
+def test_other_folders_are_refused_by_the_name_of_their_option(folder: str) -> None:
+    with pytest.raises(ConfigErrors, match=r"paths\[0\].path.*a device node.*a path that is a folder") as refused:
+        of_path(f"path: {folder}")
+    assert folder.rstrip("/") + "/*" in str(refused.value)
+
+
+def test_a_folder_beside_other_paths_is_refused() -> None:
+    with pytest.raises(ConfigErrors, match=r"paths\[1\].path.*a device node"):
+        of_path("path: '/dev/video*'}, {path: /dev/snd")
+
+
+DAEMON_SET = """apiVersion: v1
+kind: Namespace
+metadata: {name: x}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: generic-device-plugin}
+spec:
+  template:
+    spec:
+      containers:
+      - name: generic-device-plugin
+        args:
+        - --domain
+        - devices.example.com
+        - --device
+        - |
+          name: serial
+          groups:
+            - usb:
+                - vendor: 0403
+                  product: "6001"
+        - '--device={"name": "video", "groups": [{"paths": [{"path": "/dev/video0"}]}]}'
+"""
+
+
+def test_the_arguments_of_a_daemon_set() -> None:
+    config, text = converted(DAEMON_SET)
+    assert config.driver == "devices.example.com"
+    assert [resource.name.partition("/")[2] for resource in config.resources] == ["serial", "video"]
+    assert "0403 stood without quotes: generic-device-plugin reads a number" in text
+    assert converted(DAEMON_SET.replace("--domain", "--other"))[0].driver == "squat.ai"
+    assert [
+        r.name for r in converted("device: [{name: x, groups: [{paths: [{path: /dev/kvm}]}]}] # --device")[0].resources
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("name: serial", "nam: serial", "the --device arguments of .*devices.0..nam: "),
+        ("- usb:", "- usb: [", "the --device arguments of "),
+        ('"/dev/video0"', '"dev/video0"', "devices.1..groups.0..paths.0..path"),
+    ],
+)
+def test_a_wrong_argument_is_named(old: str, new: str, said: str) -> None:
+    with pytest.raises(ConfigErrors, match=said):
+        convert(DAEMON_SET.replace(old, new))
 
 
 def test_a_domain_that_is_no_driver() -> None:

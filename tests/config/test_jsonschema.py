@@ -59,6 +59,8 @@ MISTAKES = [
     "nodes: [{path: dev/x}]",
     "nodes: [{from: devnode, permissions: rwm}]",
     "env: {1A: x}",
+    "env: {'A-{name}': x}",
+    "env: {'{}': x}",
     "env: {A: 5}",
     "mounts: [{containerPath: /x}]",
     "attributes: {bad-name: {value: 1}}",

@@ -109,7 +109,7 @@ def test_a_message_in_full() -> None:
         ("replicas: {count: 010}", "replicas.count", "010", "a whole number", "YAML reads 010 as the number 8"),
         ("replicas: {count: 5.5}", "replicas.count", "5.5", "a whole number", ""),
         ("replicas: {count: 0}", "replicas.count", "0", "at least 1", ""),
-        ("replicas: {count: 99999}", "replicas.count", "99999", "at most 10000", ""),
+        ("replicas: {count: 99999}", "replicas.count", "99999", "at most 50000", ""),
         ("replicas: {count: 99999999999999999999999}", "replicas.count", "", "a whole number", ""),
         ("replicas: {policy: packd, count: 1}", "replicas.policy", "packd", "'distributed' or 'packed'", ""),
         ("sharing: {allowMultipleAllocations: on}", "sharing.allowMultipleAllocations", "on", "true or false", ""),

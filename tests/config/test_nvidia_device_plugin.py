@@ -288,3 +288,13 @@ def test_a_wheel_and_the_image_get_the_profiles(monkeypatch: pytest.MonkeyPatch)
     for source, target in hatch_build.PROFILES.items():
         assert Path(target).parts == (*PROFILE_MODULE.split(".")[:-1], Path(source).name)
         assert f"{source} " in (ROOT / "deploy/image/Containerfile").read_text()
+
+
+def test_a_switch_in_the_wrong_place_is_sent_to_the_right_one() -> None:
+    with pytest.raises(ConfigErrors, match=r"flags\.renameByDefault.*it belongs to sharing\.timeSlicing"):
+        convert("flags: {renameByDefault: true}")
+
+
+def test_as_many_replicas_as_people_have() -> None:
+    config, _ = converted("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 16384}]}}")
+    assert config.resources[0].replicas.count == 16384

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -20,11 +21,16 @@ from drabridge.inventory.model import Device
 from tests.containers.cdi_samples import DEVICE, NODE, UID, read
 
 
-def test_a_legacy_device_has_one_file_and_one_name(store: CdiStore) -> None:
+def test_a_legacy_device_has_one_file_and_one_name_or_another_beside_others(store: CdiStore) -> None:
     spec = store.legacy_spec(DEVICE)
 
-    assert store.write(spec) == ("drabridge.example.com/device=legacy-radio-a",) == spec.names
-    assert read(store, spec) == {
+    assert store.write_legacy(DEVICE) == ("drabridge.example.com/device=legacy-radio-a",)
+    assert store.write_legacy(DEVICE, joined=True) == ("drabridge.example.com/device=legacy-radio-a.joined",)
+    document = read(store, spec)
+    alone, joined = cast("list[dict[str, Any]]", document["devices"])
+    edits = {key: value for key, value in alone["containerEdits"].items() if key != "env"}
+    assert joined == {"name": "legacy-radio-a.joined", "containerEdits": edits}
+    assert {**document, "devices": [alone]} == {
         "cdiVersion": "0.3.0",
         "kind": "drabridge.example.com/device",
         "devices": [

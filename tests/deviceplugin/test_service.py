@@ -173,13 +173,41 @@ def test_streams_share_one_message_per_version() -> None:
     assert cache.message(Versioned(2, (ListedDevice("b"),))) is not first
 
 
-async def test_a_list_too_large_for_kubelet_keeps_the_stream(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
-    served = await serve(ListPlugin(ListedDevice("a")))
-    served.plugin.list.publish(tuple(ListedDevice("x" * 200 + str(i)) for i in range(25000)))
-    await until(lambda: "too large for kubelet" in caplog.text)
-    assert served.kubelet.health() == {"a": "Healthy"}
+async def test_of_a_list_too_large_for_kubelet_it_gets_what_fits(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    served = await serve(ListPlugin(ListedDevice("z")))
+
+    async def told(*devices: ListedDevice) -> dict[str, str]:
+        await asyncio.wait_for(served.server.wait_sent(served.plugin.list.publish(devices)), 5 * PATIENCE)
+        found: dict[str, str] = served.kubelet.health()
+        return found
+
+    many = [ListedDevice("x" * 200 + str(i), HEALTHY, (0, 1)) for i in range(25000)]
+    first = await told(*many, ListedDevice("z"))
+    assert 10_000 < len(first) < 25_001
+    assert served.server.state.left_out == 25_001 - len(first)
+    assert "too large for kubelet" in caplog.text
+    assert first["z"] == "Healthy", "it was there before"
+    # Every id that kubelet has is revoked, though the words for it are longer and others would be first now.
+    revoked = await told(
+        *(ListedDevice(device.id, UNHEALTHY) for device in reversed(many)), ListedDevice("z", UNHEALTHY)
+    )
+    assert first.keys() <= revoked.keys()
+    assert set(revoked.values()) == {"Unhealthy"}
+    assert await told(ListedDevice("z"), many[-1]) == {"z": "Healthy", many[-1].id: "Healthy"}
+    assert served.server.state.left_out == 0
     assert served.server.state.registered
-    assert served.server.sent_version == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("x" * 20, ()), ("ö" * 60, (0,)), ("x" * 500, tuple(range(64)))], ids=["short", "utf8", "nodes"]
+)
+def test_what_fits_is_no_larger_than_kubelet_takes(name: str, nodes: tuple[int, ...]) -> None:
+    cache = codec.ListCache()
+    count = 2 * codec.LIST_MAX_BYTES // (24 + len(name))
+    for version, health in enumerate((HEALTHY, UNHEALTHY), start=1):
+        devices = tuple(ListedDevice(f"{name}{i}", health, nodes) for i in range(count))
+        size = cache.message(Versioned(version, devices)).ByteSize()
+        assert codec.LIST_MAX_BYTES // 4 < size <= codec.LIST_MAX_BYTES
 
 
 async def test_4096_devices_are_sent_in_time(serve: Any) -> None:

@@ -18,7 +18,8 @@ ROOT = "/var/run/kubernetes.io/dra-device-attributes"
 
 
 def host_file(node: DraNode, claim: str = "cl", request: str = "gpu") -> Path:
-    return node.state / "dra-device-metadata" / f"default_{claim}" / request / "metadata.json"
+    uid = str(node.claims.get(claim)["metadata"]["uid"])
+    return node.state / "dra-device-metadata" / uid / request / "metadata.json"
 
 
 VERSIONS = ("metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1")  # newest first

@@ -30,7 +30,7 @@ async def test_a_claim_gets_exactly_its_devices_and_gives_them_back() -> None:
         assert not first.HasField("share_id")
         spec = json.loads((node.root / "cdi" / f"{DRIVER}-device-claim-{claim.uid}.json").read_text())
         assert [d["name"] for d in spec["devices"]] == [f"claim-{claim.uid}-gpu-gpu-{n}" for n in (1, 2)]
-        assert spec["devices"][0]["containerEdits"]["env"] == ["GPU=1"]
+        assert spec["devices"][0]["containerEdits"]["env"] == ["GPU=1,2"]
         assert node.owner("gpu-1") is Owner.DRA_PREPARED
 
         assert await node.unprepare(claim) == {claim.uid: ""}

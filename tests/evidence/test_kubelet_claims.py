@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drabridge.evidence.apiserver_pods import PodWatch
-from drabridge.evidence.kubelet import claims_of, users_of
+from drabridge.evidence.kubelet import claim_users_of, claims_of, users_of
 from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.evidence.pod_objects import watched_pod
 from drabridge.ledger.events import ClaimDevices, DeviceUse, Observed
@@ -105,3 +105,14 @@ def test_users_of_a_claim_are_not_those_of_its_namesake() -> None:
     assert users_of(snapshot, claim, "another.example.com", "g0") == ()
     assert users_of(snapshot, ClaimRef(OTHER_UID, "other", "c"), DRIVER, "g0") == ()
     assert users_of(snapshot, ClaimRef(OTHER_UID), DRIVER, "g1") == (PodRef("other", "pod-1", "main"),)
+
+
+def test_a_claim_made_again_under_its_name_is_another_one() -> None:
+    old, new = ClaimRef(OTHER_UID, "default", "c"), ClaimRef(UID, "default", "c")
+    snapshot = listed(Claim("default", "c", (given("g0", UID),)), Claim("default", "c", (given("g0", OTHER_UID),)))
+    assert users_of(snapshot, new, DRIVER, "g0") == (PodRef("default", "pod-0", "main"),)
+    assert users_of(snapshot, old, DRIVER, "g0") == (PodRef("default", "pod-1", "main"),)
+    assert claim_users_of(snapshot, DRIVER) == {new: ("default/pod-0",), old: ("default/pod-1",)}
+    untold = listed(Claim("default", "c", (given("g0", ""),)))  # a device by another program's file alone
+    assert users_of(untold, new, DRIVER, "g0") == (PodRef("default", "pod-0", "main"),)
+    assert users_of(untold, ClaimRef(UID, "default", "d"), DRIVER, "g0") == ()

@@ -58,14 +58,22 @@ def one(records: list[UdevDevice], host: MemoryHost, **more: Any) -> Device:
 
 HOST = {"/dev/bus/usb/001/004": (189, 3)}
 
+ENV = {
+    "SERIAL": "{attr:serial}",
+    "NAME": "{name}",
+    "NONE": "{attr:none}",
+    "OF_{resource}": "{attr:serial}",
+    "OF_{attr:none}": "{attr:serial}",
+}
+
 
 def test_the_whole_record_of_a_plain_device() -> None:
-    device = one([card()], MemoryHost(HOST), env={"SERIAL": "{attr:serial}", "NAME": "{name}", "NONE": "{attr:none}"})
+    device = one([card()], MemoryHost(HOST), env=ENV)
     assert device.presence is Presence.PRESENT
     assert (device.name, device.id, device.resource) == ("a1", "A1", "example.com/card")
     assert device.nodes == (DeviceNode("/dev/bus/usb/001/004", "/dev/bus/usb/001/004", "rw", "c", 189, 3),)
-    assert (device.pci_bus_id, device.pcie_root, device.numa_nodes) == ("0000:00:14.0", "pci0000:00", (0,))
-    assert device.env == {"SERIAL": "A1", "NAME": "a1"}
+    assert (device.pci_bus_id, device.pcie_root, device.numa_nodes) == ("", "pci0000:00", (0,))  # a USB device
+    assert device.env == {"SERIAL": "A1", "NAME": "a1", "OF_example_com_card": "A1"}
     assert device.units == ("A1",)
 
 

@@ -32,7 +32,7 @@ OLD = config(BY_SERIAL)
 CHANGES = {
     "id": config(BY_SERIAL | {"id": ["usb-{sysname}"], "env": {}, "replicas": {"count": 1}}),
     "name": config(BY_SERIAL | {"name": "example.com/other"}),
-    "match": config(BY_SERIAL | {"name": "example.com/first"}, BY_SERIAL),
+    "match": config(BY_SERIAL | {"name": "example.com/first", "env": {}}, BY_SERIAL),
     "match and id": config(BY_SERIAL | {"name": "example.com/first", "id": ["{sysname}"]}),
     "nothing matches": config(BY_SERIAL | {"match": [{"subsystem": "net"}]}),
 }

@@ -48,3 +48,31 @@ def test_a_device_below_a_pci_function_has_its_place() -> None:
     tty = record("/sys/devices/pci0000:3a/0000:3b:00.0/tty/ttyS4", "tty", function)
     assert (topology.pci_bus_id(tty), topology.pcie_root(tty)) == ("0000:3b:00.0", "pci0000:3a")
     assert topology.iommu_group(tty) == "42"
+
+
+FUNCTION = "0000:3b:00.0"
+
+
+@pytest.mark.parametrize(
+    ("below", "address"),
+    [
+        ((), FUNCTION),
+        (("drm",), FUNCTION),
+        (("net",), FUNCTION),
+        (("nvme", "block"), FUNCTION),
+        (("virtio", "block"), FUNCTION),
+        (("vfio-dev",), FUNCTION),
+        (("usb", "usb", "usb-serial", "tty"), ""),
+        (("scsi", "scsi", "block"), ""),
+        (("i2c", "i2c-dev"), ""),
+        (("mdev",), ""),
+        (("hid", "hidraw"), ""),
+    ],
+)
+def test_a_device_on_another_bus_has_no_pci_address_of_its_own(below: tuple[str, ...], address: str) -> None:
+    """Who takes the address for the device would take its controller."""
+    device = record(f"/sys/devices/pci0000:3a/0000:3a:00.0/{FUNCTION}", "pci", BRIDGE)
+    for level, subsystem in enumerate(below):
+        device = record(f"{device.syspath}/{subsystem}{level}", subsystem, device)
+    assert topology.own_pci_bus_id(device) == address
+    assert topology.pci_bus_id(device) == FUNCTION, "{pci} says where it is"

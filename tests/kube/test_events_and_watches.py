@@ -93,6 +93,18 @@ async def test_many_equal_events_are_one(api: tuple[SimApiServer, KubernetesClus
         await until(lambda: len(server.objects.peek("events")) == QUEUE + 1)
 
 
+async def test_of_two_claims_of_one_name_each_has_its_event(api: tuple[SimApiServer, KubernetesCluster]) -> None:
+    server, cluster = api
+    announcer = Announcer(cluster, "node-a", "d", lambda: 1_000_000.0)
+    async with running(announcer):
+        for uid in ("uid-1", "uid-2", "uid-1"):
+            announcer.tell(Notify(Subject.CLAIM, "DeviceRefused", "held", "team", "claim", uid))
+        announcer.tell(Notify(Subject.CLAIM, "DeviceRefused", "held", "team", "last", "uid-3"))
+        events = server.objects.peek
+        await until(lambda: any(event["involvedObject"]["uid"] == "uid-3" for event in events("events")))
+    assert sorted(e["involvedObject"]["uid"] for e in events("events")) == ["uid-1", "uid-2", "uid-3"]
+
+
 async def test_an_event_that_cannot_be_written_is_counted_and_nothing_waits(
     api: tuple[SimApiServer, KubernetesCluster],
 ) -> None:

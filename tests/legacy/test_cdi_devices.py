@@ -140,7 +140,7 @@ async def test_the_fallback_has_a_name_of_its_own_that_stays(service: LedgerServ
     place = Place(service, tmp_path, missing)
     assert await place.names() == (f"{OURS}.fallback", OURS)
     assert not place.confirmed
-    both = {"legacy-gpu-0", "legacy-gpu-0.fallback"}
+    both = {"legacy-gpu-0", "legacy-gpu-0.fallback", "legacy-gpu-0.fallback.joined"}
     assert place.written().keys() == both
     place.device = there = replace(GPU, fallback=fallback)
     LegacyCdiFiles(place.store).follow(service.ledger, {GPU.name: there})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import pytest
@@ -301,3 +302,24 @@ def test_fields_of_labels_are_read_from_sysfs() -> None:
     assert "mem_info_vram_total" in scope_of(of).attributes
     assert not needs_nvidia(of)
     assert str(Field("attr", "mem_info_vram_total")) == "attr:mem_info_vram_total"
+
+
+MIXED = {
+    "NVIDIA GeForce RTX 3080": ("10240", "8.6", "ampere"),
+    "NVIDIA GeForce RTX 3090": ("24576", "8.6", "ampere"),
+    "NVIDIA GeForce RTX 4090": ("24564", "8.9", "ada-lovelace"),
+    "NVIDIA T4": ("", "", ""),  # NVML does not say
+}
+
+
+@pytest.mark.parametrize("models", list(itertools.permutations(MIXED)), ids=str)
+@pytest.mark.parametrize("most", [1, 3])
+def test_the_labels_of_mixed_models_describe_a_gpu_that_is_there(models: tuple[str, ...], most: int) -> None:
+    gpus = [model for index, model in enumerate(models) for _ in range(most if index == 2 else 1)]
+    fields = ("nvidia.model", "nvidia.memory_mib", "nvidia.compute_capability")
+    values = {f"gpu-{n}": dict(zip(fields, (model, *MIXED[model][:2]), strict=True)) for n, model in enumerate(gpus)}
+    found = labels(config("{gfd: true}"), *(gpu(n) for n in range(len(gpus))), values=values)
+    said = tuple(found.get(f"nvidia.com/gpu.{name}", "") for name in ("product", "memory", "family"))
+    described = models[2 if most > 1 else 0]
+    assert said == (described.replace(" ", "-"), MIXED[described][0], MIXED[described][2])
+    assert found["nvidia.com/gpu.count"] == str(len(gpus))

@@ -113,6 +113,18 @@ def test_a_time_that_the_server_gave_a_taint_stays() -> None:
     assert "taints" not in server.slices[name]["spec"]["devices"][0]
 
 
+def test_eviction_counts_from_the_same_time_in_a_slice_that_is_made_anew() -> None:
+    server = SliceServer()
+    wanted = desired_slices(pool(offer(0, taints=(replace(FAULT, since=1_700_000_000.9),))))
+    for _ in range(2):
+        settle(server, wanted)
+        (name,) = server.slices
+        (taint,) = server.slices[name]["spec"]["devices"][0]["taints"]
+        assert taint["timeAdded"] == "2023-11-14T22:13:20Z"
+        assert steps(server, wanted) == ()
+        server.slices.clear()  # kubelet's start deletes them
+
+
 def test_a_deleted_slice_comes_back_in_its_generation_and_an_edited_one_is_restored() -> None:
     server = SliceServer()
     wanted = desired_slices(pool(*map(offer, range(200))))

@@ -257,6 +257,56 @@ async def test_a_limits_device_by_kubelets_id(files: NodeFiles, device_id: str, 
     assert facts(found) == expected
 
 
+MIG = "MIG-5f9a3c1e-0000-4000-8000-0000000000ff"
+
+
+@pytest.mark.parametrize(
+    ("device_id", "uuid", "instance"),
+    [
+        (MIG, MIG, "6"),
+        (f"{MIG}::1", MIG, "6"),
+        (f"MIG-{GPU1}/6/0", f"MIG-{GPU1}/6/0", "6"),
+        ("nvidia1/gi6", "", "6"),
+        ("nvidia1/gi6/vgpu0", "", "6"),
+        ("nvidia1/vgpu3", GPU1, ""),
+        ("nvidia1", GPU1, ""),
+    ],
+)
+async def test_a_mig_instance_by_limits_is_known_by_its_gpu(
+    files: NodeFiles, device_id: str, uuid: str, instance: str
+) -> None:
+    """Exporters know an instance by its GPU and its number there; its own id says neither, NVIDIA's CDI file does."""
+    files.nvidia_driver()
+    files.mig_instance(5, 30)
+    files.mig_instance(6, 39)
+    edits = {
+        "deviceNodes": [{"path": "/dev/nvidia1"}, *({"path": f"/dev/nvidia-caps/nvidia-cap{n}"} for n in (39, 40))]
+    }
+    files.cdi(
+        "nvidia.yaml",
+        "nvidia.com/gpu",
+        {"name": "1:0", "containerEdits": edits},
+        {"name": MIG, "containerEdits": edits},
+    )
+    async with node(pod("p", container("c", device("nvidia.com/gpu", device_id)))) as server:
+        (found,), _ = await resolved(server, files)
+        prom = (await run("list", "--resolve", "-o", "prom", "--socket", server.path, "--host-root", files.root)).out
+    assert (found["uuid"], found["gpu_uuid"], found["gpu_instance"]) == (uuid, GPU1, instance)
+    mig = uuid if instance else ""
+    assert f'GPU_I_ID="{instance}",UUID="{GPU1}"' in prom
+    assert f'mig_uuid="{mig}"' in prom
+
+
+async def test_an_instance_of_which_no_file_tells_is_not_said_to_be_a_gpu(files: NodeFiles) -> None:
+    files.nvidia_driver()
+    async with node(pod("p", container("c", device("nvidia.com/gpu", MIG)))) as server:
+        (found,), _ = await resolved(server, files)
+        prom = (await run("list", "--resolve", "-o", "prom", "--socket", server.path, "--host-root", files.root)).out
+    assert (found["uuid"], found["gpu_uuid"]) == (MIG, "")
+    assert 'UUID="",api="deviceplugin"' in prom
+    assert f'mig_uuid="{MIG}"' in prom
+
+
 async def test_the_first_source_that_knows_wins_and_disagreement_is_shown(files: NodeFiles) -> None:
     files.nvidia_driver()
     files.nvidia_claim(CLAIM_UID, 0)

@@ -42,7 +42,8 @@ def default_device(resource: str) -> Device | None:
         return Device("gpu.nvidia.com", claims_share=True, selectors=_SHARED)
     if (mig := _MIG.fullmatch(resource)) is not None:
         profile = mig[1].replace(".me", "+me")  # the device plugin writes + as a dot, as a label must have it
-        selector = f'device.attributes["gpu.nvidia.com"].profile == "{profile}"'
+        found = 'device.attributes["gpu.nvidia.com"].profile'
+        selector = f'has({found}) && {found} == "{profile}"'
         shared = mig[2] is not None
         return Device("mig.nvidia.com", claims_share=shared, selectors=(selector, *(_SHARED if shared else ())))
     return None

@@ -75,8 +75,15 @@ def cel(term: Term, resource: str, published: Published) -> str | None:
         return None
     place = "capacity" if label.says == "mebibytes" else "attributes"
     found = f'device.{place}["{published.driver}"].{label.name}'
-    if label.says == "text":
-        return _text(found, term)
+    said = _text(found, term) if label.says == "text" else _number(found, label, term)
+    if said is None:
+        return None
+    # A device without the key would end the scheduler's search on all nodes ("no such key"). A node without the label
+    # is one that NotIn accepts.
+    return f"(!has({found}) || {said})" if term.operator == "NotIn" else f"has({found}) && {said}"
+
+
+def _number(found: str, label: Label, term: Term) -> str | None:
     if not all(value.isascii() and value.isdecimal() for value in term.values):
         return None
     numbers = tuple(str(int(value)) for value in term.values)

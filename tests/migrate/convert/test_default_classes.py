@@ -17,7 +17,7 @@ from tests.migrate.cluster_objects import serving
 from tests.migrate.convert.checks import check, pods_of, templates_of
 
 METADATA = {"name": "ours", "uid": "u-1"}
-PROFILE = 'device.attributes["gpu.nvidia.com"].profile'
+PROFILE = 'has(device.attributes["gpu.nvidia.com"].profile) && device.attributes["gpu.nvidia.com"].profile'
 POD = """\
 apiVersion: v1
 kind: Pod

@@ -18,17 +18,33 @@ DRIVER = "{a}.driverVersion.major()"
     ("term", "expression"),
     [
         (Term(f"{GPU}.present", "In", ("true",)), ""),
-        (Term(f"{GPU}.compute.major", "In", ("8",)), '{a}.cudaComputeCapability.major() == 8'),
-        (Term(f"{GPU}.compute.major", "Gt", ("7",)), '{a}.cudaComputeCapability.major() > 7'),
-        (Term(f"{GPU}.compute.minor", "NotIn", ("0", "6")), f"{MINOR} != 0 && {MINOR} != 6"),
-        (Term("nvidia.com/cuda.driver.major", "In", ("550", "570")), f"({DRIVER} == 550 || {DRIVER} == 570)"),
-        (Term(f"{GPU}.memory", "Lt", ("81920",)), '{c}.memory.compareTo(quantity("81920Mi")) < 0'),
-        (Term(f"{GPU}.family", "In", ("ampere",)), '{a}.architecture.matches("(?i)^(ampere)$")'),
-        (Term(PRODUCT, "NotIn", ("Tesla-T4",)), '!{a}.productName.matches("(?i)^(Tesla[ -]T4)$")'),
+        (Term(f"{GPU}.compute.major", "In", ("8",)), 'has({cc}) && {cc}.major() == 8'),
+        (Term(f"{GPU}.compute.major", "Gt", ("7",)), 'has({cc}) && {cc}.major() > 7'),
+        (
+            Term(f"{GPU}.compute.minor", "NotIn", ("0", "6")),
+            f"(!has({{a}}.cudaComputeCapability) || {MINOR} != 0 && {MINOR} != 6)",
+        ),
+        (
+            Term("nvidia.com/cuda.driver.major", "In", ("550", "570")),
+            f"has({{a}}.driverVersion) && ({DRIVER} == 550 || {DRIVER} == 570)",
+        ),
+        (Term(f"{GPU}.memory", "Lt", ("81920",)), 'has({c}.memory) && {c}.memory.compareTo(quantity("81920Mi")) < 0'),
+        (
+            Term(f"{GPU}.family", "In", ("ampere",)),
+            'has({a}.architecture) && {a}.architecture.matches("(?i)^(ampere)$")',
+        ),
+        (
+            Term(PRODUCT, "NotIn", ("Tesla-T4",)),
+            '(!has({a}.productName) || !{a}.productName.matches("(?i)^(Tesla[ -]T4)$"))',
+        ),
     ],
 )  # fmt: skip
 def test_a_label_becomes_cel(term: Term, expression: str) -> None:
-    places = {"a": 'device.attributes["gpu.example.com"]', "c": 'device.capacity["gpu.example.com"]'}
+    places = {
+        "cc": 'device.attributes["gpu.example.com"].cudaComputeCapability',
+        "a": 'device.attributes["gpu.example.com"]',
+        "c": 'device.capacity["gpu.example.com"]',
+    }
     assert cel(term, GPU, PUBLISHED) == expression.format(**places)
 
 
@@ -90,3 +106,14 @@ def test_a_scheduler_chooses_by_the_cel_as_by_the_label(
     expression = cel(Term(f"nvidia.com/{label}", operator, values), GPU, PUBLISHED)
     assert expression
     assert matches(expression, device_value("gpu.example.com", A100)) is fits
+
+
+@pytest.mark.parametrize("label", sorted(set(NVIDIA) - {f"{GPU}.present"}))
+@pytest.mark.parametrize(("operator", "fits"), [("In", False), ("Gt", False), ("Lt", False), ("NotIn", True)])
+def test_a_device_without_the_key_is_no_error_and_is_taken_as_a_node_without_the_label(
+    label: str, operator: str, fits: bool
+) -> None:
+    pytest.importorskip("celpy", reason="the simulated scheduler's CEL is not installed")
+    expression = cel(Term(label, operator, ("1", "2")), GPU, PUBLISHED)
+    if expression is not None:
+        assert matches(expression, device_value("gpu.example.com", {})) is fits
