@@ -61,12 +61,17 @@ def run(arguments: argparse.Namespace) -> int:
     tables = arguments.output in ("table", "wide")
     rows = [row(device) | ({"gets": _gets(device)} if tables else {}) for device in devices]
     names = ", ".join(resources)
+    ours = [collision for collision in snapshot.collisions if set(collision.resource.split(", ")) & set(resources)]
+    alike = {path for collision in ours for path in collision.syspaths}
+    empty = f"no device matches ({names}); drabridge match --explain says why"
+    if alike:
+        empty = f"no device is offered ({names}); devices that match and have no identity of their own: {len(alike)}"
     show(
         rows,
         arguments.output,
         columns=("resource", "name", "presence", "gets", "numa", "reason"),
         wide=("id", "pci", "pcieRoot", "replicas", "syspath"),
-        empty=f"no device matches ({names}); drabridge match --explain says why",
+        empty=empty,
     )
     notes = [f"not offered: {collision}" for collision in snapshot.collisions]
     notes += [f"note: {note}" for note in (*inventory.notes, *why_fallbacks(devices))]

@@ -20,7 +20,7 @@ M = TypeVar("M", bound=Model)
 
 WRONG: Any = object()  # in place of a value that has a problem
 
-# Words of other tools, and the key that is meant here; of several, the first that is known at the place. Only for hints.
+# Words of other tools, and the key that is meant here; of several, the first that is known there. Only for hints.
 _SYNONYMS = {
     "name": "sysname", "kernel": "sysname", "KERNEL": "sysname", "SUBSYSTEM": "subsystem", "DRIVER": "driver",
     "ATTR": "attr", "attrs": "attr", "attributes": "attr", "ENV": "property", "env": "property",

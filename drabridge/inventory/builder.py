@@ -227,7 +227,10 @@ class DeviceBuilder:
                 gpu = mig.fields_of(nvidia, device)
                 values = MatchedDevice(device, nvidia=gpu).lookup(self._host)
                 ids = tuple(template.render(values) or "" for template in resource.id)
-                candidate = Candidate(resource.name, device.syspath, ids, mig.identity_hint(device) or uuid_hint(gpu))
+                hint = mig.identity_hint(device) or uuid_hint(gpu)
+                place = topology.place_template(device)
+                place = "" if place in map(str, resource.id) else place
+                candidate = Candidate(resource.name, device.syspath, ids, hint, place)
                 return _Match(device, config, resource, database, gpu, candidate)
         return None
 
