@@ -65,6 +65,12 @@ class BuildResult(Struct, frozen=True):
     waiting: tuple[str, ...]
     away: Mapping[Key, str] = MappingProxyType({})
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of hardware that is no device."""
+        away = [(*key, why) for key, why in sorted(self.away.items()) if why == NO_INSTANCES]
+        return tuple(f"{resource}: {os.path.basename(syspath)}: {why}" for resource, syspath, why in away)
+
 
 class _Match(Struct, frozen=True):
     """A udev device that a resource matches, and what follows from the two alone."""

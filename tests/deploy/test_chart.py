@@ -180,6 +180,7 @@ def test_the_defaults_mount_few_directories_at_their_own_paths() -> None:
         "/var/run/cdi": True,
         "/dev": False,
         "/sys": False,
+        "/run/udev": False,
     }
     types = {volume["hostPath"]["type"] for volume in pod()["volumes"] if "hostPath" in volume}
     assert types == {"Directory", "DirectoryOrCreate"}, "a socket's inode changes: mount what it lies in"
@@ -205,12 +206,12 @@ def test_other_programs_cdi_files_are_mounted_where_they_are_used(
 
 
 @pytest.mark.parametrize(("events", "host"), [("kernel", False), ("udev", True), ("auto", True), (None, True)], ids=str)
-def test_the_hosts_network_and_udev_come_with_the_event_source_that_needs_them(events: str | None, host: bool) -> None:
+def test_the_hosts_network_comes_with_the_event_source_that_needs_it_and_udevs_database_always(
+    events: str | None, host: bool
+) -> None:
     values = {"config": {"udevEvents": events}}  # null removes the key: the agent's own default then
     assert pod(values).get("hostNetwork", False) is host
-    assert ("/run/udev" in mounted(values)) is host
-    if host:
-        assert mounted(values)["/run/udev"] == ("/run/udev", False)
+    assert mounted(values)["/run/udev"] == ("/run/udev", False)
 
 
 def test_another_kubelet_directory_moves_everything() -> None:
