@@ -8,6 +8,7 @@ from typing import Any
 
 from drabridge.cli.hardware import add_config, enumerate_once, resources_named
 from drabridge.cli.output import add_output, said, show
+from drabridge.cli.pods import add_nodes
 from drabridge.config.loader import load
 from drabridge.inventory.fallbacks import why_fallbacks
 from drabridge.inventory.model import Device, Semver
@@ -17,6 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--resource", metavar="NAME", help="only devices of this resource")
     add_output(parser)
+    add_nodes(parser)
     parser.epilog = (
         "Needs no running agent and no cluster: it looks at this machine.\n\n"
         "examples:\n"
