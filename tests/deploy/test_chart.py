@@ -346,8 +346,10 @@ def test_the_notes_name_the_three_commands_to_look_at_first() -> None:
     notes = templates(EVERYTHING, name="gpus", namespace="hw")["NOTES.txt"]
     assert re.findall(r"^(\d)\.", notes, re.MULTILINE) == ["1", "2", "3"]
     assert "kubectl -n hw rollout status daemonset/gpus-drabridge" in notes
-    socket = "/var/lib/kubelet/plugins/drabridge.example.com/control.sock"
-    assert f"-- drabridge status --socket {socket}" in notes
+    assert "-- drabridge status\n" in notes
+    elsewhere = templates({"kubelet": {"rootDir": "/var/lib/k0s/kubelet"}})["NOTES.txt"]
+    assert "-- drabridge status --socket /var/lib/k0s/kubelet/plugins/drabridge.example.com/control.sock" in elsewhere
+    assert "kubectl label namespace hw pod-security.kubernetes.io/enforce=privileged" in notes
     assert "example.com/kvm" in notes
     assert "host's network" in notes
     (resource,) = EVERYTHING["config"]["resources"]

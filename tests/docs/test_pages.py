@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -70,13 +72,19 @@ def test_modules_that_are_run_exist(page: Path) -> None:
 
 @each_page
 def test_configurations_load(page: Path) -> None:
-    """Whole files, and what is under ``config:`` of the chart's values, as the chart completes it."""
+    """Whole files, and what is under ``config:`` of the chart's values, as the chart completes it; Helm takes both."""
+    schema = json.loads((ROOT / "deploy/chart/values.schema.json").read_text())
     for text in blocks(page, "yaml"):
         if "kind: AgentConfig" in text:
             load(text)
+            jsonschema.validate(
+                {"config": yaml.safe_load(text)}, schema
+            )  # Helm reads 2832 as a number, the agent as text
         elif "\nconfig:\n" in f"\n{text}":
             values: dict[str, Any] = yaml.safe_load(text)
-            load(yaml.safe_dump({"apiVersion": "drabridge/v1alpha1", "kind": "AgentConfig", **values["config"]}))
+            whole = {"apiVersion": "drabridge/v1alpha1", "kind": "AgentConfig", **values["config"]}
+            load(yaml.safe_dump(whole))
+            jsonschema.validate({"config": whole}, schema)
         else:
             list(yaml.safe_load_all(text))
 
