@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.helm import CHART, ROOT, HelmRefusedError, lint, manifests, one, templates
+from deploy.generate import ABOUT, repository
+from deploy.helm import CHART, ROOT, HelmRefusedError, hooks, lint, manifests, one, templates
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.system.port import parse_listen
@@ -340,6 +341,55 @@ def test_names_follow_the_release_and_the_service_account() -> None:
     assert {condition["expression"] for obj in policies for condition in obj["spec"]["matchConditions"]} == {
         'request.userInfo.username == "system:serviceaccount:hw:mine"'
     }
+
+
+@pytest.mark.parametrize(
+    "values", [EVERYTHING, {"coordinator": {"enabled": True}}, NETWORK_POLICY], ids=["all", "coordinator", "network"]
+)
+def test_another_namespace_is_as_if_the_release_were_in_it(values: Json) -> None:
+    moved = {**values, "namespaceOverride": "hw"}
+    assert manifests(moved, namespace="x") == manifests(values, namespace="hw")
+    assert hooks(moved, namespace="x") == hooks(values, namespace="hw")
+    assert templates(moved, namespace="x")["NOTES.txt"] == templates(values, namespace="hw")["NOTES.txt"]
+
+
+def test_what_is_added_to_the_pod_stands_beside_what_the_chart_sets() -> None:
+    plain, added = agent({}), agent(EVERYTHING)
+    assert added["env"][-1] == EVERYTHING["extraEnv"][0]
+    assert added["securityContext"].items() >= {"readOnlyRootFilesystem": True, "procMount": "Default"}.items()
+    assert plain["securityContext"].keys() | {"procMount"} == added["securityContext"].keys()
+    assert pod(EVERYTHING)["securityContext"].items() >= pod({})["securityContext"].items()
+    assert pod(EVERYTHING)["securityContext"]["supplementalGroups"] == [44]
+
+
+def test_agents_are_replaced_by_hand_where_that_is_wanted() -> None:
+    strategy = one(manifests({"updateStrategy": "OnDelete"}), "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {"type": "OnDelete"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"securityContext": {"readOnlyRootFilesystem": False}},
+        {"securityContext": {"privileged": True}},
+        {"podSecurityContext": {"runAsUser": 1}},
+        {"updateStrategy": "Recreate"},
+        {"namespaceOverride": "A b"},
+    ],
+)
+def test_what_the_chart_decides_cannot_be_written_over(values: Json) -> None:
+    with pytest.raises(HelmRefusedError):
+        manifests(values)
+
+
+def test_every_address_of_the_project_is_the_one_of_the_package() -> None:
+    about = yaml.safe_load(ABOUT.read_text())
+    links = yaml.safe_load(about["annotations"]["artifacthub.io/links"])
+    found = [about["home"], about["icon"], *about["sources"], *(one["url"] for one in (*about["maintainers"], *links))]
+    assert all(url.startswith(repository()) for url in found)
+    for url in found:
+        path = url.removeprefix(repository()).removeprefix("/blob/main").removeprefix("/raw/main")
+        assert (ROOT / path.strip("/")).exists(), url
 
 
 def test_the_notes_name_the_three_commands_to_look_at_first() -> None:
