@@ -14,6 +14,7 @@ import yaml
 
 from drabridge.cli import COMMANDS
 from drabridge.config import load
+from drabridge.config.advice import advice
 from podresources.cli import parser as podresources_parser
 from tests.docs.pages import NAMES, PAGES, README, ROOT, anchors, blocks, prose
 from tests.support.agent_promql import faults
@@ -21,6 +22,7 @@ from tests.support.agent_promql import faults
 each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
 FOLDERS = "drabridge|deviceplugin|podresources|tests|deploy|docs|proto"
 LANGUAGES = ("console", "yaml", "python", "text")  # diagrams have a test of their own
+HEAD = "apiVersion: drabridge/v1alpha1\nkind: AgentConfig\ndriver: devices.test\n"
 NO_PATHS = {"drabridge/v1alpha1"}  # the configuration's apiVersion
 
 
@@ -85,6 +87,10 @@ def test_configurations_load(page: Path) -> None:
             whole = {"apiVersion": "drabridge/v1alpha1", "kind": "AgentConfig", **values["config"]}
             load(yaml.safe_dump(whole))
             jsonschema.validate({"config": whole}, schema)
+        elif text.startswith("- name: ") and "\n  match:" in text:
+            config = load(f"{HEAD}resources:\n{text}")
+            assert advice(config) == ()
+            jsonschema.validate({"config": yaml.safe_load(f"{HEAD}resources:\n{text}")}, schema)
         else:
             list(yaml.safe_load_all(text))
 
