@@ -73,6 +73,13 @@ def test_modules_that_are_run_exist(page: Path) -> None:
 
 
 @each_page
+def test_nothing_is_swallowed_as_a_tag(page: Path) -> None:
+    """``<driver>`` outside of code is shown by no browser."""
+    text = re.sub(r"``.*?``|`[^`]*`|<!--.*?-->|<https?://[^>]*>", "", prose(page), flags=re.DOTALL)
+    assert re.findall(r"<(?!/?(?:br|details|summary)\b)[a-zA-Z][^>\n]*>", text) == []
+
+
+@each_page
 def test_configurations_load(page: Path) -> None:
     """Whole files, and what is under ``config:`` of the chart's values, as the chart completes it; Helm takes both."""
     schema = json.loads((ROOT / "deploy/chart/values.schema.json").read_text())
