@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,11 @@ def _object(properties: Json, description: str = "", *, required: tuple[str, ...
     return found | ({"required": list(required)} if required else {})
 
 
+def _without(keys: tuple[str, ...]) -> Json:
+    """An object without the keys that the chart sets, or has values of its own for: YAML would have them twice."""
+    return {"type": "object", "not": {"anyOf": [{"required": [key]} for key in keys]}}
+
+
 _ONE_LOOKAHEAD = r"\(\?([!=])((?:[^()]|\([^()]*\))*)\)"
 _LOOKAHEAD = re.compile(rf"\^(?:{_ONE_LOOKAHEAD})+")
 _TEXT: Json = {"type": "string"}
@@ -57,6 +63,8 @@ _TEAM = {
         "counts": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1, "maximum": 32}},
     },
 }
+_SET_FOR_THE_POD = ("runAsUser", "runAsGroup", "seccompProfile", "seLinuxOptions")
+_SET_FOR_THE_CONTAINER = ("allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities", "privileged")
 _PATH: Json = {"type": "string", "pattern": "^/[^ ]*[^/ ]$"}
 
 
@@ -97,6 +105,7 @@ def values_schema() -> Json:
         "kubeVersion": {"type": "string", "pattern": r"^(v?[0-9]+\.[0-9]+(\.[0-9]+)?.*)?$"},
         "nameOverride": _TEXT,
         "fullnameOverride": _TEXT,
+        "namespaceOverride": {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"},
         "kubelet": _object({"rootDir": _PATH, "devicePluginDir": {"anyOf": [{"const": ""}, _PATH]}}),
         "cdiDir": _PATH,
         "extraHostPaths": {"type": "array", "items": _PATH},
@@ -120,6 +129,10 @@ def values_schema() -> Json:
         "resources": _ANY_OBJECT,
         "maxSurge": _SHARE,
         "maxUnavailable": _SHARE,
+        "updateStrategy": {"enum": ["RollingUpdate", "OnDelete"]},
+        "extraEnv": _ANY_OBJECTS,
+        "podSecurityContext": _without(_SET_FOR_THE_POD),
+        "securityContext": _without(_SET_FOR_THE_CONTAINER),
         "capabilities": {"type": "array", "items": {"type": "string", "pattern": "^[A-Z_]+$"}},
         "hostPID": _SWITCH,
         "seLinuxOptions": _ANY_OBJECT,
@@ -192,9 +205,16 @@ def schema_text() -> str:
     return json.dumps(values_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
+def repository() -> str:
+    """Where the repository is: ``project.urls.Repository`` of pyproject.toml, the only place to write it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["urls"]["Repository"])
+
+
 def about_text() -> str:
     """Chart.yaml as it is, with the package's version as the chart's and the program's."""
-    return re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", ABOUT.read_text(encoding="utf-8"))
+    text = re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", ABOUT.read_text(encoding="utf-8"))
+    return re.sub(re.escape(yaml.safe_load(text)["home"]) + r"(?=[/\s])", repository(), text)
 
 
 def files() -> Iterator[tuple[Path, str]]:

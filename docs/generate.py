@@ -126,6 +126,7 @@ def _row(action: argparse.Action) -> str:
     meaning = argparse.HelpFormatter("")._expand_help(action) if action.help else ""
     if not meaning and action.default is not None:
         meaning = f"default: {action.default}"
+    meaning = re.sub(r"<[a-z]+>", r"`\g<0>`", meaning)  # else a browser takes it for a tag
     cells = (" ".join(text.split()).replace("|", "\\|") for text in (words, meaning))
     return "| `{}` | {} |".format(*cells)
 

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -33,6 +34,7 @@ COMMANDS = {
     "migrate": ("migrate", "from limits to claims: report on a cluster, convert manifests"),
     "coordinator": ("coordinator", "tell each agent which claims wait for a lease: for clusters of many nodes"),
     "demo": ("demo", "watch an agent serve this machine's devices to a simulated cluster"),
+    "completion": ("completion", "print what makes a shell complete commands and options"),
     "version": ("version", "print the versions of drabridge and of what it stands on"),
 }
 
@@ -60,11 +62,21 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", _HelpFormatter)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
 
+    def format_help(self) -> str:
+        """Return the help, with examples as they are to be typed."""
+        program = self.prog.rpartition("drabridge")[0] + "drabridge"
+        return re.sub(r"(?<=^  )drabridge(?= )", program, super().format_help(), flags=re.MULTILINE)
+
     def error(self, message: str) -> NoReturn:
         self.exit(USAGE, f"{self.prog}: {message}\ntry: {self.prog} --help\n")
 
 
-def build_parser(chosen: str | None) -> Parser:
+def program_name() -> str:
+    """How this program was called: by kubectl, as its plugin, or by its own name."""
+    return "kubectl drabridge" if os.path.basename(sys.argv[0]).startswith("kubectl-") else "drabridge"
+
+
+def build_parser(chosen: str | None, program: str = "drabridge") -> Parser:
     """Return the parser of ``drabridge``, with the options of the chosen command.
 
     No other command's module is imported.
@@ -73,7 +85,7 @@ def build_parser(chosen: str | None) -> Parser:
         "One node agent that offers the same devices through Kubernetes' DevicePlugin API and through DRA,\n"
         "and never lets two workloads hold one device."
     )
-    parser = Parser(prog="drabridge", description=description, epilog=_EPILOG)
+    parser = Parser(prog=program, description=description, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"drabridge {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, help_text) in COMMANDS.items():
@@ -92,10 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no "…" and no "✓"
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if word in COMMANDS), None)
-    arguments = build_parser(chosen).parse_args(words)
+    arguments = build_parser(chosen, program_name()).parse_args(words)
     module = importlib.import_module(f"drabridge.cli.{COMMANDS[arguments.command][0]}")
     try:
-        code: int = module.run(arguments)
+        code: int = _run_in_pods(arguments, words) if getattr(arguments, "nodes", None) else module.run(arguments)
         sys.stdout.flush()
     except ConfigError as error:
         print(error_text(error), file=sys.stderr)
@@ -109,3 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _run_in_pods(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    from drabridge.cli import pods
+
+    return pods.run(arguments, words)

@@ -8,6 +8,7 @@ from typing import Any
 
 from drabridge.cli.hardware import add_config, enumerate_once, resources_named
 from drabridge.cli.output import add_output, said, show
+from drabridge.cli.pods import add_nodes
 from drabridge.config.loader import load
 from drabridge.inventory.fallbacks import why_fallbacks
 from drabridge.inventory.model import Device, Semver
@@ -17,6 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--resource", metavar="NAME", help="only devices of this resource")
     add_output(parser)
+    add_nodes(parser)
     parser.epilog = (
         "Needs no running agent and no cluster: it looks at this machine.\n\n"
         "examples:\n"
@@ -61,12 +63,17 @@ def run(arguments: argparse.Namespace) -> int:
     tables = arguments.output in ("table", "wide")
     rows = [row(device) | ({"gets": _gets(device)} if tables else {}) for device in devices]
     names = ", ".join(resources)
+    ours = [collision for collision in snapshot.collisions if set(collision.resource.split(", ")) & set(resources)]
+    alike = {path for collision in ours for path in collision.syspaths}
+    empty = f"no device matches ({names}); drabridge match --explain says why"
+    if alike:
+        empty = f"no device is offered ({names}); devices that match and have no identity of their own: {len(alike)}"
     show(
         rows,
         arguments.output,
         columns=("resource", "name", "presence", "gets", "numa", "reason"),
         wide=("id", "pci", "pcieRoot", "replicas", "syspath"),
-        empty=f"no device matches ({names}); drabridge match --explain says why",
+        empty=empty,
     )
     notes = [f"not offered: {collision}" for collision in snapshot.collisions]
     notes += [f"note: {note}" for note in (*inventory.notes, *why_fallbacks(devices))]

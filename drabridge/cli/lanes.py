@@ -8,6 +8,7 @@ from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
 from drabridge.cli.output import add_output, show, terminal_width, wrapped
+from drabridge.cli.pods import add_nodes
 from drabridge.cli.status import moves, of_resource, remarks
 from drabridge.errors import ConfigError
 from drabridge.status.wording import parse_time
@@ -18,6 +19,7 @@ LANES = ("legacy", "dra", "shared")
 def configure(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
     add_output(parser)
+    add_nodes(parser)
     parser.add_argument("action", nargs="?", choices=("show", "set", "reset", "release"), default="show")
     parser.add_argument("resource", nargs="?", metavar="RESOURCE", help="for release: a device")
     parser.add_argument("shares", nargs="*", metavar="LANE=SHARE", help="legacy=6, dra=2, dra=50%%, shared='*'")

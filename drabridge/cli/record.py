@@ -24,10 +24,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("device", nargs="*", metavar="DEVICE", help="these instead of what the configuration matches")
     parser.epilog = (
         "The dump holds the devices with their parents as udev shows them; umockdev-run plays it back on any machine.\n"
-        "Serial numbers are replaced unless you keep them. Read it before you attach it to a bug report.\n\n"
+        "Serial numbers are replaced unless you keep them: rules that name one, as those of `drabridge suggest`,\n"
+        "find nothing in it then. Read it before you attach it to a bug report.\n\n"
         "examples:\n"
         "  drabridge record -c radios.yaml -o radios.umockdev\n"
-        "  umockdev-run --device radios.umockdev -- drabridge devices -c radios.yaml"
+        "  drabridge record -c radios.yaml --keep-serials -o mine.umockdev\n"
+        "  umockdev-run --device mine.umockdev -- drabridge devices -c radios.yaml"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from drabridge.cli.agent_client import add_socket, ask, find_socket
 from drabridge.cli.output import add_output, as_json_or_yaml, error_text, table, terminal_width, wrapped
+from drabridge.cli.pods import add_nodes
 from drabridge.errors import ConfigError, DrabridgeError
 from drabridge.status.wording import (
     HOLDERS_MAX,
@@ -45,11 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="show it again every so many seconds; default: 2",
     )
     add_output(parser)
+    add_nodes(parser)
     parser.epilog = (
         "Exit status 1 when the agent is not ready or a device is in doubt, so a script can ask too.\n\n"
         "examples:\n"
         "  drabridge status\n"
         "  drabridge status --watch\n"
+        "  drabridge status --node node-7\n"
         "  drabridge status -o json | jq '.devices[] | select(.owner == \"conflict\")'"
     )
 

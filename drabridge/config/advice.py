@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from drabridge.config import kernel_names
 from drabridge.config.lanes import COUNT_MAX, Lanes, LaneShare
 from drabridge.config.predicate import All, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
@@ -76,8 +77,22 @@ def _of_resource(resource: Resource) -> Iterator[str]:
         if str(template).endswith("=all"):
             yield f"cdiDevices {template}: by that name vendors' files mean every device of the node"
     fields = {field.source for field in resource.id[0].fields}
-    if fields and fields <= _NUMBERED:
+    numbered = _NUMBERED | {"sysname"} if any(map(kernel_names.names_are_numbered, resource.match)) else _NUMBERED
+    if fields and fields <= numbered:
         yield f"id {resource.id[0]} follows the kernel's numbering: another device may have it after the next boot"
+    for index, matcher in enumerate(resource.match):
+        for name in kernel_names.numbered_names(matcher):
+            yield (
+                f"match[{index}].sysname {name} has a number of the kernel's: it may be another device's after the "
+                "next boot; `drabridge suggest` writes a rule that stays with the hardware"
+            )
+        for key, owner in kernel_names.above(matcher):
+            name, _, attribute = key.partition(".")
+            inner = f"{name}: {{{attribute}: ...}}" if attribute else f"{name}: ..."
+            yield (
+                f"match[{index}].{key} matches nothing: such a device has none of its own, the {owner} above it has; "
+                f"write parent: {{{inner}}}"
+            )
     if not all(_has_subsystem(matcher.predicate()) for matcher in resource.match):
         yield "match without subsystem: every device of the node is looked at; add one to make discovery faster"
 

@@ -20,15 +20,19 @@ M = TypeVar("M", bound=Model)
 
 WRONG: Any = object()  # in place of a value that has a problem
 
-# Words of other tools, and the key that is meant here. Only for hints.
+# Words of other tools, and the key that is meant here; of several, the first that is known there. Only for hints.
 _SYNONYMS = {
     "name": "sysname", "kernel": "sysname", "KERNEL": "sysname", "SUBSYSTEM": "subsystem", "DRIVER": "driver",
     "ATTR": "attr", "attrs": "attr", "attributes": "attr", "ENV": "property", "env": "property",
     "properties": "property",
     "ATTRS": "parent: {attr: ...}", "idVendor": "attr: {idVendor: ...}", "idProduct": "attr: {idProduct: ...}",
-    "vendor": "attr: {vendor: ...}", "product": "attr: {idProduct: ...}", "device": "attr: {device: ...}",
-    "serial": "attr: {serial: ...}", "class": "attr: {class: ...}", "TAG": "tag", "udevRule": "rule",
-    "hostPath": "path", "mountPath": "as", "containerPath": "as", "count": "replicas: {count: ...}",
+    "vendor": "attr: {vendor: ...}", "product": "attr: {idProduct: ...}", "device": ("path", "attr: {device: ...}"),
+    "serial": "attr: {serial: ...}", "class": "attr: {class: ...}", "udevRule": "rule",
+    "KERNELS": "parent: {sysname: ...}", "SUBSYSTEMS": "parent: {subsystem: ...}", "DRIVERS": "parent: {driver: ...}",
+    "TAGS": "parent: {tag: ...}", "parents": "parent", "DEVTYPE": "devtype", "TAG": "tag", "SYMLINK": "devlink",
+    "symlink": "devlink", "DEVPATH": "rule: ...", "devpath": "rule: ...",
+    "path": "devnode", "devname": "devnode", "DEVNAME": "devnode", "file": "devnode", "dev": "devnode",
+    "hostPath": ("path", "devnode"), "mountPath": "as", "containerPath": "as", "count": "replicas: {count: ...}",
     "share": "sharing", "expose": "lanes", "timeout": "timeoutSeconds", "devices": "resources", "domain": "driver",
 }  # fmt: skip
 
@@ -43,10 +47,14 @@ def check(model: type[M], data: object) -> M:
 
 
 class _Checker:
-    """One document on its way. Types are strict: a number is not text, 1 is not true, and null is for optional keys."""
+    """One document on its way. Types are strict: a number is not text, 1 is not true, and null is for optional keys.
 
-    def __init__(self) -> None:
+    ``hints``: whether to look for what to write instead.
+    """
+
+    def __init__(self, hints: bool = True) -> None:
         self.problems: list[Problem] = []
+        self._hints = hints
         self._fields: dict[type[Model], tuple[FieldInfo, ...]] = {}  # their annotations are parsed anew each time
 
     def value(self, annotation: Any, value: object, path: Path) -> Any:
@@ -95,14 +103,16 @@ class _Checker:
 
     def _items(self, kind: Any, value: object, path: Path) -> Any:
         if not isinstance(value, list | tuple):
-            return self._refuse(unmet("a list"), path)
+            hint = f"write [{_scalar_text(value)}]" if isinstance(value, str) and value else ""
+            return self._refuse(unmet("a list", hint), path)
         found = [self.value(kind, item, (*path, index)) for index, item in enumerate(value)]
         return WRONG if any(item is WRONG for item in found) else tuple(found)
 
     def _mapping(self, kinds: Sequence[Any], value: object, path: Path) -> Any:
         key_kind, kind = kinds
         if not isinstance(value, Mapping):
-            return self._refuse(unmet("a mapping"), path)
+            hint = "write NAME: VALUE, one on a line, without a dash" if isinstance(value, list) and value else ""
+            return self._refuse(unmet("a mapping", hint), path)
         found: dict[Any, Any] = {}
         for key, item in value.items():
             before = len(self.problems)
@@ -117,7 +127,7 @@ class _Checker:
         if isinstance(value, model):
             return value
         if not isinstance(value, Mapping):
-            return self._refuse(unmet("a mapping"), path)
+            return self._refuse(unmet("a mapping", _mapping_hint(model, value) if self._hints else ""), path)
         if (declared := self._fields.get(model)) is None:
             declared = self._fields[model] = fields(model)
         given: dict[str, Any] = {}
@@ -130,7 +140,7 @@ class _Checker:
         known = [one.encode_name for one in declared]
         for key in value:
             if key not in known:
-                hint = _key_hint(str(key), known)
+                hint = _key_hint(str(key), value[key], known)
                 self.problems.append(Problem("a known key", hint, (*path, key), f"the key {shorten(str(key))}"))
         if len(self.problems) > before:
             return WRONG
@@ -230,8 +240,39 @@ def _constrain(meta: Meta, value: Any) -> None:
         raise unmet(f"text that matches {meta.pattern}")
 
 
-def _key_hint(word: str, known: Sequence[str]) -> str:
-    synonym = _SYNONYMS.get(word)
-    if synonym is not None and synonym.partition(":")[0] in known:
-        return f"did you mean {synonym}?"
+def _mapping_hint(model: type[Model], value: object) -> str:
+    """How to write as a mapping what was written as a plain value: with the first key that takes it."""
+    if not isinstance(value, str | int | float) or not str(value):
+        return ""
+    keys = [one.encode_name for one in fields(model)]
+    keys.sort(key=lambda name: name != _node_key(value))
+    if re.split(r"\W", str(value))[0] in keys:  # it is a key itself, or has one: what it misses is more than a brace
+        return ""
+    for key in keys:
+        trial = _Checker(hints=False)
+        trial.value(model, {key: value}, ())
+        if not trial.problems:
+            return f"write {{{key}: {_scalar_text(value)}}}"
+    return ""
+
+
+def _scalar_text(value: object) -> str:
+    """A plain value as a YAML file has it, inside of brackets."""
+    text = shorten(str(value).lower() if isinstance(value, bool) else str(value))
+    return text if re.fullmatch(r"[\w./:=-]+", text) else f'"{text}"'
+
+
+def _node_key(value: object) -> str:
+    """The key of a match rule for a path below /dev; empty for anything else. udev makes the links by-id, by-path."""
+    if not isinstance(value, str) or not value.startswith("/dev/"):
+        return ""
+    return "devlink" if "/by-" in value else "devnode"
+
+
+def _key_hint(word: str, value: object, known: Sequence[str]) -> str:
+    synonyms = _SYNONYMS.get(word, ())
+    meant = [synonyms] if isinstance(synonyms, str) else list(synonyms)
+    for synonym in (_node_key(value), *meant):  # the value says it better than any word
+        if synonym.partition(":")[0] in known:
+            return f"did you mean {synonym}?"
     return did_you_mean(word, known) or f"known here: {', '.join(sorted(known))}"

@@ -42,7 +42,7 @@ RESOURCES_MAX = 256
 # Published beside the configured ones: resource.kubernetes.io pcieRoot, pciBusID and numaNode, type, resource.
 RESERVED_ATTRIBUTES = 5
 
-_DEFAULT_ID = tuple(
+DEFAULT_ID = tuple(
     map(parse_template, ("{property:ID_SERIAL_SHORT}", "{attr:serial}", "{property:ID_PATH}", "{sysname}"))
 )
 Inject = Literal["cdi", "devices"]
@@ -164,7 +164,7 @@ class Resource(Model, frozen=True):
     that this attribute of the devices has; what cannot be in a name becomes a dot."""
     match: Annotated[Match, Meta(min_length=1)]
     """Which udev devices; one matcher of the list is enough."""
-    id: Annotated[tuple[IdTemplate, ...], Meta(min_length=1)] = _DEFAULT_ID
+    id: Annotated[tuple[IdTemplate, ...], Meta(min_length=1)] = DEFAULT_ID
     """The device's identity: the first template whose fields all have a value and that is unique among the resource's
     devices. Choose what survives reboots and replugging."""
     nodes: tuple[NodeRule, ...] = (NodeRule(source="devnode", optional=True),)

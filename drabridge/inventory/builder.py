@@ -65,6 +65,12 @@ class BuildResult(Struct, frozen=True):
     waiting: tuple[str, ...]
     away: Mapping[Key, str] = MappingProxyType({})
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of hardware that is no device."""
+        away = [(*key, why) for key, why in sorted(self.away.items()) if why == NO_INSTANCES]
+        return tuple(f"{resource}: {os.path.basename(syspath)}: {why}" for resource, syspath, why in away)
+
 
 class _Match(Struct, frozen=True):
     """A udev device that a resource matches, and what follows from the two alone."""
@@ -230,7 +236,10 @@ class DeviceBuilder:
                 gpu = mig.fields_of(nvidia, device)
                 values = MatchedDevice(device, nvidia=gpu).lookup(self._host)
                 ids = tuple(template.render(values) or "" for template in resource.id)
-                candidate = Candidate(resource.name, device.syspath, ids, mig.identity_hint(device) or uuid_hint(gpu))
+                hint = mig.identity_hint(device) or uuid_hint(gpu)
+                place = topology.place_template(device)
+                place = "" if place in map(str, resource.id) else place
+                candidate = Candidate(resource.name, device.syspath, ids, hint, place)
                 return _Match(device, config, resource, database, gpu, candidate)
         return None
 

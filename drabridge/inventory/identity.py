@@ -106,13 +106,14 @@ class KnownIdentities(Struct, frozen=True):
 class Candidate(Struct, frozen=True):
     """A device that needs an identity. ``values``: what its templates gave, best first; "" where that is nothing.
 
-    ``hint`` says what to do if all are empty.
+    ``hint`` says what to do if all are empty. ``place``: a template that gives a value, if the configuration lacks it.
     """
 
     resource: str
     syspath: str
     values: tuple[str, ...]
     hint: str = ""
+    place: str = ""
 
     @property
     def key(self) -> Key:
@@ -150,6 +151,7 @@ class _Assignment:
         kept: Mapping[Key, DeviceIdentity],
         held: Callable[[str], bool],
     ) -> None:
+        self.everyone = everyone
         self.newcomers = [candidate for candidate in everyone if candidate.key not in kept]
         self.ids = ids
         self.kept = kept
@@ -167,7 +169,7 @@ class _Assignment:
             if value := self._choose(candidate.key):
                 chosen[name_of(value)].append((candidate.key, value))
             else:
-                hint = candidate.hint or "No identity template gives it a value"
+                hint = candidate.hint or f"No identity template gives it a value: {_advised([candidate])}"
                 nameless[candidate.resource, hint].append(candidate.syspath)
         identities = dict(self.kept)
         collisions = []
@@ -213,5 +215,13 @@ class _Assignment:
         elif len(resources) > 1:
             hint = "Make the match rules of these resources exclude each other"
         else:
-            hint = "Add an identity that differs, for example {property:ID_PATH}, after the present one"
+            hint = f"Add an identity that differs: {_advised(one for one in self.everyone if one.key in sharing)}"
         return Collision(value, ", ".join(resources), tuple(sorted({syspath for _, syspath in sharing})), hint)
+
+
+def _advised(candidates: Iterable[Candidate]) -> str:
+    """What to add to the templates of an identity."""
+    places = {candidate.place for candidate in candidates}
+    if len(places) == 1 and (place := next(iter(places))):
+        return f'add "{place}" at the end of its resource\'s id'
+    return "`drabridge suggest` writes one for a device"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -20,7 +19,7 @@ from drabridge.config.schema import Config
 from drabridge.config.template import Lookup
 from drabridge.errors import HostError
 from drabridge.inventory import event_source, mig, nvidia
-from drabridge.inventory.builder import NO_INSTANCES, DeviceBuilder
+from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_follower import CdiFollower
 from drabridge.inventory.container_edits import resolve_again
 from drabridge.inventory.event_source import EventKind, EventSource
@@ -44,7 +43,7 @@ from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import cdi_kinds, distinct_configs, needs_nvidia, scope_of_all
+from drabridge.inventory.udev_scope import cdi_kinds, distinct_configs, needs_nvidia, scope_of_all, why_database
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -332,11 +331,7 @@ class Inventory:
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)
         self._recheck_at = now + FAULTY_RECHECK_SECONDS if faulty else None
         names = [resource.name for resource in self._config.resources]
-        self.notes = tuple(
-            f"{resource}: {os.path.basename(syspath)}: {why}"
-            for (resource, syspath), why in sorted(built.away.items())
-            if why == NO_INSTANCES
-        )
+        self.notes = (*built.notes, *(() if self._database else why_database(self._config)))
         collisions = (*built.collisions, *self._names.collisions)
         return self._tracker.update(built.devices, collisions, names, now, built.away)
 

@@ -69,32 +69,43 @@ def holds(predicate: Predicate, device: UdevDevice) -> bool:
             return any(holds(part, node) for node in (device.lineage() if include_self else device.ancestors()))
 
 
-def explain_predicate(predicate: Predicate, device: UdevDevice) -> Explanation:
-    """Evaluate a predicate and say why it holds or not."""
+def explain_predicate(predicate: Predicate, device: UdevDevice, advise: bool = True) -> Explanation:
+    """Evaluate a predicate and say why it holds or not. ``advise``: also where a missing value is to be had."""
     match predicate:
         case Test(source, patterns, key):
             values = _values(source, key, device)
-            return Explanation(_test(predicate, device), predicate.label, f"is {patterns}", _shown(values))
+            ok, found = _test(predicate, device), _shown(values)
+            above = _owner_above(source, key, device) if advise and not (ok or values) else None
+            if above is not None:
+                found += f"; {above.subsystem or '?'} {_quoted(above.sysname)} above has one: write it under parent:"
+            return Explanation(ok, predicate.label, f"is {patterns}", found)
         case Exists(source, key):
             values = _values(source, key, device)
             return Explanation(bool(values), f"exists {predicate.label}", "", _shown(values))
         case All(parts) | Any(parts):
-            inner = tuple(explain_predicate(part, device) for part in parts)
+            inner = tuple(explain_predicate(part, device, advise) for part in parts)
             every = isinstance(predicate, All)
             ok = (all if every else any)(part.ok for part in inner)
             return Explanation(ok, "all" if every else "any", parts=inner)
         case Not(part):
-            reason = explain_predicate(part, device)
+            reason = explain_predicate(part, device, False)
             return Explanation(not reason.ok, "not", parts=(reason,))
         case Ancestor(part, include_self):
             return _explain_ancestor(part, device, include_self)
+
+
+def _owner_above(source: Source, key: str, device: UdevDevice) -> UdevDevice | None:
+    """The nearest ancestor that has such a value; None where a device may lack what its ancestors have."""
+    if source not in (Source.ATTR, Source.DRIVER):
+        return None
+    return next((node for node in device.ancestors() if _values(source, key, node)), None)
 
 
 def _explain_ancestor(part: Predicate, device: UdevDevice, include_self: bool) -> Explanation:
     label = "the device or one ancestor" if include_self else "one ancestor"
     tried: list[Explanation] = []
     for node in device.lineage() if include_self else device.ancestors():
-        reason = explain_predicate(part, node)
+        reason = explain_predicate(part, node, advise=False)
         named = Explanation(reason.ok, f"{node.subsystem or '?'} {_quoted(node.sysname)}", parts=(reason,))
         if reason.ok:
             return Explanation(True, label, parts=(named,))

@@ -15,6 +15,7 @@ from drabridge.config.names import DNS_LABEL_MAX
 from drabridge.config.pattern import WHITESPACE, Glob, check_id_width
 from drabridge.config.problems import Problems
 from drabridge.inventory.match import holds
+from drabridge.inventory.topology import place_template
 from drabridge.inventory.udev_device import UdevDevice
 
 USB_IDS, PCI_IDS = ("idVendor", "idProduct"), ("vendor", "device", "class")
@@ -181,12 +182,8 @@ class _Hardware:
             own = "" if self.unit is self.device else "parent."
             part = "-{attr:partition}" if self.device.devtype == "partition" else ""
             found.append(f"{{{own}attr:{self.unit_attribute}}}{part}")
-        if self.usb is not None:
-            own = "" if self.usb is self.device else "parent."
-            place = ("{pci}-" if self.pci is not None else "") + f"usb-{{{own}attr:devpath}}"
-            found.append(place + ("-{parent.attr:bInterfaceNumber}" if self.interface is not None and own else ""))
-        elif self.pci is not None:
-            found.append("{pci}")
+        if self.anchor is not None:
+            found.append(place_template(self.device))
         if isinstance(rule.get("sysname"), _Noted) and self.device is not self.pci:
             found = ["{pci}-{sysname}" if one == "{pci}" else one for one in found]
         return found or ["{sysname}"]

@@ -19,6 +19,18 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
+def place_template(device: UdevDevice) -> str:
+    """The template of an identity that says where a device is plugged in. It needs no udev database."""
+    lineage = list(device.lineage())
+    usb = next((node for node in lineage if node.subsystem == "usb" and node.devtype == "usb_device"), None)
+    slot = "{pci}" if any(node.subsystem == "pci" for node in lineage) else ""
+    if usb is None:
+        return slot or "{sysname}"
+    own = "" if usb is device else "parent."
+    interface = "-{parent.attr:bInterfaceNumber}" if own and any(n.devtype == "usb_interface" for n in lineage) else ""
+    return (f"{slot}-" if slot else "") + f"usb-{{{own}attr:devpath}}{interface}"
+
+
 def numa_nodes(device: UdevDevice) -> tuple[int, ...]:
     """The NUMA node of the device or of its nearest ancestor that has one; empty when none has.
 

@@ -13,7 +13,7 @@ from drabridge.config.container import CdiFallback
 from drabridge.config.matcher import any_of
 from drabridge.config.pattern import Glob
 from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicate, Source, Test
-from drabridge.config.schema import Config, Resource
+from drabridge.config.schema import DEFAULT_ID, Config, Resource
 from drabridge.config.template import Field, variable_name
 from drabridge.inventory import amdgpu
 
@@ -169,12 +169,36 @@ def needs_database(resource: Resource) -> bool:
     Such a device must not be named before udevd has finished with it: without ID_SERIAL_SHORT it would take the next
     identity, and change it a moment later.
     """
-    tests = [test for rule in enumerated(resource) for test in tests_of(rule)]
-    if any(test.source in _FROM_UDEVD for test in tests):
-        return True
-    keys = [test.key for test in tests if test.source is Source.PROPERTY]
-    keys += [field.key for field in fields_of(resource) if field.source == "property"]
-    return any(key not in _KERNEL_PROPERTIES and not key.startswith(amdgpu.PREFIX) for key in keys)
+    return next(database_reads(resource), None) is not None
+
+
+def database_reads(resource: Resource) -> Iterator[str]:
+    """What this resource reads that only udevd knows, as its configuration writes it: ``property:ID_PATH``, ``tag``."""
+    for test in (test for rule in enumerated(resource) for test in tests_of(rule)):
+        if test.source in _FROM_UDEVD or (test.source is Source.PROPERTY and _is_udevds(test.key)):
+            yield test.label.replace(".", ":", 1)
+    for field in fields_of(resource):
+        if field.source == "property" and _is_udevds(field.key):
+            yield str(field)
+
+
+def why_database(config: Config) -> Iterator[str]:
+    """One sentence for each resource that reads what only udevd knows; for a node where its database is not there.
+
+    The default identity goes on to what the kernel knows, as it is meant to.
+    """
+    for resource in config.resources:
+        usual = set(map(str, resource.id)) if resource.id == DEFAULT_ID else set()
+        reads = [one for one in dict.fromkeys(database_reads(resource)) if f"{{{one}}}" not in usual]
+        if reads:
+            yield (
+                f"{resource.name}: there is no udev database here, so nothing has {', '.join(reads)}: where udevd runs "
+                "on the node, mount its /run/udev"
+            )
+
+
+def _is_udevds(key: str) -> bool:
+    return key not in _KERNEL_PROPERTIES and not key.startswith(amdgpu.PREFIX)
 
 
 def cdi_kinds(configs: Iterable[Config]) -> frozenset[str]:

@@ -55,6 +55,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+class _Version(argparse.Action):
+    """Print the version of the package that this program came with. It is looked up only when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        from importlib import metadata
+
+        try:
+            version = metadata.version("drabridge")
+        except metadata.PackageNotFoundError:
+            version = "from a checkout that is not installed"
+        print(f"podresources {version}")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of ``podresources`` with all its commands."""
     parser = argparse.ArgumentParser(
@@ -63,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=BLIND_SPOTS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, module: str, text: str, example: str, *, endless: bool = False) -> argparse.ArgumentParser:

@@ -53,6 +53,27 @@ def test_devices_in_every_format(file: str, output: str, capsys: Output) -> None
         assert "events: " in err  # which kind was chosen, and why
 
 
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{attr:none}", 'have no identity. No identity template gives it a value: add "{sysname}"'),
+        ("{subsystem}", "all resolve"),
+    ],
+)
+def test_devices_that_match_and_are_not_offered(tmp_path: Path, capsys: Output, template: str, why: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.replace("{sysname}", template))
+    assert main(["devices", "-c", str(path)]) == 1
+    out, err = capsys.readouterr()
+    assert "no device matches" not in out + err
+    assert "(example.com/mem); devices that match and have no identity of their own: 2" in out + err
+    assert why in err
+    assert "{sysname}" in err, "what to write instead"
+    path.write_text(CONFIG.replace("{sysname}", template).replace('[zero, "null"]', "nothing"))
+    main(["devices", "-c", str(path)])
+    assert "no device matches (example.com/mem)" in "".join(capsys.readouterr())
+
+
 def test_devices_of_an_unknown_resource(file: str, capsys: Output) -> None:
     assert main(["devices", "-c", file, "--resource", "example.com/none"]) == 2
     assert "no resource example.com/none. It has example.com/mem" in capsys.readouterr().err

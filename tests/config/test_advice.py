@@ -63,6 +63,62 @@ def test_subsystem(match: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("match", "said"),
+    [
+        ('{subsystem: block, sysname: "nvme0n*"}', "sysname nvme0n* has a number of the kernel's"),
+        ("{subsystem: block, devtype: disk, sysname: sdc}", "sysname sdc has a number"),
+        ("{subsystem: tty, sysname: ttyACM1}", "sysname ttyACM1 has"),
+        ("{subsystem: [net, tty], sysname: can0}", "sysname can0 has"),
+        ('{rule: \'SUBSYSTEM=="video4linux", KERNEL=="video2"\'}', "sysname video2 has"),
+        ('{subsystem: block, sysname: "nvme*n1"}', ""),
+        ('{subsystem: tty, sysname: "ttyUSB*"}', ""),
+        ("{subsystem: tty, sysname: ttyS0}", ""),
+        ("{subsystem: net, sysname: enp2s0}", ""),
+        ('{subsystem: usb, sysname: "1-4"}', ""),
+        ("{subsystem: tty, not: {sysname: ttyUSB0}}", ""),
+        ("{subsystem: block, sysname: '{regex: x}'}", ""),
+        (
+            "{subsystem: tty, attr: {idVendor: '0403'}}",
+            "attr.idVendor matches nothing: such a device has none of its own",
+        ),
+        ("{subsystem: video4linux, attr: {idProduct: '0403'}}", "write parent: {attr: {idProduct: ...}}"),
+        ("{subsystem: net, attr: {vendor: '0x8086'}}", "the PCI function above it has"),
+        ("{subsystem: hidraw, driver: hid-generic}", "write parent: {driver: ...}"),
+        ('{rule: \'SUBSYSTEM=="tty", ATTR{idVendor}=="0403"\'}', "attr.idVendor matches nothing"),
+        ('{rule: \'SUBSYSTEM=="tty", ATTRS{idVendor}=="0403"\'}', ""),
+        ("{subsystem: tty, parent: {attr: {idVendor: '0403'}, driver: usb}}", ""),
+        ("{subsystem: usb, attr: {idVendor: '0403'}}", ""),
+        ("{subsystem: pci, driver: nvidia, attr: {vendor: '0x10de'}}", ""),
+        ("{subsystem: virtio, attr: {vendor: '0x1af4'}}", ""),
+    ],
+)
+def test_what_follows_the_kernel_or_is_looked_for_at_the_wrong_device(match: str, said: str) -> None:
+    found = advice(load(document(f"match: [{match}]\nid: ['{{pci}}']", head=HEAD)))
+    assert len(found) == bool(said)
+    assert said in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("match", "warns"),
+    [
+        ("{subsystem: video4linux}", True),
+        ("{subsystem: nvme}", True),
+        ('{subsystem: net, sysname: "can*"}', True),
+        ('{subsystem: block, sysname: "sd*"}', True),
+        ('{subsystem: block, sysname: "nvme*n1"}', True),
+        ('{subsystem: tty, sysname: "ttyS*"}', False),
+        ('{subsystem: block, sysname: "loop9*"}', False),
+        ("{subsystem: misc, sysname: kvm}", False),
+        ("{subsystem: pci}", False),
+    ],
+)
+def test_a_kernel_name_as_identity(match: str, warns: bool) -> None:
+    found = advice(load(document(f"match: [{match}]\nid: ['{{sysname}}']", head=HEAD)))
+    assert [text for text in found if "follows the kernel's numbering" in text] == list(found)
+    assert bool(found) is warns
+
+
+@pytest.mark.parametrize(
     ("whole", "part", "surprise"),
     [
         ('legacy: "*", dra: 0', 'legacy: 0, dra: "*"', "parts go to dra, their wholes (example.com/thing) to legacy"),
@@ -89,4 +145,6 @@ def test_the_placeholder_driver() -> None:
 
 def test_examples_hold_no_surprise() -> None:
     for path in (Path(__file__).parents[2] / "deploy" / "examples").glob("*.yaml"):
-        assert advice(load(path)) == (), path.stem
+        as_intel = [text for text in advice(load(path)) if "{sysname}-0 follows" in text]  # its plugin's ids do as well
+        assert list(advice(load(path))) == as_intel, path.stem
+        assert bool(as_intel) is (path.stem == "intel-gpu")

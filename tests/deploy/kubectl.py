@@ -25,6 +25,7 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
     "v1": {
         "ConfigMap": ("configmaps", NAMESPACED),
         "Namespace": ("namespaces", CLUSTER),
+        "Service": ("services", NAMESPACED),
         "ServiceAccount": ("serviceaccounts", NAMESPACED),
     },
     "admissionregistration.k8s.io/v1": {

@@ -44,6 +44,9 @@ EVERYTHING: Json = {
     "seLinuxOptions": {"type": "spc_t"},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "maxSurge": "10%",
+    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com"}],
+    "podSecurityContext": {"supplementalGroups": [44]},
+    "securityContext": {"procMount": "Default"},
 }
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.helm import CHART, ROOT, HelmRefusedError, lint, manifests, one, templates
+from deploy.generate import ABOUT, repository
+from deploy.helm import CHART, ROOT, HelmRefusedError, hooks, lint, manifests, one, templates
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.system.port import parse_listen
@@ -180,6 +181,7 @@ def test_the_defaults_mount_few_directories_at_their_own_paths() -> None:
         "/var/run/cdi": True,
         "/dev": False,
         "/sys": False,
+        "/run/udev": False,
     }
     types = {volume["hostPath"]["type"] for volume in pod()["volumes"] if "hostPath" in volume}
     assert types == {"Directory", "DirectoryOrCreate"}, "a socket's inode changes: mount what it lies in"
@@ -205,12 +207,12 @@ def test_other_programs_cdi_files_are_mounted_where_they_are_used(
 
 
 @pytest.mark.parametrize(("events", "host"), [("kernel", False), ("udev", True), ("auto", True), (None, True)], ids=str)
-def test_the_hosts_network_and_udev_come_with_the_event_source_that_needs_them(events: str | None, host: bool) -> None:
+def test_the_hosts_network_comes_with_the_event_source_that_needs_it_and_udevs_database_always(
+    events: str | None, host: bool
+) -> None:
     values = {"config": {"udevEvents": events}}  # null removes the key: the agent's own default then
     assert pod(values).get("hostNetwork", False) is host
-    assert ("/run/udev" in mounted(values)) is host
-    if host:
-        assert mounted(values)["/run/udev"] == ("/run/udev", False)
+    assert mounted(values)["/run/udev"] == ("/run/udev", False)
 
 
 def test_another_kubelet_directory_moves_everything() -> None:
@@ -341,12 +343,63 @@ def test_names_follow_the_release_and_the_service_account() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "values", [EVERYTHING, {"coordinator": {"enabled": True}}, NETWORK_POLICY], ids=["all", "coordinator", "network"]
+)
+def test_another_namespace_is_as_if_the_release_were_in_it(values: Json) -> None:
+    moved = {**values, "namespaceOverride": "hw"}
+    assert manifests(moved, namespace="x") == manifests(values, namespace="hw")
+    assert hooks(moved, namespace="x") == hooks(values, namespace="hw")
+    assert templates(moved, namespace="x")["NOTES.txt"] == templates(values, namespace="hw")["NOTES.txt"]
+
+
+def test_what_is_added_to_the_pod_stands_beside_what_the_chart_sets() -> None:
+    plain, added = agent({}), agent(EVERYTHING)
+    assert added["env"][-1] == EVERYTHING["extraEnv"][0]
+    assert added["securityContext"].items() >= {"readOnlyRootFilesystem": True, "procMount": "Default"}.items()
+    assert plain["securityContext"].keys() | {"procMount"} == added["securityContext"].keys()
+    assert pod(EVERYTHING)["securityContext"].items() >= pod({})["securityContext"].items()
+    assert pod(EVERYTHING)["securityContext"]["supplementalGroups"] == [44]
+
+
+def test_agents_are_replaced_by_hand_where_that_is_wanted() -> None:
+    strategy = one(manifests({"updateStrategy": "OnDelete"}), "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {"type": "OnDelete"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"securityContext": {"readOnlyRootFilesystem": False}},
+        {"securityContext": {"privileged": True}},
+        {"podSecurityContext": {"runAsUser": 1}},
+        {"updateStrategy": "Recreate"},
+        {"namespaceOverride": "A b"},
+    ],
+)
+def test_what_the_chart_decides_cannot_be_written_over(values: Json) -> None:
+    with pytest.raises(HelmRefusedError):
+        manifests(values)
+
+
+def test_every_address_of_the_project_is_the_one_of_the_package() -> None:
+    about = yaml.safe_load(ABOUT.read_text())
+    links = yaml.safe_load(about["annotations"]["artifacthub.io/links"])
+    found = [about["home"], about["icon"], *about["sources"], *(one["url"] for one in (*about["maintainers"], *links))]
+    assert all(url.startswith(repository()) for url in found)
+    for url in found:
+        path = url.removeprefix(repository()).removeprefix("/blob/main").removeprefix("/raw/main")
+        assert (ROOT / path.strip("/")).exists(), url
+
+
 def test_the_notes_name_the_three_commands_to_look_at_first() -> None:
     notes = templates(EVERYTHING, name="gpus", namespace="hw")["NOTES.txt"]
     assert re.findall(r"^(\d)\.", notes, re.MULTILINE) == ["1", "2", "3"]
     assert "kubectl -n hw rollout status daemonset/gpus-drabridge" in notes
-    socket = "/var/lib/kubelet/plugins/drabridge.example.com/control.sock"
-    assert f"-- drabridge status --socket {socket}" in notes
+    assert "-- drabridge status\n" in notes
+    elsewhere = templates({"kubelet": {"rootDir": "/var/lib/k0s/kubelet"}})["NOTES.txt"]
+    assert "-- drabridge status --socket /var/lib/k0s/kubelet/plugins/drabridge.example.com/control.sock" in elsewhere
+    assert "kubectl label namespace hw pod-security.kubernetes.io/enforce=privileged" in notes
     assert "example.com/kvm" in notes
     assert "host's network" in notes
     (resource,) = EVERYTHING["config"]["resources"]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.generate import KUSTOMIZE
-from deploy.helm import manifests
+from deploy.helm import ROOT, manifests
 from tests.deploy.kubectl import KINDS, KubectlRefusedError, applied, empty_cluster, kubectl
 from tests.deploy.renders import VARIANTS, by_identity, default_render
 
@@ -39,6 +39,15 @@ def test_kustomize_builds_what_the_chart_renders() -> None:
 def test_a_dry_run_takes_every_manifest_of_the_chart(values: Json, address: str, tmp_path: Path) -> None:
     objects = manifests(values)
     assert sorted(applied(yaml.safe_dump_all(objects), address, tmp_path)) == sorted(map(named, objects))
+
+
+def test_a_dry_run_takes_the_exporter(address: str, tmp_path: Path) -> None:
+    both = "---\n".join(path.read_text() for path in sorted((ROOT / "deploy/podresources").glob("*.yaml")))
+    assert applied(both, address, tmp_path) == [
+        "daemonset.apps/podresources",
+        "service/podresources",
+        "podmonitor.monitoring.coreos.com/podresources",
+    ]
 
 
 def test_a_dry_run_takes_the_kustomize_base(address: str, tmp_path: Path) -> None:

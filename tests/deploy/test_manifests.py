@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from deploy.generate import ABOUT, KUSTOMIZE, SCHEMA, SWITCH, files, without_helm
-from deploy.helm import hooks, manifests, one
+from deploy.helm import ROOT, hooks, manifests, one
+from drabridge import __version__
+from podresources.cli.parser import parse
 from tests.deploy.renders import (
     EVERYTHING,
     LEGACY_ONLY,
@@ -45,6 +47,37 @@ def check(obj: Json, version: str) -> None:
 def test_the_api_takes_every_manifest(values: Json, version: str) -> None:
     for obj in [*manifests(values), *hooks(values)]:
         check(obj, version)
+
+
+EXPORTER = [
+    obj
+    for name in ("exporter", "podmonitor")
+    for obj in yaml.safe_load_all((ROOT / f"deploy/podresources/{name}.yaml").read_text())
+]
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.37"])
+def test_the_api_takes_the_exporters_manifests(version: str) -> None:
+    assert [obj["kind"] for obj in EXPORTER] == ["DaemonSet", "Service", "PodMonitor"]
+    for obj in EXPORTER:
+        check(obj, version)
+
+
+def test_the_exporter_is_found_by_its_service_and_monitor() -> None:
+    daemon_set, service, monitor = EXPORTER
+    ports = {service["spec"]["ports"][0]["targetPort"], monitor["spec"]["podMetricsEndpoints"][0]["port"]}
+    pod = daemon_set["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    labels = pod["metadata"]["labels"].items()
+    assert daemon_set["spec"]["selector"]["matchLabels"].items() <= labels
+    assert service["spec"]["selector"].items() <= labels
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels
+    (port,) = container["ports"]
+    assert ports == {port["name"]}
+    program, *words = container["command"]
+    assert (program, container["image"].rpartition(":")[2]) == ("podresources", __version__)
+    assert parse(words).listen[1] == port["containerPort"]
+    assert {obj["metadata"]["namespace"] for obj in EXPORTER} == {"kube-system"}
 
 
 def test_the_variants_render_every_kind_that_the_chart_has() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 from drabridge.cli import COMMANDS
 from drabridge.config import load
+from drabridge.config.advice import advice
 from podresources.cli import parser as podresources_parser
 from tests.docs.pages import NAMES, PAGES, README, ROOT, anchors, blocks, prose
 from tests.support.agent_promql import faults
@@ -19,6 +22,7 @@ from tests.support.agent_promql import faults
 each_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
 FOLDERS = "drabridge|deviceplugin|podresources|tests|deploy|docs|proto"
 LANGUAGES = ("console", "yaml", "python", "text")  # diagrams have a test of their own
+HEAD = "apiVersion: drabridge/v1alpha1\nkind: AgentConfig\ndriver: devices.test\n"
 NO_PATHS = {"drabridge/v1alpha1"}  # the configuration's apiVersion
 
 
@@ -69,14 +73,31 @@ def test_modules_that_are_run_exist(page: Path) -> None:
 
 
 @each_page
+def test_nothing_is_swallowed_as_a_tag(page: Path) -> None:
+    """``<driver>`` outside of code is shown by no browser."""
+    text = re.sub(r"``.*?``|`[^`]*`|<!--.*?-->|<https?://[^>]*>", "", prose(page), flags=re.DOTALL)
+    assert re.findall(r"<(?!/?(?:br|details|summary)\b)[a-zA-Z][^>\n]*>", text) == []
+
+
+@each_page
 def test_configurations_load(page: Path) -> None:
-    """Whole files, and what is under ``config:`` of the chart's values, as the chart completes it."""
+    """Whole files, and what is under ``config:`` of the chart's values, as the chart completes it; Helm takes both."""
+    schema = json.loads((ROOT / "deploy/chart/values.schema.json").read_text())
     for text in blocks(page, "yaml"):
         if "kind: AgentConfig" in text:
             load(text)
+            jsonschema.validate(
+                {"config": yaml.safe_load(text)}, schema
+            )  # Helm reads 2832 as a number, the agent as text
         elif "\nconfig:\n" in f"\n{text}":
             values: dict[str, Any] = yaml.safe_load(text)
-            load(yaml.safe_dump({"apiVersion": "drabridge/v1alpha1", "kind": "AgentConfig", **values["config"]}))
+            whole = {"apiVersion": "drabridge/v1alpha1", "kind": "AgentConfig", **values["config"]}
+            load(yaml.safe_dump(whole))
+            jsonschema.validate({"config": whole}, schema)
+        elif text.startswith("- name: ") and "\n  match:" in text:
+            config = load(f"{HEAD}resources:\n{text}")
+            assert advice(config) == ()
+            jsonschema.validate({"config": yaml.safe_load(f"{HEAD}resources:\n{text}")}, schema)
         else:
             list(yaml.safe_load_all(text))
 

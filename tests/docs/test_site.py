@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +55,77 @@ def test_a_dead_link_fails_it(tmp_path: Path) -> None:
     (tmp_path / "docs/index.md").write_text("# Start\n\n[nowhere](nowhere.md)\n")
     settings = re.sub(r"^nav:.*", "", (ROOT / SETTINGS).read_text(), flags=re.DOTALL | re.MULTILINE)
     (tmp_path / SETTINGS).write_text(settings)
+    (tmp_path / "docs/site/ranks.py").write_bytes((ROOT / "docs/site/ranks.py").read_bytes())
+    (tmp_path / "docs/images").mkdir()
+    (tmp_path / "docs/images/icon.svg").write_bytes((ROOT / "docs/images/icon.svg").read_bytes())
     done = build(tmp_path / "site", root=tmp_path)
     assert done.returncode != 0
     assert "nowhere.md" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the built site searches."""
+    site = tmp_path_factory.mktemp("site")
+    done = build(site)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((site / "search/search_index.json").read_text())
+    return found
+
+
+def words(text: str, separator: str) -> list[str]:
+    plain = re.sub(r"<[^>]+>", " ", text).lower()
+    return [word.rstrip("s") for word in re.split(separator, plain) if word]
+
+
+def ranked(index: dict[str, Any], query: str) -> list[str]:
+    """Sections that have every word, the best first: as the theme weighs title and text, and the page's boost."""
+    settings = index["config"]
+    weight = {name: settings["fields"][name]["boost"] for name in ("title", "text")}
+    asked = words(query, settings["separator"])
+    scores: dict[str, float] = {}
+    for one in index["docs"]:
+        has = {name: words(one[name], settings["separator"]) for name in weight}
+        if all(any(word in has[name] for name in weight) for word in asked):
+            score = sum(
+                weight[name] * has[name].count(word) / (5 + len(has[name])) for word in asked for name in weight
+            )
+            scores[one["location"]] = score * one.get("boost", 1.0)
+    return sorted(scores, key=lambda place: (-scores[place], place))
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ("kvm", "devices.html#kvm-a-node-that-many-pods-share"),
+        ("camera", "devices.html#cameras-and-capture-cards"),
+        ("serial adapter", "devices.html#serial-adapters"),
+        ("disk", "devices.html#disks"),
+        ("sound card", "devices.html#sound-cards"),
+        ("pod stuck terminating", "operations.html#pods-stuck-terminating-after-the-agent-was-removed"),
+        ("UnexpectedAdmissionError", "operations.html#pod-failed-with-unexpectedadmissionerror-is-held-by-claim"),
+        ("no healthy devices present", "operations.html#pod-failed-allocate-failed-due-to-no-healthy-devices-present"),
+        ("quarantine", "operations.html#device-in-quarantine"),
+        ("LeaseDenied", "operations.html#pod-with-a-claim-stays-pending-leasedenied"),
+        ("two GPUs", "gpus.html#two-gpus-in-one-pod"),
+        ("time slicing", "nvidia.html#time-slicing-and-mps"),
+        ("uninstall", "installation.html#uninstall"),
+    ],
+)
+def test_the_search_finds_first_what_helps(index: dict[str, Any], query: str, place: str) -> None:
+    assert ranked(index, query)[0] == place
+
+
+def test_what_explains_is_ranked_behind_what_helps(index: dict[str, Any]) -> None:
+    later = {one["location"].partition("#")[0] for one in index["docs"] if one.get("boost", 1.0) < 1}
+    assert {"benchmarks.html", "comparison.html", "decisions/12-cdi.html"} <= later
+    assert not later & {"operations.html", "devices.html", "configuration.html", "installation.html"}
+
+
+def test_the_site_links_the_repository_and_the_next_page(tmp_path: Path) -> None:
+    assert build(tmp_path / "site").returncode == 0
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    page = (tmp_path / "site/configuration.html").read_text()
+    assert f'href="{urls["Repository"]}"' in page
+    assert re.search(r'href="devices.html"[^>]*class="[^"]*md-footer__link--next', page)
+    assert "md-footer__link--prev" in page

@@ -149,6 +149,26 @@ def test_nothing_unique_left_means_neither_and_both_are_named() -> None:
     assert "/p1, /p2 all resolve to the identity 'same'. Add an identity that differs" in str(collision)
 
 
+PLACE = "{pci}-usb-{attr:devpath}"
+
+
+@pytest.mark.parametrize(
+    ("values", "places", "said"),
+    [
+        ("same same", (PLACE, PLACE), f'differs: add "{PLACE}" at the end of its resource\'s id'),
+        ("same same", (PLACE, "{pci}"), "differs: `drabridge suggest` writes one"),
+        ("same same", ("", ""), "differs: `drabridge suggest` writes one"),
+        (" ", (PLACE, PLACE), f'gives it a value: add "{PLACE}" at the end'),
+    ],
+)
+def test_a_collision_says_what_to_add(values: str, places: tuple[str, str], said: str) -> None:
+    pairs = zip(values.split(" "), places, strict=True)
+    _, (collision,) = assign(
+        [Candidate("x/stick", f"/p{index}", (value,), "", place) for index, (value, place) in enumerate(pairs)]
+    )
+    assert said in str(collision)
+
+
 def test_two_resources_may_not_use_one_name_either() -> None:
     identities, (collision,) = assign([stick("/p1", "same", resource="x/a"), stick("/p2", "same", resource="x/b")])
     assert not identities

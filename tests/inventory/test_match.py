@@ -129,6 +129,7 @@ def test_explanation_shows_every_predicate() -> None:
 
 def test_explanation_of_a_missing_parent_lists_those_tried() -> None:
     text = str(explain(FTDI, matchers("{parent: {attr: {idVendor: 10c4}}}")))
+    assert "write it under" not in text
     assert text.count("✗ attr.idVendor") == 5
     assert "no ancestor" in str(explain(udev_device(), matchers("{parent: {driver: x}}")))
 
@@ -150,3 +151,19 @@ def test_explanation_is_a_value() -> None:
     assert explain(FTDI, matchers("{subsystem: tty}")) == explain(FTDI, matchers("{subsystem: tty}"))
     assert isinstance(explain(FTDI, ()), Explanation)
     assert not matches(FTDI, ())
+
+
+@pytest.mark.parametrize(
+    ("match", "advised"),
+    [
+        ("{attr: {idVendor: 0403}}", True),
+        ("{driver: usb}", True),
+        ("{attr: {NOPE: x}}", False),  # nobody has it
+        ("{property: {ID_VENDOR_FROM_DATABASE: x}}", False),
+        ("{attr: {idVendor: '0403|'}}", False),  # it holds
+        ("{not: {attr: {idVendor: 0403}}}", False),
+        ("{parent: {subsystem: usb-serial, attr: {idVendor: 0403}}}", False),
+    ],
+)
+def test_what_only_an_ancestor_has_is_said_to_go_under_parent(match: str, advised: bool) -> None:
+    assert ("above has one: write it under parent:" in str(explain(FTDI, matchers(match)))) is advised

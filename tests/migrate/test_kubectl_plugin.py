@@ -28,3 +28,10 @@ def test_the_exit_status_is_handed_on() -> None:
     answer = kubectl("drabridge", "migrate", "switch", "team-a")
     assert answer.returncode == 2
     assert "belong together" in answer.stderr
+
+
+def test_the_help_says_how_it_was_called() -> None:
+    answer = kubectl("drabridge", "status", "--help")
+    assert answer.stdout.startswith("usage: kubectl drabridge status ")
+    assert "\n  kubectl drabridge status --watch\n" in answer.stdout
+    assert kubectl("drabridge", "nothing").stderr.startswith("kubectl drabridge: ")

@@ -186,3 +186,15 @@ async def test_a_resource_that_is_not_there_is_an_error_with_the_name_that_was_m
         code, out, _ = await command(*words)
         assert code == 0  # what was not read may have it
         assert "list nodes" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("nope", "there is no DeviceClass nope. There "), (f"{CLASS}x", f'did you mean "{CLASS}"?'), (CLASS, "")],
+)
+async def test_a_device_class_that_is_not_there_is_an_error(name: str, said: str) -> None:
+    async with serving(*a_cluster()) as (_, kubeconfig):
+        code, out, err = await command("--kubeconfig", str(kubeconfig), "--class", f"{GPU}={name}")
+    assert said in err
+    assert (code == 2) is bool(said)
+    assert bool(out) is not bool(said)

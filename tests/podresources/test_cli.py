@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -59,6 +60,12 @@ async def test_every_commands_help_has_an_example(command: str) -> None:
     done = await run(command, "--help")
     assert done.code == 0
     assert f"Example:\n  podresources {command}" in done.out
+
+
+async def test_the_version_is_that_of_the_package() -> None:
+    done = await run("--version")
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(r"podresources (\d+\.\d+\.\d+\S*|from a checkout that is not installed)\n", done.out)
 
 
 async def test_help_names_the_commands_the_exit_codes_and_the_blind_spots() -> None:

@@ -11,12 +11,16 @@ from drabridge.errors import HostError
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="wait before each step")
+    parser.add_argument(
+        "--stay", action="store_true", help="keep the agent up at the end, and say what to try from a second terminal"
+    )
     parser.epilog = (
         "A real agent and real devices of this machine; kubelet, API server and containers are simulated, and it\n"
         "says so. As root it makes loop devices, plugs them in and out, and removes them at the end.\n\n"
         "examples:\n"
         "  drabridge demo\n"
-        "  drabridge demo --pause 2"
+        "  drabridge demo --pause 2\n"
+        "  drabridge demo --stay        # until Ctrl-C"
     )
 
 
@@ -31,5 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
     from drabridge.cli.demo.narrator import Narrator
     from drabridge.cli.demo.story import Story
 
-    asyncio.run(Story(choose(), Narrator(pause_seconds=arguments.pause)).run())
+    asyncio.run(Story(choose(), Narrator(pause_seconds=arguments.pause), stay=arguments.stay).run())
     return 0

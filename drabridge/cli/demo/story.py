@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ from drabridge.errors import DrabridgeError, HostError
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 
 WAIT_SECONDS = 60.0  # each step takes a second; on a machine that others keep busy several times ten
+RESTART_SECONDS = 1.0  # before an agent that ended is started again, as kubelet restarts a container
 NODE = "node-a"
 
 DEVICE_CLASS = f"""
@@ -43,9 +45,10 @@ class Story:
     """Tell what happens on one node.
 
     The simulated cluster is in this process, the agent is a process of its own, and the sockets between them are real.
+    ``stay``: keep all of it at the end until somebody interrupts it.
     """
 
-    def __init__(self, hardware: Hardware, tell: Narrator) -> None:
+    def __init__(self, hardware: Hardware, tell: Narrator, *, stay: bool = False) -> None:
         self._hardware = hardware
         self._tell = tell
         self._root = Path(tempfile.mkdtemp(prefix="dra", dir="/tmp"))
@@ -54,6 +57,7 @@ class Story:
         self._node = self._root / NODE
         self._agent: asyncio.subprocess.Process | None = None
         self._log = self._root / "agent.log"
+        self._listen = f"127.0.0.1:{_free_port()}" if stay else ""
 
     async def run(self) -> None:
         try:
@@ -67,6 +71,7 @@ class Story:
                 self._restart_kubelet,
                 self._kill_agent,
                 self._status,
+                *([self._stay] if self._listen else []),
                 self._end,
             ):
                 await chapter()
@@ -190,6 +195,35 @@ class Story:
         await self._until(settled, "the agent did not become ready")
         tell.block("\n".join(render(document, width=118)))
 
+    async def _stay(self) -> None:
+        tell = self._tell
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        tell.step("it stays: try it from a second terminal, with the same virtual environment")
+        kubelet = self._node / "pod-resources/kubelet.sock"
+        tell.block(
+            f"drabridge status --watch --socket {self._control}\n"
+            f"drabridge lanes set {RESOURCE} legacy=1 dra=3 --socket {self._control}\n"
+            f"curl -s http://{self._listen}/metrics\n"
+            f"podresources list --socket {kubelet}\n"
+            f"podresources export --listen :0 --socket {kubelet}\n"
+            f"drabridge migrate report --kubeconfig {self._root / 'kubeconfig'}\n"
+            f"tail -f {self._log}"
+        )
+        tell.note(f"The status page is http://{self._listen}/ in a browser. Kill the agent: it is started again.")
+        tell.head("Ctrl-C ends it and removes everything.")
+        while not ended.is_set():
+            assert self._agent is not None
+            waits = [asyncio.create_task(one) for one in (ended.wait(), self._agent.wait())]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in waits:
+                task.cancel()
+            if not ended.is_set():
+                tell.note(f"The agent ended with status {self._agent.returncode}, and is started again.")
+                await asyncio.sleep(RESTART_SECONDS)
+                await self._spawn()
+
     async def _end(self) -> None:
         tell = self._tell
         tell.step("the agent stops (SIGTERM)")
@@ -214,9 +248,10 @@ class Story:
             self._agent = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "drabridge", "run", "--config", str(self._root / "config.yaml")),
                 *("--node-name", NODE, "--kubelet-dir", str(self._node), "--cdi-dir", str(self._node / "cdi")),
-                *("--listen", "", "--kubeconfig", str(self._root / "kubeconfig")),
+                *("--listen", self._listen, "--kubeconfig", str(self._root / "kubeconfig")),
                 stdout=log,
                 stderr=log,
+                start_new_session=True,  # a terminal's Ctrl-C is for this process, which then ends it
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
             )
 
@@ -283,6 +318,11 @@ class Story:
             await self._cluster.stop()
         self._hardware.clean_up()
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 async def _true(condition: Callable[[], Any]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import stat
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -138,7 +140,8 @@ def _write(plan: Plan, path: Path) -> None:
     from drabridge.migrate.plan.document import as_data
     from drabridge.system.files import Care, write_atomically
 
-    if path.exists():
+    made_by_the_shell = path.is_file() and path.stat().st_size == 0  # > FILE
+    if path.exists() and not made_by_the_shell:
         raise HostError(f"{path} is there already", hint="Move it away, or choose another name")
     text = as_json_or_yaml(as_data(plan), "yaml") + "\n"
     try:
@@ -158,6 +161,8 @@ def _show(plan: Plan, arguments: argparse.Namespace) -> None:
     print(table(text.rows(plan), text.COLUMNS, width))
     for line in wrapped(text.remarks(plan), width, ""):
         print(line)
+    if not arguments.write and not arguments.plan and stat.S_ISREG(os.fstat(1).st_mode):
+        print("note: this table is no plan that `apply` could follow: --write FILE makes one", file=sys.stderr)
     if arguments.write:
         print(f"\nRead {arguments.write}, edit it if need be, then: drabridge migrate apply {arguments.write}")
 

@@ -101,12 +101,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.files:
         return _survey(arguments)
     from drabridge.migrate.report.build import build
-    from drabridge.migrate.report.filters import Filter
+    from drabridge.migrate.report.filters import Filter, check_classes
 
     logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
     api = cluster.connect(arguments.kubeconfig, arguments.context)
     wanted = Filter(frozenset(arguments.namespaces), frozenset(arguments.resources))
-    report = build(asyncio.run(collected(api)), {name: resource for resource, name in arguments.classes}, wanted)
+    facts = asyncio.run(collected(api))
+    classes = {name: resource for resource, name in arguments.classes}
+    if not facts.unread:
+        check_classes(classes, facts.named_classes)
+    report = build(facts, classes, wanted)
     _print(report, arguments.output)
     return _status(report, arguments.fail_on)
 

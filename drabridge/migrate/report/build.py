@@ -65,6 +65,11 @@ class Facts(Struct):
     unread: list[Unread] = field(default_factory=list)
 
     @property
+    def named_classes(self) -> set[str]:
+        """The DeviceClasses that are there, or that a claim names."""
+        return {one.name for one in self.classes} | {name for claim in self.claims for name, _ in claim.classes}
+
+    @property
     def serves_policies(self) -> bool:
         """Whether new pods can be rewritten at creation."""
         return self.features.get(POLICIES) is FeatureState.THERE

@@ -64,6 +64,17 @@ def check_namespaces(wanted: Filter, known: Collection[str]) -> None:
         raise ConfigError(f"there is no namespace {name}", hint=hint)
 
 
+def check_classes(said: Collection[str], known: Collection[str]) -> None:
+    """Raise ConfigError for a DeviceClass that is not there and that no claim names: a slip would count nothing."""
+    for name in sorted(set(said) - set(known)):
+        hint = did_you_mean(name, sorted(known)) or f"There {_are(sorted(known))}; kubectl get deviceclasses lists them"
+        raise ConfigError(f"there is no DeviceClass {name}", hint=hint)
+
+
+def _are(names: list[str]) -> str:
+    return f"is {names[0]}" if len(names) == 1 else f"are {', '.join(names)}" if names else "is none"
+
+
 def check_resources(wanted: Filter, row_of: Callable[[str], str], known: Collection[str]) -> None:
     """Raise ConfigError for a resource that the cluster does not have: a slip would look like one that nobody uses."""
     for name in sorted(wanted.resources):

@@ -172,6 +172,17 @@ async def test_a_plan_is_written_read_and_explained(tmp_path: Path) -> None:
     assert 'did you mean "team-a"?' in err
 
 
+@pytest.mark.parametrize("content", ["", "kept"])
+async def test_an_empty_file_is_no_plan_that_is_there_already(tmp_path: Path, content: str) -> None:
+    """`plan > plan.yaml` makes one before the command runs."""
+    path = tmp_path / "plan.yaml"
+    path.write_text(content)
+    async with serving(KUBE_SYSTEM, node(), *deployment("web")) as (_, kubeconfig):
+        code, _, err = await migrate("plan", "--kubeconfig", str(kubeconfig), *CLASS, "--write", str(path))
+    assert (code, "is there already" in err) == ((1, True) if content else (0, False))
+    assert path.read_text().startswith(content or "apiVersion:")
+
+
 async def test_every_fault_of_an_edited_plan_is_said_at_once_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(
