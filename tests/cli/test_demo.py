@@ -67,7 +67,8 @@ def test_the_demo_stays_with_all_that_it_names_until_it_is_interrupted() -> None
             assert "Traceback" not in rest
             assert not root.exists()
         finally:
-            demo.kill()
+            demo.send_signal(signal.SIGINT)  # also when an assertion failed: it removes its devices
+            demo.wait(timeout=300)
     assert not set(re.findall(r"loop\d+", told)) & loop_devices()
 
 
