@@ -14,14 +14,14 @@ from podresources.cli.metricsserver import MOST_CONNECTIONS, MetricsServer
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def served() -> Iterator[MetricsServer]:
     registry = CollectorRegistry()
     Gauge("here", "x", registry=registry).set(1)
     server = MetricsServer(("127.0.0.1", 0), registry)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield server.server_port
+        yield server
     finally:
         server.shutdown()
         thread.join()
@@ -29,7 +29,8 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("sent", [b"", b"G", b"GET /metrics HTTP/1.1\r\nX: "])
-def test_who_asks_is_answered_beside_many_who_never_end_their_request(port: int, sent: bytes) -> None:
+def test_who_asks_is_answered_beside_many_who_never_end_their_request(served: MetricsServer, sent: bytes) -> None:
+    port = served.server_port
     slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(MOST_CONNECTIONS + 4)]
     try:
         for one in slow:
@@ -40,6 +41,7 @@ def test_who_asks_is_answered_beside_many_who_never_end_their_request(port: int,
         for _ in range(MOST_CONNECTIONS + 4):
             with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                 assert b"here 1.0" in answer.read()
+            assert len(served._connections) <= MOST_CONNECTIONS
         slow[0].settimeout(60)
         assert slow[0].recv(1) == b"", "the oldest one was ended"
     finally:
