@@ -31,6 +31,7 @@ from drabridge.ledger.ownership import begin_move
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.table import TABLE, DeviceSignal, Transition
 from drabridge.ledger.transaction import RequestedUse, Transaction
+from drabridge.ledger.transitions.recovery import without_future_stamps
 
 _DEFAULT = LedgerPolicy()
 Table = Mapping[tuple[DeviceSignal, Owner, Lane], Transition]
@@ -278,40 +279,6 @@ def _agent_started(tx: Transaction, event: ev.AgentStarted) -> None:
         kubelet_seq=tx.seq,
         releases_suspended_until=until,
         suspended_because=because,
-    )
-
-
-def without_future_stamps(entry: Entry, at: float) -> Entry:
-    """Return the entry with no time stamp later than ``at`` (seconds); the same object if there is none.
-
-    A node's clock may be set back between two runs of the agent. Waits count from stamps, and one from the future would
-    make a wait last until the clock gets there. Set to now, each wait is kept in full once more.
-    """
-    hold, move = entry.hold, entry.move
-    if hold is not None and max(hold.allocated_at, hold.last_seen, hold.absent_since) > at:
-        hold = replace(
-            hold,
-            allocated_at=min(hold.allocated_at, at),
-            last_seen=min(hold.last_seen, at),
-            absent_since=min(hold.absent_since, at),
-        )
-    if move is not None and max(move.since, move.step_since) > at:
-        move = replace(move, since=min(move.since, at), step_since=min(move.step_since, at))
-    claims = entry.claims
-    if any(held.since > at for held in claims):
-        claims = tuple(replace(held, since=min(held.since, at)) for held in claims)
-    own = (entry.since, entry.presence_since, entry.legacy_until)
-    if hold is entry.hold and move is entry.move and claims is entry.claims and max(own) <= at:
-        return entry
-    since, presence_since, legacy_until = (min(stamp, at) for stamp in own)
-    return replace(
-        entry,
-        hold=hold,
-        move=move,
-        claims=claims,
-        since=since,
-        presence_since=presence_since,
-        legacy_until=legacy_until,
     )
 
 
