@@ -77,7 +77,7 @@ def test_cells_show_lists_and_missing_values_on_one_line() -> None:
         "DEVICE  PODS     HELD  NOTE",
         "gpu-0   a/b,c/d  yes   -",
     ]
-    assert cell("evil\x1b[2Jname\n") == "evil�[2Jname�"
+    assert cell("evil\x1b[2Jname\n") == r"evil\x1b[2Jname\n"
 
 
 def test_rows_are_shown_as_json_yaml_and_tables(capsys: pytest.CaptureFixture[str]) -> None:
