@@ -228,11 +228,9 @@ def test_what_a_pod_has_beside_its_containers_is_counted_once() -> None:
 
 def test_label_values_that_need_escaping_survive() -> None:
     odd = 'a"b\\c\nd'
-    shown = printable(odd)
     series = parse(exposed(snapshot(listing(pod("p", container("c", device("e.com/x", odd)))), SOCKET)))
-    assert (
-        value(series, "podresources_device_holders", api="deviceplugin", resource="e.com/x", device=printable(odd)) == 1
-    )
+    shown = printable(odd)
+    assert value(series, "podresources_device_holders", api="deviceplugin", resource="e.com/x", device=shown) == 1
 
 
 def test_known_devices_forget_the_least_recently_seen() -> None:
