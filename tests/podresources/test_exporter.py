@@ -13,6 +13,7 @@ from podresources.exporter import Exposition, KnownDevices
 from podresources.families import FamilyInput, families
 from podresources.model import Api, DeviceKey, SocketIdentity
 from podresources.normalise import allocatable, snapshot
+from podresources.table import printable
 from podresources.wire import v1_pb2 as wire
 from tests.podresources.metrics_page import Scraped, count, parse, value
 from tests.support.podresources_server import (
@@ -228,7 +229,8 @@ def test_what_a_pod_has_beside_its_containers_is_counted_once() -> None:
 def test_label_values_that_need_escaping_survive() -> None:
     odd = 'a"b\\c\nd'
     series = parse(exposed(snapshot(listing(pod("p", container("c", device("e.com/x", odd)))), SOCKET)))
-    assert value(series, "podresources_device_holders", api="deviceplugin", resource="e.com/x", device=odd) == 1
+    shown = printable(odd)
+    assert value(series, "podresources_device_holders", api="deviceplugin", resource="e.com/x", device=shown) == 1
 
 
 def test_known_devices_forget_the_least_recently_seen() -> None:
