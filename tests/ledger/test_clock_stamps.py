@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.ledger.transitions.recovery import without_future_stamps
 from drabridge.ledger.events import AgentStarted, CheckpointRead, KubeletStarted, Observed, SetLane
 from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, LedgerDevice, Move, MoveStep, Owner
+from drabridge.ledger.transitions.recovery import without_future_stamps
 from tests.support.ledger_node import CLAIM, NOON, Node, allocate, device
 
 YEAR = 365 * 86_400.0
