@@ -51,7 +51,7 @@ async def life_of_a_device(agent: AgentProcess, kubelet: SimKubelet, loop: Loops
     await until(lambda: counted(kubelet) == (1, 1), 5, agent.text)
     assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
     (written,) = device_nodes(agent)
-    expected = {"path": "/dev/disk0", "hostPath": f"/dev/{name}", "major": 7, "minor": loop.number(0)}
+    expected = {"path": f"/dev/disks/{name}", "hostPath": f"/dev/{name}", "major": 7, "minor": loop.number(0)}
     assert expected.items() <= written.items()
 
     loop.remove(0)

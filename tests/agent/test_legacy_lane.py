@@ -34,7 +34,9 @@ async def test_registers_lists_and_answers_with_cdi() -> None:
             assert edits["deviceNodes"][0]["path"] == f"/dev/our-{edits['env'][0].removeprefix('WHICH=')}"
             names.add(f"{spec['kind']}={spec['devices'][0]['name']}")
         assert isinstance(kubelet.node.runtime, MemoryRuntime)
-        assert set(kubelet.node.runtime.running["uid-a", "main"].cdi_devices) == names
+        given = kubelet.node.runtime.running["uid-a", "main"]
+        assert set(given.cdi_devices) == {f"{name}.joined" for name in names}
+        assert sorted(given.envs["WHICH"].split(",")) == sorted(name.rpartition("-")[2] for name in names)
 
 
 async def test_status_names_the_pod_and_releases_when_it_is_gone() -> None:

@@ -99,9 +99,9 @@ async def test_dp3_the_cdi_file_is_there_before_allocate_answers_and_stays_while
     (name,) = started(kubelet, "uid-a").cdi_devices
     (device,) = ids(kubelet, "uid-a")
     assert name == f"{DRIVER}/device=legacy-{device}"
-    assert cdi_names(agent.cdi) == {name}
+    assert name in cdi_names(agent.cdi)
     assert await agent.stop() == 0
-    assert cdi_names(agent.cdi) == {name}  # upstream's sample removes it; kubelet replays the name to restarted ones
+    assert name in cdi_names(agent.cdi)  # upstream's sample removes it; kubelet replays the name to restarted ones
     await agent.start()
     await agent.ready()
     await kubelet.delete_pod("uid-a")
@@ -260,7 +260,7 @@ async def test_dp12_reboot_with_the_agent_there_in_time_keeps_the_pod(there: Nod
     kubelet.faults.pods_arrive.set()
     await until(lambda: starts(kubelet, "uid-a") == 2)
     assert started(kubelet, "uid-a") == before
-    await until(lambda: cdi_names(agent.cdi) == set(before.cdi_devices), 10, agent.text)
+    await until(lambda: cdi_names(agent.cdi) >= set(before.cdi_devices), 10, agent.text)
 
 
 async def test_dp13_an_agent_that_ended_registers_nothing_any_more(there: Node) -> None:

@@ -21,7 +21,7 @@ resources:
 - name: {RESOURCE}
   match: [{{subsystem: block, sysname: "{loop.pattern}"}}]
   id: ["{{sysname}}"]
-  nodes: [{{from: devnode, as: /dev/disk0}}]
+  nodes: [{{from: devnode, as: "/dev/disks/{{sysname}}"}}]
 """
 
 
