@@ -122,7 +122,7 @@ class LaneTargets:
             entry.lane is Lane.SHARED and entry.device.resource != resource.name for entry in ledger.entries.values()
         )
         alone = sum(leasable(ledger, entry) for one in devices if (entry := ledger.entries.get(one.name)))
-        count, why = min(asked, alone), "devices with parts, their parts, and devices for many claims cannot be leased"
+        count, why = min(asked, alone), "devices with parts, and their parts, cannot be leased"
         if not alone:
             pass
         elif self._keeps_leases() is False:

@@ -66,13 +66,11 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane]) -> bool:
 
 
 def leasable(ledger: Ledger, entry: Entry) -> bool:
-    """Whether a claim may have the device by a lease: it is for one claim, and overlaps with no other device.
+    """Whether a claim may have the device by a lease: it overlaps with no other device.
 
-    Kubelet gives up one device for a lease, and would go on giving the device's parts to pods. And of a device for many
-    claims one lease would end while others go on.
+    Kubelet gives up one device for a lease, and would go on giving the device's parts to pods.
     """
-    relatives = ledger.relatives(entry.device)
-    return not entry.device.shareable and all(one.device.presence is Presence.GONE for one in relatives)
+    return all(one.device.presence is Presence.GONE for one in ledger.relatives(entry.device))
 
 
 def blocking_relative(ledger: Ledger, entry: Entry) -> Entry | None:

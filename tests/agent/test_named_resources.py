@@ -15,6 +15,7 @@ from tests.support.umockdev import needs_umockdev, run_under_umockdev
 from tests.support.waiting import short_directory
 
 BY_NUMBER = QUICK.replace(f"name: {RESOURCE}\n", f"name: '{RESOURCE}-{{attr:dev}}'\n")  # /dev/null has 1:3
+BY_NUMBER = BY_NUMBER.replace("{WHICH:", '{"WHICH_{sysname}":')  # a container may have devices of several resources
 
 
 @pytest.mark.parametrize("module", [pytest.param("tests.agent.umockdev_named", marks=needs_umockdev)])

@@ -87,7 +87,11 @@ def test_every_secret_is_explained() -> None:
 
 
 def test_the_unit_tests_run_with_every_python_that_is_promised() -> None:
-    promised = [one.removeprefix(CLASSIFIER) for one in PROJECT["classifiers"] if one.startswith(CLASSIFIER)]
+    promised = [
+        one.removeprefix(CLASSIFIER)
+        for one in PROJECT["classifiers"]
+        if one.startswith(CLASSIFIER) and one[-1].isdigit()
+    ]
     assert load(FOLDER / "ci.yml")["jobs"]["unit"]["strategy"]["matrix"]["python"] == promised
     minors = [int(one.removeprefix("3.")) for one in promised]
     assert minors == list(range(minors[0], minors[-1] + 1))

@@ -81,10 +81,3 @@ def test_a_device_that_overlaps_with_another_one_is_not_shared() -> None:
     assert changes(ledger.replace([part]), 2) == {"gpu-01": Lane.SHARED, "gpu-02": Lane.SHARED}
     gone = replace(part, device=replace(part.device, presence=Presence.GONE))
     assert changes(ledger.replace([gone]), 2) == {"gpu-00": Lane.SHARED, "gpu-01": Lane.SHARED}
-
-
-def test_a_device_for_many_claims_is_not_shared() -> None:
-    ledger = ledger_of(FOUND)
-    first = ledger.entries["gpu-00"]
-    several = ledger.replace([replace(first, device=replace(first.device, shareable=True))])
-    assert changes(several, 4) == dict.fromkeys(("gpu-01", "gpu-02", "gpu-03"), Lane.SHARED)

@@ -118,12 +118,6 @@ def test_hardware_of_several_devices_is_not_leased(place: Callable[[Lane], Node]
         assert not dra_schedulable(node.ledger, node[name])
 
 
-def test_a_device_for_many_claims_is_not_leased() -> None:
-    node = Node(device(0, Lane.SHARED, shareable=True), device(1, Lane.SHARED))
-    assert node.offers("gpu-0") == (True, False)
-    assert node.offers("gpu-1") == (True, True)
-
-
 def test_admin_access_to_one_device_does_not_stop_the_lease_of_another() -> None:
     node = Node(device(0, Lane.SHARED), device(1, Lane.SHARED))
     node.yes(prepare(1, admin=True))
