@@ -177,7 +177,9 @@ async def test_of_a_list_too_large_for_kubelet_it_gets_what_fits(serve: Any, cap
     served = await serve(ListPlugin(ListedDevice("z")))
 
     async def told(*devices: ListedDevice) -> dict[str, str]:
+        before = served.kubelet.health()
         await asyncio.wait_for(served.server.wait_sent(served.plugin.list.publish(devices)), 5 * PATIENCE)
+        await until(lambda: served.kubelet.health() != before)  # it reads 4 MiB after they were sent
         found: dict[str, str] = served.kubelet.health()
         return found
 
