@@ -54,14 +54,13 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         self._notify = notify
         self._clock = clock
         self._cache = codec.ListCache()
-        self._left_out = 0
         self._complained_about_preference = False
         self._work: set[asyncio.Task[Any]] = set()
 
     @property
     def left_out(self) -> int:
         """How many ids of the newest list kubelet was not told of, because it takes 4 MiB in one message."""
-        return self._left_out
+        return self._cache.left_out
 
     def options(self) -> pb.DevicePluginOptions:
         """Return the plugin's options: they follow from what it implements."""
@@ -90,14 +89,13 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             if snapshot is None or snapshot.version <= stream.sent_version:
                 return
             started = self._clock()
+            before = self.left_out
             message = self._cache.message(snapshot)
-            if self._cache.left_out != self._left_out:
-                self._left_out = self._cache.left_out
-                if self._left_out:
-                    log.error(
-                        "device list too large for kubelet, ids left out",
-                        extra={"resource": self._plugin.resource, "ids": self._left_out},
-                    )
+            if self.left_out not in (0, before):
+                log.error(
+                    "device list too large for kubelet, ids left out",
+                    extra={"resource": self._plugin.resource, "ids": self.left_out},
+                )
             await context.write(message)
             self._streams.sent(stream, snapshot.version)
             self._notify(

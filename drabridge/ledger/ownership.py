@@ -61,8 +61,6 @@ def with_holders(
             lane, move = lane_when_held(tx, before, owner)
         if owner is Owner.CONFLICT:
             _report_conflict(tx, before, hold, claims)
-        elif before.owner is Owner.NONE:
-            _report_overlap(tx, before, hold, claims)
     if (hold is None and before.hold is not None) or _not_denied(claims) < _not_denied(before.claims):
         released = because
         who = refusals.holder(before, exclude_hold=hold, exclude_claims=claims)
@@ -140,20 +138,27 @@ def _report(tx: Transaction, message: str, pods: Iterable[PodRef], claims: Itera
     ]
 
 
-def _report_overlap(tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...]) -> None:
-    """Tell everybody concerned that somebody has a device, and somebody else a part of it, as evidence shows.
+def with_holder_found(tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...] = ()) -> Entry:
+    """Return the entry as :func:`with_holders` does, with a holder that evidence shows.
 
-    Requests are refused before that.
+    Evidence is believed also where somebody else has overlapping hardware, which a request is refused. Both are told.
     """
-    now = replace(before, hold=hold, claims=claims)
-    for relative in tx.relatives(before):
-        if relative.owner is not Owner.NONE and (relative.device.related(before.device) or _differ(now, relative)):
+    found = with_holders(tx, before, hold, claims)
+    if before.owner is Owner.NONE:
+        _report_overlap(tx, found)
+    return found
+
+
+def _report_overlap(tx: Transaction, found: Entry) -> None:
+    """Tell everybody concerned that somebody has a device, and somebody else a part of it."""
+    for relative in tx.relatives(found):
+        if relative.owner is not Owner.NONE and (relative.device.related(found.device) or _differ(found, relative)):
             message = (
-                f"{before.name}, which {refusals.holder(now)} has, shares its hardware with {relative.name}, which "
+                f"{found.name}, which {refusals.holder(found)} has, shares its hardware with {relative.name}, which "
                 f"{refusals.holder(relative)} has; stop one of them"
             )
-            pods = [pod for one in (now, relative) if one.hold for pod in one.hold.pods]
-            _report(tx, message, pods, [held.claim for one in (now, relative) for held in one.holders])
+            pods = [pod for one in (found, relative) if one.hold for pod in one.hold.pods]
+            _report(tx, message, pods, [held.claim for one in (found, relative) for held in one.holders])
 
 
 def _differ(one: Entry, other: Entry) -> bool:

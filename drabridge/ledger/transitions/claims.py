@@ -17,7 +17,7 @@ from drabridge.ledger.model import (
     Entry,
     Owner,
 )
-from drabridge.ledger.ownership import obstacle, overlap, with_holders
+from drabridge.ledger.ownership import obstacle, overlap, with_holder_found, with_holders
 from drabridge.ledger.transaction import Outcome, RequestedUse, Transaction
 
 
@@ -183,7 +183,7 @@ def found_prepared(tx: Transaction, entry: Entry, request: RequestedUse) -> Outc
     claim = known.claim if known and known.claim.name else request.claim  # a CDI file does not know the names
     new = ClaimHold(claim, ClaimPhase.PREPARED, tx.at, shares, grace=known.grace if known else 0.0)
     hold = None if entry.owner is Owner.QUARANTINE and entry.hold and not entry.hold.confirmed else entry.hold
-    return with_holders(tx, entry, hold, _replaced(entry.claims, new))
+    return with_holder_found(tx, entry, hold, _replaced(entry.claims, new))
 
 
 def with_claims(tx: Transaction, entry: Entry, claims: tuple[ClaimHold, ...], because: str) -> Entry:

@@ -23,7 +23,7 @@ from drabridge.ledger.model import (
     Hold,
     Owner,
 )
-from drabridge.ledger.ownership import obstacle, with_holders
+from drabridge.ledger.ownership import obstacle, with_holder_found, with_holders
 from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.claims import with_share, without_waiting
@@ -33,11 +33,14 @@ ADMISSION_SECONDS = 1.0  # kubelet allocates for all containers of a pod at once
 
 def take(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Give a free device to a pod. Claims that wait for the lease of overlapping hardware are denied it."""
-    for relative in tx.relatives(entry):
-        if relative.owner is Owner.DRA_PENDING:
-            tx.touched[relative.name] = without_waiting(tx, relative, f"a pod was given {entry.name} first")
+    refusal = obstacle(tx, entry)
+    if refusal is not None:
+        for relative in tx.relatives(entry):
+            if relative.owner is Owner.DRA_PENDING:
+                tx.touched[relative.name] = without_waiting(tx, relative, f"a pod was given {entry.name} first")
+        refusal = obstacle(tx, entry)
     hold = Hold(units, tx.at, known=True, former=entry.former)
-    return obstacle(tx, entry) or with_holders(tx, entry, hold, entry.claims)
+    return refusal or with_holders(tx, entry, hold, entry.claims)
 
 
 def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
@@ -121,7 +124,7 @@ def adopt(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
     if evidence.elsewhere:
         message += f" as {evidence.elsewhere}"
     tx.effects.append(Notify(Subject.NODE, "DeviceAdopted", message, warning=False))
-    return with_holders(tx, entry, hold, entry.claims)
+    return with_holder_found(tx, entry, hold, entry.claims)
 
 
 def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
