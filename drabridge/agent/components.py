@@ -198,7 +198,14 @@ class Components:
         self.vendor = VendorSoftware(paths, config.driver, lambda: claims.state is not None and claims.state.serving)
         self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)
         self.targets = LaneTargets(
-            config_in_use, devices, inventory, ledger_service, desired, api_server, lambda: claims.keeps_leases
+            config_in_use,
+            devices,
+            inventory,
+            ledger_service,
+            desired,
+            api_server,
+            lambda: claims.keeps_leases,
+            lambda: self.turns.turns.lent,
         )
         self.mover = LaneMover(
             ledger_service,
@@ -301,6 +308,7 @@ class Components:
         self.claims.wake()
 
     def _turns_changed(self) -> None:
+        self.lanes_changed.set()
         self.claims.wake()
         self.legacy.follow_ledger()
 

@@ -6,7 +6,7 @@ first, and those that it leaves to pods may be shared: from the front of the ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -16,23 +16,39 @@ from drabridge.ledger.eligibility import leasable
 from drabridge.ledger.model import Entry, Lane, Ledger
 
 
+def lent_as_shared(ledger: Ledger, lent: Iterable[str]) -> Ledger:
+    """Return the ledger with devices that are lent to the dra lane in the shared lane, to which they belong."""
+    entries = (entry for name in lent if (entry := ledger.entries.get(name)))
+    return ledger.replace(
+        (replace(entry, lane=Lane.SHARED, move=None) for entry in entries if _target(entry) is Lane.DRA), seq=ledger.seq
+    )
+
+
 def with_shared(
-    ledger: Ledger, devices: Sequence[Device], changes: Sequence[LaneChange], count: int
+    ledger: Ledger,
+    devices: Sequence[Device],
+    changes: Sequence[LaneChange],
+    count: int,
+    lent: Collection[str] = frozenset(),
 ) -> tuple[LaneChange, ...]:
-    """Return the changes of the two lanes with ``count`` of the devices that pods may have shared with claims."""
-    entries = {
-        device.name: ledger.entries[device.name] for device in packing_order(devices) if device.name in ledger.entries
-    }
+    """Return the changes of the two lanes with ``count`` of the devices that pods may have shared with claims.
+
+    Those of them that are ``lent`` are to be in the dra lane for now (:mod:`drabridge.offers.turns`).
+    """
+    seen = lent_as_shared(ledger, lent).entries
+    entries = {device.name: seen[device.name] for device in packing_order(devices) if device.name in seen}
     planned = {change.device: change for change in changes}
     for_pods = [name for name, entry in entries.items() if _lane(entry, planned) is Lane.LEGACY]
     for_pods.sort(key=lambda name: _rank(entries[name]))
     shared = frozenset([name for name in for_pods if leasable(ledger, entries[name])][:count])
     for name in for_pods:
-        lane = Lane.SHARED if name in shared else Lane.LEGACY
+        lane = Lane.LEGACY if name not in shared else Lane.DRA if name in lent else Lane.SHARED
         if name in planned:
             planned[name] = replace(planned[name], lane=lane)
-        elif _target(entries[name]) is not lane:
-            reason = f"{count} of {len(devices)} are wanted in the shared lane"
+        elif _target(ledger.entries[name]) is not lane:
+            reason = (
+                "claims get it next" if lane is Lane.DRA else f"{count} of {len(devices)} are wanted in the shared lane"
+            )
             planned[name] = LaneChange(name, lane, Urgency.FREE, reason)
     return tuple(sorted(planned.values(), key=lambda change: change.urgency))
 

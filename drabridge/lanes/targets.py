@@ -5,7 +5,7 @@ The pure part, which devices change, is :mod:`drabridge.lanes.plan`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -25,9 +25,9 @@ from drabridge.lanes.plan import (
     plan,
     starting_lanes,
 )
-from drabridge.lanes.shared import shared_now, with_shared
+from drabridge.lanes.shared import lent_as_shared, shared_now, with_shared
 from drabridge.ledger.eligibility import leasable
-from drabridge.ledger.model import Lane
+from drabridge.ledger.model import Lane, Ledger
 from drabridge.ledger.service import LedgerService
 
 
@@ -52,11 +52,14 @@ class LaneTargets:
         desired: DesiredLanes,
         api_server: ApiServer,
         keeps_leases: Callable[[], bool | None],
+        lent: Callable[[], Collection[str]],
     ) -> None:
         """``config`` and ``devices`` (by name) return what is in use now.
 
-        ``keeps_leases``: whether the API server keeps what a lease needs; None while that is not known.
+        ``keeps_leases``: whether the API server keeps what a lease needs; None while that is not known. ``lent``:
+        shared devices that are to be in the dra lane for now.
         """
+        self._lent = lent
         self._keeps_leases = keeps_leases
         self._config = config
         self._devices = devices
@@ -91,13 +94,15 @@ class LaneTargets:
         """
         if not self._inventory.current.complete or self._desired.uncertain(resource):
             return None
-        ledger, now = self._ledger_service.ledger, self._ledger_service.now()
+        lent, now = self._lent(), self._ledger_service.now()
+        ledger = lent_as_shared(self._ledger_service.ledger, lent)
         known = self._devices()
         devices = [known[name] for name in counted_devices(ledger, resource.name, now) if name in known]
         wanted, notes = self._wanted(self._desired.lanes(resource), devices)
         changes = plan(ledger, devices, wanted.beside_wholes(ledger, devices, {}), now)
-        count, why = self._shared(resource, devices)
-        return LanePlan(devices, wanted, with_shared(ledger, devices, changes, count), [*notes, *why])
+        count, why = self._shared(resource, devices, ledger)
+        made = with_shared(self._ledger_service.ledger, devices, changes, count, lent)
+        return LanePlan(devices, wanted, made, [*notes, *why])
 
     def divided(self, made: LanePlan) -> list[str]:
         """Say, once the changes have begun, that the parts of a device would have to be in both lanes."""
@@ -112,12 +117,11 @@ class LaneTargets:
             "parts of one device stay together, and with the whole device"
         ]
 
-    def _shared(self, resource: Resource, devices: Sequence[Device]) -> tuple[int, list[str]]:
+    def _shared(self, resource: Resource, devices: Sequence[Device], ledger: Ledger) -> tuple[int, list[str]]:
         """How many devices both sides are to be offered, and why not as many as are desired, in words."""
         asked = self._desired.lanes(resource).shared_of(len(devices))
         if not asked:
             return 0, []
-        ledger = self._ledger_service.ledger
         left = self._config().dra.leases.max_devices - sum(
             entry.lane is Lane.SHARED and entry.device.resource != resource.name for entry in ledger.entries.values()
         )

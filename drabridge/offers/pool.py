@@ -38,7 +38,7 @@ def pool_of(
 ) -> Pool:
     """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
 
-    ``unwell``: the node could not grant any of its free devices. ``kept``: devices that are kept for pods
+    ``unwell``: the node could not grant any of its free devices. ``kept``: shared devices that are not for claims now
     (:mod:`drabridge.offers.turns`).
     """
     resources = {resource.name: resource for resource in config.resources}
@@ -65,12 +65,17 @@ def pool_of(
 
 def is_published(entry: Entry) -> bool:
     """Whether the device is in a slice at all, with or without a taint."""
-    return entry.owner in DRA_OWNERS or (entry.lane in _OFFERED_LANES and not _leaving(entry))
+    return entry.owner in DRA_OWNERS or (entry.lane in _OFFERED_LANES and not _leaving(entry)) or _is_lent_soon(entry)
 
 
 def _leaving(entry: Entry) -> bool:
     """Whether it is a free device that moves to the legacy lane: it is withdrawn, and the move waits for that."""
     return entry.move is not None and entry.move.target is Lane.LEGACY and entry.owner is Owner.NONE
+
+
+def _is_lent_soon(entry: Entry) -> bool:
+    """Whether it is a shared device that is for claims alone as soon as kubelet has given it up."""
+    return entry.lane is Lane.LEGACY_TO_DRA and entry.move is not None and entry.move.source is Lane.SHARED
 
 
 class _Context(Struct, frozen=True):
@@ -103,7 +108,7 @@ class _Context(Struct, frozen=True):
         elif device.root in self.counters and resource.partition is not None:
             each = {name: counter.each for name, counter in resource.partition.counters.items()} or {PARTS: 1}
             consumes[device.root] = each
-        shared = entry.lane is Lane.SHARED
+        shared = entry.lane is Lane.SHARED or _is_lent_soon(entry)
         return Offer(device, tuple(self._taints(device, entry)), shared, policies, consumes)
 
     def _taints(self, device: Device, entry: Entry) -> Iterator[Taint]:
@@ -118,7 +123,9 @@ class _Context(Struct, frozen=True):
             yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE, since * lasting)
         elif not eligibility.dra_schedulable(self.ledger, entry):
             yield Taint(f"{prefix}/unavailable", _reason(entry))
-        elif entry.name in self.kept:  # as while the last pod had it: the next one is under way, and no write is due
+        elif (
+            entry.name in self.kept and entry.lane is not Lane.DRA
+        ):  # as while the last pod had it: the next one is under way, and no write is due
             yield Taint(f"{prefix}/unavailable", str(Owner.LEGACY))
 
 
@@ -128,6 +135,8 @@ def _reason(entry: Entry) -> str:
         return "lease-denied"
     if entry.owner in DRA_OWNERS and entry.move:
         return "leaving"
+    if _is_lent_soon(entry) and entry.owner is Owner.NONE:
+        return str(Owner.LEGACY)
     return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"
 
 

@@ -10,6 +10,9 @@ successor under way: kubelet would refuse it for good. So one device that pods h
 is told that it is Unhealthy, and once the scheduler knows the smaller number, whichever pod ends next leaves its device
 to claims.
 
+What claims keep in this way is in the dra lane meanwhile (``lent``): there the next claim needs no lease, for which the
+scheduler would make it wait five seconds. It comes back when claims leave it unused, or when pods are to have more.
+
 A side wants devices from when it takes or tries to take one until it leaves one unused that was offered to it alone.
 Nothing here changes what the ledger grants: who comes all the same gets the device.
 """
@@ -62,12 +65,14 @@ class Turns(Struct, frozen=True):
 
     ``promises``: resource -> a device that pods have and that is Unhealthy, because claims get the next one that pods
     release; "" between two pods. ``asked``: resource -> since when pods have not been asked, in wall seconds.
+    ``lent``: shared devices that are to be in the dra lane: claims have them, or have a turn.
     """
 
     wanting: Mapping[str, frozenset[Side]] = MappingProxyType({})
     turns: Mapping[str, Turn] = MappingProxyType({})
     promises: Mapping[str, str] = MappingProxyType({})
     asked: Mapping[str, float] = MappingProxyType({})
+    lent: frozenset[str] = frozenset()
 
     @property
     def kept_from_pods(self) -> frozenset[str]:
@@ -77,8 +82,9 @@ class Turns(Struct, frozen=True):
 
     @property
     def kept_from_claims(self) -> frozenset[str]:
-        """Devices that are tainted though claims could have them."""
-        return frozenset(name for name, turn in self.turns.items() if turn.side is Side.PODS)
+        """Devices that are tainted in the shared lane though claims could have them, there or in the dra lane soon."""
+        for_pods = (name for name, turn in self.turns.items() if turn.side is Side.PODS)
+        return frozenset(for_pods) | self.lent & self.turns.keys()
 
 
 NOBODYS = Turns()
@@ -102,7 +108,7 @@ def follow(before: Turns, change: Change) -> Turns:
     """Return whose turn it is after the ledger changed, or time went on."""
     groups: dict[str, list[Entry]] = {}
     for entry in change.new.entries.values():
-        if _takes_part(entry):
+        if _takes_part(entry, before.lent):
             groups.setdefault(entry.device.resource, []).append(entry)
     if not groups:
         return NOBODYS
@@ -113,14 +119,19 @@ def follow(before: Turns, change: Change) -> Turns:
         {device: turn for group in looked.values() for device, turn in group.turns.items()},
         {resource: device for resource, device in promises.items() if device is not None},
         {resource: group.asked for resource, group in looked.items()},
+        frozenset().union(*(group.lent() for group in looked.values())),
     )
     return before if after == before else after
 
 
-def _takes_part(entry: Entry) -> bool:
-    """Whether the device is shared, there to stay, and for one pod at a time."""
-    there = entry.device.presence is Presence.PRESENT and entry.move is None
-    return there and entry.lane is Lane.SHARED and len(entry.device.units) == 1
+def _takes_part(entry: Entry, lent: Collection[str]) -> bool:
+    """Whether the device is shared, there to stay, and for one pod at a time. ``lent``: until now."""
+    if entry.device.presence is not Presence.PRESENT or len(entry.device.units) != 1:
+        return False
+    target = entry.move.target if entry.move else entry.lane
+    if target is Lane.SHARED:
+        return entry.move is None or entry.owner is Owner.NONE  # on its way back from the dra lane
+    return target is Lane.DRA and entry.name in lent
 
 
 def _side(entry: Entry) -> Side | None:
@@ -133,7 +144,12 @@ class _Group:
 
     def __init__(self, before: Turns, change: Change, entries: list[Entry]) -> None:
         resource, old, new, at = entries[0].device.resource, change.old, change.new, change.at
-        free = {one.name: one for one in entries if one.owner is Owner.NONE and blocking_relative(new, one) is None}
+        returning = {one.name for one in entries if one.lane is Lane.DRA_TO_LEGACY}
+        free = {
+            one.name: one
+            for one in entries
+            if one.owner is Owner.NONE and one.name not in returning and blocking_relative(new, one) is None
+        }
         turns = {name: turn for name, turn in before.turns.items() if name in free}
         unused = [turn.side for turn in turns.values() if turn.until <= at]
         self.turns = {name: turn for name, turn in turns.items() if turn.until > at}
@@ -144,6 +160,7 @@ class _Group:
         self.wanting = wanted.difference(unused).union(pods, *(_tried(*pair) for pair in was))
         self._has = Counter(side for one in entries if (side := _side(one)))
         self._has += Counter(turn.side for turn in self.turns.values())
+        self._has[Side.PODS] += len(returning)
         self._promise = before.promises.get(resource)
         self._at = at
         self._told = change.told.get(resource)
@@ -151,15 +168,26 @@ class _Group:
         self._healthy = {
             one.name for one in new.entries.values() if one.device.resource == resource and legacy_healthy(new, one)
         }
-        released = [(one, side) for past, one in was if (side := _side(past)) and one.name in free]
+        released = [(one, side) for past, one in was if (side := _released_by(past)) and one.name in free]
         self._scarce = not free.keys() - self.turns.keys() - {one.name for one, _ in released}
-        if self.wanting == BOTH and self._scarce:
-            for one, side in released:
-                self._release(one.name, side)
+        for one, side in released:
+            if self.wanting == BOTH and self._scarce:
+                self._release(one, side)
+            elif one.lane is Lane.DRA:
+                self._give(one.name, Side.CLAIMS)
+        self._entries, self._lent = entries, before.lent
         self._held = [one for one in entries if one.owner is Owner.LEGACY]
         self._admitted = [one for one in self._held if one.hold and at - one.hold.allocated_at >= ADMIT_SECONDS]
 
-    def _release(self, device: str, last: Side) -> None:
+    def lent(self) -> frozenset[str]:
+        """Return what is to be in the dra lane: as long as claims have it or have a turn, and pods are due no more."""
+        claims = {one.name for one in self._entries if one.owner in (Owner.DRA_GRANTED, Owner.DRA_PREPARED)}
+        theirs = frozenset(claims) | {name for name, turn in self.turns.items() if turn.side is Side.CLAIMS}
+        if self.wanting == BOTH and self._scarce and not self._is_next(Side.PODS, self._has[Side.CLAIMS] - 1):
+            return theirs
+        return theirs & self._lent
+
+    def _release(self, released: Entry, last: Side) -> None:
         """Give a device that ``last`` has released to the side that has fewer; an only one to each in turns."""
         side = OTHER[last] if self._is_next(OTHER[last], self._has[last]) else last
         if last is Side.PODS and side is Side.CLAIMS:
@@ -167,6 +195,10 @@ class _Group:
                 self._promise = None
             else:
                 side = Side.PODS  # the next one is under way
+        if side is Side.CLAIMS or released.lane is Lane.SHARED:  # else it is theirs when it has come back
+            self._give(released.name, side)
+
+    def _give(self, device: str, side: Side) -> None:
         self.turns[device] = Turn(side, self._at + TURN_SECONDS)
         self._has[side] += 1
 
@@ -194,6 +226,11 @@ class _Group:
             return None
         held = sorted(self._admitted, key=lambda one: (one.name != kept, one.since, one.name))
         return held[0].name if held else ""
+
+
+def _released_by(past: Entry) -> Side | None:
+    """Which side had a device that is free now; one that has come back was for claims."""
+    return Side.CLAIMS if past.lane is Lane.DRA_TO_LEGACY else _side(past)
 
 
 def _tried(was: Entry, now: Entry) -> frozenset[Side]:

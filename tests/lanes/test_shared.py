@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
 from drabridge.lanes.plan import LaneTarget, plan
-from drabridge.lanes.shared import shared_now, with_shared
+from drabridge.lanes.shared import lent_as_shared, shared_now, with_shared
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.events import SetLane
 from drabridge.ledger.model import Lane, Ledger
@@ -17,9 +17,9 @@ from tests.lanes.planned_ledger import POLICY, devices, ledger_of
 FOUND = devices(4)
 
 
-def changes(ledger: Ledger, count: int, dra: int = 0) -> Mapping[str, Lane]:
-    planned = plan(ledger, FOUND, LaneTarget(dra), 1000.0)
-    return {change.device: change.lane for change in with_shared(ledger, FOUND, planned, count)}
+def changes(ledger: Ledger, count: int, dra: int = 0, lent: Collection[str] = ()) -> Mapping[str, Lane]:
+    planned = plan(lent_as_shared(ledger, lent), FOUND, LaneTarget(dra), 1000.0)
+    return {change.device: change.lane for change in with_shared(ledger, FOUND, planned, count, lent)}
 
 
 def after(ledger: Ledger, count: int) -> Ledger:
@@ -81,3 +81,12 @@ def test_a_device_that_overlaps_with_another_one_is_not_shared() -> None:
     assert changes(ledger.replace([part]), 2) == {"gpu-01": Lane.SHARED, "gpu-02": Lane.SHARED}
     gone = replace(part, device=replace(part.device, presence=Presence.GONE))
     assert changes(ledger.replace([gone]), 2) == {"gpu-00": Lane.SHARED, "gpu-01": Lane.SHARED}
+
+
+def test_a_shared_device_is_lent_to_the_dra_lane_and_moves_no_other() -> None:
+    ledger = ledger_of(FOUND, {0: Lane.DRA, 1: Lane.SHARED, 2: Lane.SHARED})
+    assert changes(ledger, 2, dra=1, lent={"gpu-01"}) == {"gpu-01": Lane.DRA}
+    lent = ledger_of(FOUND, {0: Lane.DRA, 1: Lane.DRA, 2: Lane.SHARED})
+    assert not changes(lent, 2, dra=1, lent={"gpu-01"})
+    assert changes(lent, 2, dra=1) == {"gpu-01": Lane.SHARED}
+    assert changes(lent, 0, dra=1, lent={"gpu-01"}) == {"gpu-01": Lane.LEGACY, "gpu-02": Lane.LEGACY}

@@ -205,6 +205,25 @@ def test_a_shared_device_goes_to_the_dra_lane_and_back_through_acknowledgements(
     assert (node["gpu-0"].lane, node.offers("gpu-0")) == (Lane.DRA_TO_LEGACY, (False, False))
 
 
+def test_what_a_claim_has_leased_is_in_the_dra_lane_at_once_and_comes_back_through_acknowledgements() -> None:
+    """The next claim needs no lease for it: kubelet gave it up for the first one."""
+    node = Node(SHARED)
+    node.yes(allocated(0, lease=True))
+    node.yes(SetLane("gpu-0", Lane.DRA, NOON))
+    assert node["gpu-0"].lane is Lane.SHARED  # kubelet may give it out until it says no
+    node.yes(SetLane("gpu-0", Lane.SHARED, NOON))
+    withdrawn(node, 0)
+    node.yes(grant())
+    node.yes(SetLane("gpu-0", Lane.DRA, NOON))
+    assert (node["gpu-0"].lane, node["gpu-0"].move, node.offers("gpu-0")) == (Lane.DRA, None, (False, True))
+    node.yes(ClaimDeallocated(CLAIM.uid, NOON))
+    assert node.owner("gpu-0") is Owner.NONE
+    assert node.no(allocate(0))[0] is RefusalCode.OTHER_LANE
+    node.yes(prepare(0, claim=OTHER))
+    node.yes(SetLane("gpu-0", Lane.SHARED, NOON))
+    assert (node["gpu-0"].lane, node.offers("gpu-0")) == (Lane.DRA, (False, False))  # no next claim gets it
+
+
 def test_a_lease_is_granted_after_kubelet_gave_all_devices_up() -> None:
     node = Node(SHARED, SHARED_TOO)
     node.yes(allocated(0, 1, lease=True))

@@ -238,3 +238,14 @@ def test_a_device_that_is_kept_for_pods_is_tainted_as_if_one_had_it() -> None:
     assert kept is not None
     assert kept.taints
     assert not (one(free) or kept).taints
+
+
+def test_a_device_that_will_be_lent_to_claims_is_tainted_until_it_is_in_the_dra_lane() -> None:
+    """One write of the slice: from "a pod has it" to "free, without a lease"."""
+    held = Entry(LedgerDevice.of(device()), Owner.LEGACY, Lane.SHARED, Hold(("GPU-0",), 1.0))
+    free = replace(held, owner=Owner.NONE, hold=None)
+    leaving = replace(free, lane=Lane.LEGACY_TO_DRA, move=Move(Lane.SHARED, Lane.DRA, MoveStep.REVOKING, 1.0, 1.0))
+    assert one(free, kept={"gpu-0"}) == one(leaving, kept={"gpu-0"}) == one(held)
+    lent = one(replace(free, lane=Lane.DRA), kept={"gpu-0"})
+    assert lent is not None
+    assert (lent.lease, lent.taints) == (False, ())

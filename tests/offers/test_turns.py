@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.ledger.model import (
     ClaimHold,
@@ -16,6 +17,8 @@ from drabridge.ledger.model import (
     Lane,
     Ledger,
     LedgerDevice,
+    Move,
+    MoveStep,
     NodeState,
     Owner,
 )
@@ -26,6 +29,7 @@ STATUS_SECONDS = 10.0  # kubelet's nodeStatusUpdateFrequency
 NEXT_POD_SECONDS = 0.6  # from a pod's end to the next one's Allocate
 NEXT_CLAIM_SECONDS = 0.2  # from the slice to the next claim's allocation
 LEASE_SECONDS = 5.0  # until the scheduler looks at the condition
+BACK_SECONDS = 30.0  # from the dra lane to the shared one
 
 
 def entry(name: str, side: Side | None, at: float = 0.0, *, lane: Lane = Lane.SHARED) -> Entry:
@@ -37,6 +41,11 @@ def entry(name: str, side: Side | None, at: float = 0.0, *, lane: Lane = Lane.SH
             claim = ClaimHold(ClaimRef(f"{name}-{at}"), ClaimPhase.PREPARED, at)
             return Entry(device, Owner.DRA_PREPARED, lane, claims=(claim,), since=at)
     return Entry(device, Owner.NONE, lane, since=at)
+
+
+def _in_lane(lane: Lane) -> dict[str, Lane | Move | None]:
+    back = Move(Lane.DRA, Lane.SHARED, MoveStep.REVOKING, 0.0, 0.0)
+    return {"lane": lane, "move": back if lane is Lane.DRA_TO_LEGACY else None}
 
 
 class Node:
@@ -55,6 +64,9 @@ class Node:
         self.told = devices
         self.steps: Counter[Side] = Counter()
         self.refused = 0
+        self.leases = 0
+        self.lane = dict.fromkeys(self.names, Lane.SHARED)
+        self._back = dict.fromkeys(self.names, 0.0)
 
     def run(self, seconds: float, waiting: Iterable[Side] = Side) -> None:
         until = self.at + seconds
@@ -75,7 +87,8 @@ class Node:
         self._change(dict.fromkeys(ended))
         if before // STATUS_SECONDS != self.at // STATUS_SECONDS:
             self.told = sum(side is not Side.CLAIMS and self._healthy(name) for name, side in self.has.items())
-        free = [name for name in self.names if self.has[name] is None]
+        self._move()
+        free = [name for name in self.names if self.has[name] is None and self.lane[name] is not Lane.DRA_TO_LEGACY]
         if Side.PODS in waiting and sum(side is Side.PODS for side in self.has.values()) < self.told:
             ready = [one for one in free if self._healthy(one)]
             quick = [one for one in ready if self.at - self._until[one] >= NEXT_POD_SECONDS]
@@ -86,20 +99,45 @@ class Node:
                 self.refused += 1
                 self._follow(self.ledger, {"r"})
         if Side.CLAIMS in waiting:
-            ready = [one for one in free if not self._turns_count or one not in self.turns.kept_from_claims]
+            ready = [one for one in free if self.lane[one] is Lane.DRA or one not in self._kept_from_claims()]
             ready = [one for one in ready if self.at - self._until[one] >= NEXT_CLAIM_SECONDS]
+            self.leases += sum(self.lane[one] is Lane.SHARED for one in ready)
             self._change(dict.fromkeys(ready, Side.CLAIMS))
         self.steps.update(side for side in self.has.values() if side)
 
     def _healthy(self, name: str) -> bool:
-        return not self._turns_count or name not in self.turns.kept_from_pods
+        return self.lane[name] is Lane.SHARED and not (self._turns_count and name in self.turns.kept_from_pods)
+
+    def _kept_from_claims(self) -> frozenset[str]:
+        return self.turns.kept_from_claims if self._turns_count else frozenset()
+
+    def _move(self) -> None:
+        """Lanes follow what is lent; what no claim is to have any more comes back after the schedulers' quiet time."""
+        if not self._turns_count:
+            return
+        moved = {}
+        for name, side in self.has.items():
+            lent, lane = name in self.turns.lent, self.lane[name]
+            if lent and lane is Lane.SHARED and side is not Side.PODS:
+                moved[name] = Lane.DRA
+            elif not lent and lane is Lane.DRA and side is None:
+                moved[name], self._back[name] = Lane.DRA_TO_LEGACY, self.at + BACK_SECONDS
+            elif lane is Lane.DRA_TO_LEGACY and self._back[name] <= self.at:
+                moved[name] = Lane.SHARED
+        if moved:
+            self.lane |= moved
+            old = self.ledger
+            entries = [old.entries[name] for name in moved]
+            self.ledger = old.replace([replace(one, **_in_lane(moved[one.name])) for one in entries])
+            self._follow(old)
 
     def _change(self, changes: dict[str, Side | None]) -> None:
         old = self.ledger
         for name, side in changes.items():
             self.has[name] = side
-            self._until[name] = self.at + (self._job_seconds if side else 0.0) + LEASE_SECONDS * (side is Side.CLAIMS)
-        self.ledger = old.replace([entry(name, side, self.at) for name, side in changes.items()])
+            lease = LEASE_SECONDS if side is Side.CLAIMS and self.lane[name] is Lane.SHARED else 0.0
+            self._until[name] = self.at + (self._job_seconds if side else 0.0) + lease
+        self.ledger = old.replace([entry(name, side, self.at, lane=self.lane[name]) for name, side in changes.items()])
         self._follow(old)
 
     def _follow(self, old: Ledger, sent: Collection[str] = ()) -> None:
@@ -201,3 +239,42 @@ def test_a_pod_that_is_sent_here_wants_a_device_even_if_kubelet_refuses_it() -> 
     ledger = Ledger.of([entry("d", Side.CLAIMS)])
     turns = follow(NOBODYS, Change(ledger, ledger, 1.0, {"r": 0}, {"r"}))
     assert turns.wanting["r"] == {Side.PODS}
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_claims_need_no_lease_for_what_they_keep(devices: int) -> None:
+    node = Node(devices, 5.0)
+    node.run(100.0)
+    node.leases, before = 0, node.steps[Side.CLAIMS]
+    node.run(200.0)
+    assert node.steps[Side.CLAIMS] > before
+    assert node.leases == 0
+
+
+def test_what_claims_leave_unused_is_shared_again() -> None:
+    node = Node(4, 5.0)
+    node.run(100.0)
+    assert node.turns.lent
+    node.run(100.0, {Side.PODS})
+    assert not node.turns.lent
+    assert set(node.lane.values()) == {Lane.SHARED}
+    assert set(node.has.values()) == {Side.PODS}
+
+
+def test_what_claims_had_alone_is_for_pods_when_it_has_come_back() -> None:
+    back = Move(Lane.DRA, Lane.SHARED, MoveStep.QUIESCING, 0.0, 0.0)
+    coming = replace(entry("f", None), lane=Lane.DRA_TO_LEGACY, move=back)
+    old = Ledger.of([entry("d", Side.CLAIMS), entry("e", Side.CLAIMS), coming])
+    new = old.replace([entry("f", None)])
+    turns = follow(Turns({"r": frozenset(Side)}), Change(old, new, 1.0, {"r": 0}))
+    assert turns.turns["f"].side is Side.PODS
+
+
+def test_what_comes_back_counts_for_pods() -> None:
+    """Else claims would give up one device after the other until the first has come back."""
+    back = Move(Lane.DRA, Lane.SHARED, MoveStep.QUIESCING, 0.0, 0.0)
+    coming = replace(entry("f", None), lane=Lane.DRA_TO_LEGACY, move=back)
+    old = Ledger.of([entry("d", Side.CLAIMS, lane=Lane.DRA), entry("e", Side.CLAIMS, lane=Lane.DRA), coming])
+    new = old.replace([entry("d", None, 1.0, lane=Lane.DRA)])
+    turns = follow(Turns({"r": frozenset(Side)}, lent=frozenset("de")), Change(old, new, 1.0, {"r": 0}))
+    assert turns.lent == {"d", "e"}

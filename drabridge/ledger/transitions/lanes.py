@@ -11,6 +11,8 @@ from drabridge.ledger.model import MOVING, Entry, Lane, Move, MoveStep, Owner
 from drabridge.ledger.ownership import begin_move, stamp_legacy_end
 from drabridge.ledger.transaction import Outcome, Transaction
 
+_LEASED = frozenset({Owner.DRA_GRANTED, Owner.DRA_PREPARED})
+
 
 def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
     """Begin to move a free device. If it moves there already, only the reason why it waits may change."""
@@ -23,12 +25,17 @@ def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
 
 
 def move_when_released(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
-    """Mark a held device: it moves when it is released. Between the lanes that pods may use it moves at once."""
+    """Mark a held device: it moves when it is released. Between lanes that its holder's side may use it moves at once.
+
+    Not from the dra lane: when the claim ends, the scheduler may give the device to the next one as its slice shows it.
+    """
     if event.lane is (entry.move.target if entry.move else entry.lane):
         return entry
     move = None
     if entry.owner is Owner.LEGACY and {entry.lane, event.lane} == {Lane.LEGACY, Lane.SHARED}:
         return _in_lane(tx, entry, event.lane, None)
+    if entry.owner in _LEASED and (entry.lane, event.lane) == (Lane.SHARED, Lane.DRA):
+        return _in_lane(tx, entry, event.lane, None)  # kubelet has given it up for the lease
     if event.lane is not entry.lane:
         move = Move(entry.lane, event.lane, MoveStep.WAITING, tx.at, tx.at, event.reason or "the device is held")
     return replace(entry, move=move, seq=tx.seq)

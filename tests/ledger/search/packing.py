@@ -43,8 +43,8 @@ class Packing:
     def __init__(self, config: Config) -> None:
         self.pods = tuple(f"pod{index}" for index in range(config.pods))
         self.claims = tuple(f"claim{index}" for index in range(config.claims))
-        wide = 9 if config.leases else 8  # with leases there is more to a claim, and nobody moves devices
-        widths = _WIDTHS | {"gathered": 12, "moves": 0 if config.leases else 2}
+        wide = 9 if config.leases else 8  # with leases there is more to a claim
+        widths = _WIDTHS | {"gathered": 12, "moves": 2 if config.moves else 0}
         if config.prompt:  # the slices follow from the ledger
             widths |= {"api": 0, "scheduler": 0}
         life = 5 if config.proofs and config.devices > 1 else 4

@@ -26,6 +26,9 @@ PAIRS: Mapping[str, Config] = {
     "1 device, 2 pods, 2 claims, leases, two faults of any kind": replace(_LEASES, devices=1),
     "2 devices, 2 pods, 2 claims, leases, prompt, two faults": replace(_LEASES, prompt=True, kinds=_KEPT),
     "2 devices, 2 pods, 2 claims, leases, prompt, a fault of any kind": replace(_LEASES, prompt=True, faults=1),
+    "1 device, a pod, 2 claims, leases, lent to claims, a fault": replace(
+        _LEASES, devices=1, pods=1, moves=1, faults=1, kinds=_KEPT
+    ),
     "2 devices, a pod, a claim, a move, late evidence, a fault": Config(pods=1, claims=1, faults=1, moves=1),
     "2 devices, a pod, a claim, a move, the API server instead of the checkpoint, two faults": replace(
         _PROMPT, pods=1, claims=1, faults=2, checkpoint=False
@@ -71,6 +74,7 @@ LEASES: Mapping[str, Config] = {
     "a shared device, one of the DRA lane, a pod, a claim, leases, a fault": replace(
         _LEASES, pods=1, claims=1, faults=1, kinds=_KEPT, lanes=(Lane.SHARED, Lane.DRA)
     ),
+    "1 device, a pod, 2 claims, leases, lent to claims": replace(_LEASES, devices=1, pods=1, moves=1, faults=0),
 }
 PROOFS: Mapping[str, Config] = {
     # what is proven acts at once; nothing else is quicker than in the worlds above
