@@ -10,8 +10,10 @@ successor under way: kubelet would refuse it for good. So one device that pods h
 is told that it is Unhealthy, and once the scheduler knows the smaller number, whichever pod ends next leaves its device
 to claims.
 
-What claims keep in this way is in the dra lane meanwhile (``lent``): there the next claim needs no lease, for which the
-scheduler would make it wait five seconds. It comes back when claims leave it unused, or when pods are to have more.
+What is offered to claims alone is in the dra lane meanwhile (``lent``): there a claim needs no lease, for which the
+scheduler makes it wait five seconds, and the Node has the smaller number before the claim comes. It comes back when
+claims leave it unused, or when pods are to have more. So one device is lent ahead while another one is free, too, if
+claims have come lately; what claims release stays with them while another one is free.
 
 A side wants devices from when it takes or tries to take one until it leaves one unused that was offered to it alone.
 Nothing here changes what the ledger grants: who comes all the same gets the device.
@@ -33,6 +35,9 @@ from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner
 TURN_SECONDS = 12.0
 """Kubelet tells its number every 10 s (nodeStatusUpdateFrequency); the scheduler tries a pod again after at most 10 s
 (podMaxBackoffSeconds)."""
+
+AHEAD_SECONDS = 600.0
+"""For so long after the last claim a device is lent ahead."""
 
 ASK_SECONDS = 120.0
 """Nobody here sees pods with limits that wait for a device. Where claims have them all, pods get a turn that often."""
@@ -125,13 +130,11 @@ def follow(before: Turns, change: Change) -> Turns:
 
 
 def _takes_part(entry: Entry, lent: Collection[str]) -> bool:
-    """Whether the device is shared, there to stay, and for one pod at a time. ``lent``: until now."""
+    """Whether the device is shared or is to be, and for one pod at a time. ``lent``: to the dra lane until now."""
     if entry.device.presence is not Presence.PRESENT or len(entry.device.units) != 1:
         return False
     target = entry.move.target if entry.move else entry.lane
-    if target is Lane.SHARED:
-        return entry.move is None or entry.owner is Owner.NONE  # on its way back from the dra lane
-    return target is Lane.DRA and entry.name in lent
+    return target is Lane.SHARED or (target is Lane.DRA and entry.name in lent)
 
 
 def _side(entry: Entry) -> Side | None:
@@ -174,18 +177,38 @@ class _Group:
             if self.wanting == BOTH and self._scarce:
                 self._release(one, side)
             elif one.lane is Lane.DRA:
-                self._give(one.name, Side.CLAIMS)
-        self._entries, self._lent = entries, before.lent
+                self._give(one.name, Side.CLAIMS, AHEAD_SECONDS)
+        self._lend_ahead([name for name in free if name not in self.turns])
+        self._entries = entries
         self._held = [one for one in entries if one.owner is Owner.LEGACY]
         self._admitted = [one for one in self._held if one.hold and at - one.hold.allocated_at >= ADMIT_SECONDS]
 
+    def _lend_ahead(self, spare: list[str]) -> None:
+        """Keep a device for claims while pods have another one; while they have none, claims keep theirs less long."""
+        ahead = list(filter(self._is_ahead, self.turns))
+        if Side.CLAIMS in self.wanting and len(spare) > 1 and not ahead:
+            self._give(spare[0], Side.CLAIMS, AHEAD_SECONDS)
+        elif Side.PODS in self.wanting and not spare:
+            soon = self._at + TURN_SECONDS
+            self.turns |= {name: Turn(Side.CLAIMS, min(self.turns[name].until, soon)) for name in ahead}
+
     def lent(self) -> frozenset[str]:
-        """Return what is to be in the dra lane: as long as claims have it or have a turn, and pods are due no more."""
-        claims = {one.name for one in self._entries if one.owner in (Owner.DRA_GRANTED, Owner.DRA_PREPARED)}
-        theirs = frozenset(claims) | {name for name, turn in self.turns.items() if turn.side is Side.CLAIMS}
-        if self.wanting == BOTH and self._scarce and not self._is_next(Side.PODS, self._has[Side.CLAIMS] - 1):
-            return theirs
-        return theirs & self._lent
+        """Return what is to be in the dra lane: what claims have or have a turn for, unless pods are due the next.
+
+        What claims have there stays, also if an earlier agent lent it.
+        """
+        claims = [one for one in self._entries if one.owner in (Owner.DRA_GRANTED, Owner.DRA_PREPARED)]
+        theirs = [*claims, *(one for one in self._entries if self._is_ahead(one.name))]
+        if not self._scarce:
+            return frozenset(one.name for one in theirs if one.lane is not Lane.SHARED or self._is_ahead(one.name))
+        if self.wanting == BOTH and not self._is_next(Side.PODS, self._has[Side.CLAIMS] - 1):
+            return frozenset(one.name for one in theirs)
+        return frozenset(one.name for one in theirs if one.lane is not Lane.SHARED)
+
+    def _is_ahead(self, device: str) -> bool:
+        """Whether a free device is for claims alone."""
+        turn = self.turns.get(device)
+        return turn is not None and turn.side is Side.CLAIMS
 
     def _release(self, released: Entry, last: Side) -> None:
         """Give a device that ``last`` has released to the side that has fewer; an only one to each in turns."""
@@ -198,8 +221,8 @@ class _Group:
         if side is Side.CLAIMS or released.lane is Lane.SHARED:  # else it is theirs when it has come back
             self._give(released.name, side)
 
-    def _give(self, device: str, side: Side) -> None:
-        self.turns[device] = Turn(side, self._at + TURN_SECONDS)
+    def _give(self, device: str, side: Side, seconds: float = TURN_SECONDS) -> None:
+        self.turns[device] = Turn(side, self._at + seconds)
         self._has[side] += 1
 
     def _is_known(self) -> bool:

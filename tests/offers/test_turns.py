@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 import pytest
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from drabridge.ledger.model import (
     NodeState,
     Owner,
 )
-from drabridge.offers.turns import ASK_SECONDS, NOBODYS, TURN_SECONDS, Change, Side, Turns, follow
+from drabridge.offers.turns import AHEAD_SECONDS, ASK_SECONDS, NOBODYS, TURN_SECONDS, Change, Side, Turns, follow
 
 STEP = 0.2
 STATUS_SECONDS = 10.0  # kubelet's nodeStatusUpdateFrequency
@@ -51,7 +52,17 @@ def _in_lane(lane: Lane) -> dict[str, Lane | Move | None]:
 class Node:
     """Shared devices, a kubelet whose number reaches the scheduler late, and pods and claims that wait or do not."""
 
-    def __init__(self, devices: int, job_seconds: float, *, turns: bool = True, settled_at: float = 0.0) -> None:
+    def __init__(
+        self,
+        devices: int,
+        job_seconds: float,
+        *,
+        turns: bool = True,
+        settled_at: float = 0.0,
+        most: Mapping[Side, int] = MappingProxyType({}),
+    ) -> None:
+        """``most``: how many devices a side wants; all if it is not there."""
+        self.most = dict.fromkeys(Side, devices) | most
         self._job_seconds = job_seconds
         self._turns_count = turns
         self.names = [f"d{index}" for index in range(devices)]
@@ -89,7 +100,7 @@ class Node:
             self.told = sum(side is not Side.CLAIMS and self._healthy(name) for name, side in self.has.items())
         self._move()
         free = [name for name in self.names if self.has[name] is None and self.lane[name] is not Lane.DRA_TO_LEGACY]
-        if Side.PODS in waiting and sum(side is Side.PODS for side in self.has.values()) < self.told:
+        if Side.PODS in waiting and self._count(Side.PODS) < min(self.told, self.most[Side.PODS]):
             ready = [one for one in free if self._healthy(one)]
             quick = [one for one in ready if self.at - self._until[one] >= NEXT_POD_SECONDS]
             if quick:
@@ -101,9 +112,13 @@ class Node:
         if Side.CLAIMS in waiting:
             ready = [one for one in free if self.lane[one] is Lane.DRA or one not in self._kept_from_claims()]
             ready = [one for one in ready if self.at - self._until[one] >= NEXT_CLAIM_SECONDS]
+            ready = ready[: max(0, self.most[Side.CLAIMS] - self._count(Side.CLAIMS))]
             self.leases += sum(self.lane[one] is Lane.SHARED for one in ready)
             self._change(dict.fromkeys(ready, Side.CLAIMS))
         self.steps.update(side for side in self.has.values() if side)
+
+    def _count(self, wanted: Side) -> int:
+        return sum(side is wanted for side in self.has.values())
 
     def _healthy(self, name: str) -> bool:
         return self.lane[name] is Lane.SHARED and not (self._turns_count and name in self.turns.kept_from_pods)
@@ -198,7 +213,7 @@ def test_pods_get_a_device_though_claims_have_all_and_the_agent_forgot_that_pods
     node = Node(4, 5.0)
     node.run(60.0, {Side.CLAIMS})
     node.turns = NOBODYS
-    node.run(ASK_SECONDS + 30.0)
+    node.run(ASK_SECONDS + BACK_SECONDS + 30.0)
     assert Side.PODS in node.has.values()
 
 
@@ -228,11 +243,19 @@ def test_a_turn_that_nobody_takes_ends() -> None:
     assert later.wanting["r"] == {Side.CLAIMS}
 
 
-def test_nobody_is_kept_from_a_device_while_another_one_is_free() -> None:
-    old = Ledger.of([entry("d", Side.CLAIMS), entry("e", None)])
+def test_pods_are_kept_from_no_device_while_no_other_one_is_free() -> None:
+    old = Ledger.of([entry("d", Side.CLAIMS), entry("e", Side.PODS), entry("f", Side.CLAIMS)])
     new = old.replace([entry("d", None, 1.0)])
-    turns = follow(Turns({"r": frozenset(Side)}), Change(old, new, 1.0, {"r": 1}))
+    turns = follow(Turns({"r": frozenset({Side.CLAIMS})}), Change(old, new, 1.0, {"r": 1}))
     assert not turns.kept_from_claims | turns.kept_from_pods
+    more = new.replace([entry("f", None, 2.0)])
+    assert len(follow(turns, Change(new, more, 2.0, {"r": 1})).kept_from_pods) == 1
+
+
+def test_what_an_earlier_agent_lent_to_a_claim_stays_lent_until_the_claim_ends() -> None:
+    waits = Move(Lane.DRA, Lane.SHARED, MoveStep.WAITING, 0.0, 0.0)
+    ledger = Ledger.of([replace(entry("d", Side.CLAIMS, lane=Lane.DRA), move=waits), entry("e", None)])
+    assert follow(NOBODYS, Change(ledger, ledger, 1.0, {"r": 1})).lent == {"d"}
 
 
 def test_a_pod_that_is_sent_here_wants_a_device_even_if_kubelet_refuses_it() -> None:
@@ -249,6 +272,34 @@ def test_claims_need_no_lease_for_what_they_keep(devices: int) -> None:
     node.run(200.0)
     assert node.steps[Side.CLAIMS] > before
     assert node.leases == 0
+
+
+@pytest.mark.parametrize("job_seconds", [1.0, 30.0])
+def test_claims_need_a_lease_and_pods_are_refused_only_at_first_while_there_is_enough_for_all(
+    job_seconds: float,
+) -> None:
+    node = Node(6, job_seconds, most={Side.PODS: 2, Side.CLAIMS: 2})
+    node.run(300.0)
+    node.leases, node.refused = 0, 0
+    node.steps.clear()
+    node.run(300.0)
+    assert node.leases <= 1
+    assert node.refused == 0
+    assert min(node.share(side) for side in Side) > 0.3
+
+
+def test_what_is_lent_ahead_comes_back_when_pods_want_all_or_claims_stay_away() -> None:
+    node = Node(6, 5.0, most={Side.PODS: 2, Side.CLAIMS: 2})
+    node.run(200.0)
+    assert node.turns.lent
+    node.run(AHEAD_SECONDS + 100.0, {Side.PODS})
+    assert set(node.lane.values()) == {Lane.SHARED}
+    node.run(100.0)
+    assert node.turns.lent
+    node.most[Side.PODS] = 6
+    node.run(TURN_SECONDS + BACK_SECONDS + STATUS_SECONDS + 5.0, {Side.PODS})
+    assert set(node.lane.values()) == {Lane.SHARED}
+    assert node.told == 6
 
 
 def test_what_claims_leave_unused_is_shared_again() -> None:
