@@ -290,7 +290,7 @@ class Components:
             pods=lambda: self.others.pods,
             unwell=lambda: service.health.error or self._cdi.error,
             on_synced=self.lanes_changed.set,
-            kept=lambda: self.turns.turns.kept_from_claims,
+            kept=lambda entry: self.turns.turns.keeps_from_claims(entry),
             clock=service.now,
         )
         node = DriverNode(options.node_name, paths.kubelet, paths.state, options.boot_id, self._state_worker)

@@ -363,7 +363,7 @@ class DraDriver:
         self._desired_seq = self._ledger_service.ledger.seq
         unwell = bool(self.records.error or self._ports.unwell())
         known = snapshot, self._ledger_service.ledger, self._config
-        pool = pool_of(*known, self._node, self._ports.clock(), unwell=unwell, kept=self._ports.kept())
+        pool = pool_of(*known, self._node, self._ports.clock(), unwell=unwell, kept=self._ports.kept)
         return desired_slices(pool, features)
 
     def _observe(self, fact: Fact) -> None:

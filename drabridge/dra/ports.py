@@ -11,7 +11,7 @@ from msgspec import Struct
 from drabridge.dra.facts import Fact, Observer
 from drabridge.dra.planning import LookupOf, device_lookup
 from drabridge.inventory.model import Snapshot
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.model import ClaimRef, Entry
 
 InUse = Callable[[set[str]], Awaitable[Mapping[str, str]]]
 """Device names -> those that a process has open, each with that process in words. Only probed devices appear."""
@@ -57,5 +57,5 @@ class DraPorts(Struct, frozen=True, kw_only=True):
     pods: Callable[[], ClaimPods | None] = _no_pods  # None: nobody follows pods
     unwell: Callable[[], str] = str  # why no claim could be granted now; "" if one could
     on_synced: Callable[[], None] = lambda: None  # the API server has the slices that it should have
-    kept: Callable[[], Collection[str]] = tuple  # devices that are kept for pods with limits
+    kept: Callable[[Entry], bool] = lambda _: False  # whether a device is not for claims now, by its turn
     clock: Callable[[], float] = time.time

@@ -100,7 +100,7 @@ def _in_doubt(entry: Entry) -> bool:
     hold = entry.hold
     if hold is None:
         return False
-    return entry.owner is Owner.QUARANTINE or not hold.pods or hold.again or hold.retaken or len(hold.units) > 1
+    return entry.owner is Owner.QUARANTINE or not hold.pods or bool(hold.earlier) or hold.retaken or len(hold.units) > 1
 
 
 def _may_have(pod: PodDemand, entry: Entry, named: Mapping[tuple[str, str], int]) -> bool:

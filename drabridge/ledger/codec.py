@@ -171,10 +171,11 @@ def _hold_to_json(hold: Hold) -> Json:
         data["resource"] = hold.resource
     if hold.grace is not None:
         data["grace"] = hold.grace
-    for key, said in ("retaken", hold.retaken), ("again", hold.again):
-        if said:
-            data[key] = True
-    for key, pods in ("recorded", hold.recorded), ("former", hold.former):
+    if hold.retaken:
+        data["retaken"] = True
+    if hold.earlier:
+        data["earlier_until"] = hold.earlier_until
+    for key, pods in ("recorded", hold.recorded), ("former", hold.former), ("earlier", hold.earlier):
         if pods:
             data[key] = _pods_to_json(pods)
     return data
@@ -194,7 +195,8 @@ def _hold_from_json(data: Mapping[str, Any]) -> Hold:
         retaken=bool(data.get("retaken", False)),
         recorded=_pods(data.get("recorded", ())),
         former=_pods(data.get("former", ())),
-        again=bool(data.get("again", False)),
+        earlier=_pods(data.get("earlier", ())),
+        earlier_until=float(data.get("earlier_until", 0.0)),
     )
 
 

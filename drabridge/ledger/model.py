@@ -123,7 +123,10 @@ class Hold(Struct, frozen=True):
     grace: float | None = None  # seconds that its pods have to end when they are deleted; None: not known
     recorded: tuple[PodRef, ...] = ()  # its pods as kubelet's checkpoint named them, by UID, after the last Allocate
     former: tuple[PodRef, ...] = ()  # as it named them before: a file that says no more may be older than the Allocate
-    again: bool = False  # allocated again later than one admission takes: a pod that had it first may be forgotten
+    earlier: tuple[PodRef, ...] = ()
+    """Pods that had it at Allocates before the last one, and are not known to have ended: kubelet gives the device of a
+    pod that was deleted by force to the next one while the first one's processes run."""
+    earlier_until: float = 0.0  # when the last process of ``earlier`` must have ended
 
     @property
     def last_recorded(self) -> tuple[PodRef, ...]:

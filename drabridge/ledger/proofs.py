@@ -3,8 +3,9 @@
 What is proven acts at once. What is not proven is doubt, and waits (:mod:`drabridge.ledger.release_rule`).
 
 A hold is of the pods that kubelet recorded with the device after the last Allocate, by UID: its checkpoint names them.
-Nobody else can have the device since, because kubelet gives it to nobody without another Allocate. So the hold has
-ended if every one of these pods has, by kubelet's own word about that UID, and kubelet shows nobody on the device.
+Nobody else can have got the device since, because kubelet gives it to nobody without another Allocate; but who had it
+before may still run, if it was deleted by force. So the hold has ended if every one of these pods has, by kubelet's own
+word about that UID, and kubelet shows nobody on the device.
 
 Kubelet's List proves nothing by itself: it has neither UIDs nor states, leaves out plain init containers, and forgets
 what was deleted by force and runs on.
@@ -50,8 +51,8 @@ PROOFS: Mapping[End, Proof] = {
     ),
     End.NOT_SEEN: Proof(
         False,
-        "a force-deleted pod; one that was deleted while the watch was lost; a static pod, whose UID is used again; "
-        "a node without access to the API server",
+        "a force-deleted pod, also if kubelet gave its device to another one at once; one that was deleted while the "
+        "watch was lost; a static pod, whose UID is used again; a node without access to the API server",
         "the object may be gone before the processes",
     ),
     End.FORGOTTEN: Proof(
@@ -68,7 +69,7 @@ PROOFS: Mapping[End, Proof] = {
 _WEAKEST_FIRST = (End.FORGOTTEN, End.UNIDENTIFIED, End.NOT_SEEN, End.PHASE_ONLY, End.REPORTED)
 
 
-def end_of(recorded: Iterable[str], ends: Mapping[str, End], *, retaken: bool) -> End:
+def end_of(recorded: Iterable[str], ends: Mapping[str, End], *, retaken: bool = False) -> End:
     """Return how the pods of a hold ended, all together: of several ends, the one that proves least.
 
     ``recorded``: their UIDs in kubelet's checkpoint. ``ends``: what the API server showed, by UID. ``retaken``: a

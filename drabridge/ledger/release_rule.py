@@ -87,11 +87,16 @@ def confirm(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     )
 
 
-def with_record(hold: Hold, evidence: DeviceEvidence) -> Hold:
+def with_record(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     """Return the hold with the pods that kubelet's checkpoint names, if it was written after the last Allocate.
 
-    One that was read behind the barrier was. Another one that names nobody but pods from before may be older.
+    One that was read behind the barrier was. Another one that names nobody but pods from before may be older. And
+    without the earlier pods that have ended.
     """
+    if hold.earlier:
+        left = tuple(pod for pod in hold.earlier if not proofs.PROOFS[proofs.end_of([pod.uid], evidence.ends)].proves)
+        left = left if at < hold.earlier_until and not evidence.alone else ()
+        hold = hold if left == hold.earlier else replace(hold, earlier=left)
     former = {(pod.uid, pod.container) for pod in hold.former}
     shown = {(pod.uid, pod.container): pod for pod in evidence.recorded}
     if shown.keys() <= former or NEVER_KNOWN in hold.former:
@@ -124,6 +129,19 @@ def without_ended_units(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: 
     return replace(hold, units=tuple(unit for unit in hold.units if unit not in ended)) if ended else hold
 
 
+def end_of(hold: Hold, ends: Mapping[str, End]) -> End:
+    """Return how the pods of a hold ended, all together. ``ends``: what the API server showed, by UID."""
+    recorded = [pod.uid for pod in hold.recorded]
+    return proofs.end_of(
+        [*recorded, *(pod.uid for pod in hold.earlier)] if recorded else (), ends, retaken=hold.retaken
+    )
+
+
+def grace_of(hold: Hold, policy: LedgerPolicy) -> float:
+    """Return the seconds that a hold's pods have to end when they are deleted, as far as is known."""
+    return policy.grace_seconds if hold.grace is None else hold.grace
+
+
 def _with_uid(pod: PodRef, before: Iterable[PodRef]) -> PodRef:
     """The pod with the UID that the API server gave it at some time; PodResources does not know UIDs."""
     if pod.uid or not pod.name:
@@ -154,7 +172,7 @@ def judge(
     hold = hold if hold.unseen_since else replace(hold, unseen_since=at)
     if evidence.opened:
         return _held(hold, HeldBecause.STILL_OPEN)
-    end = proofs.end_of([pod.uid for pod in hold.recorded], evidence.ends, retaken=hold.retaken)
+    end = end_of(hold, evidence.ends)
     if not quarantined and evidence.checkpointed is not None and proofs.PROOFS[end].proves:
         return HoldEnded(f"{end}, and kubelet shows no pod on it")
     if at < suspended_until:
@@ -176,7 +194,7 @@ def judge(
     if absences < policy.absent_lists or at - since < policy.absent_seconds:
         return replace(hold, absences=absences, absent_since=since, because=HeldBecause.ONCE_ABSENT)
     grace = 0.0 if evidence.ended else _grace_seconds(hold, evidence, policy)
-    if grace and at - hold.unseen_since < grace + policy.absent_seconds:
+    if hold.earlier or (grace and at - hold.unseen_since < grace + policy.absent_seconds):
         return replace(hold, absences=absences, absent_since=since, because=HeldBecause.GRACE_PERIOD)
     sources = ["PodResources"]
     sources += ["kubelet's checkpoint"] if by_checkpoint else []
@@ -195,7 +213,7 @@ def _grace_seconds(hold: Hold, evidence: DeviceEvidence, policy: LedgerPolicy) -
     """
     if evidence.alone or not hold.confirmed:
         return 0.0
-    return policy.grace_seconds if hold.grace is None else hold.grace
+    return grace_of(hold, policy)
 
 
 def _held(hold: Hold, because: HeldBecause, unseen_since: float | None = None) -> Hold:

@@ -7,7 +7,7 @@ claims may hold, but that is not available now, stays and has a taint, so that p
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -34,11 +34,11 @@ def pool_of(
     at: float,
     *,
     unwell: bool = False,
-    kept: Collection[str] = (),
+    kept: Callable[[Entry], bool] = lambda _: False,
 ) -> Pool:
     """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
 
-    ``unwell``: the node could not grant any of its free devices. ``kept``: shared devices that are not for claims now
+    ``unwell``: the node could not grant any of its free devices. ``kept``: whether a device is not for claims now
     (:mod:`drabridge.offers.turns`).
     """
     resources = {resource.name: resource for resource in config.resources}
@@ -85,7 +85,7 @@ class _Context(Struct, frozen=True):
     config: Config
     counters: Mapping[str, Mapping[str, int]]
     at: float
-    kept: Collection[str]
+    kept: Callable[[Entry], bool]
 
     def offer(self, device: Device, entry: Entry, resource: Resource) -> Offer:
         """The offer of one device."""
@@ -123,9 +123,7 @@ class _Context(Struct, frozen=True):
             yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE, since * lasting)
         elif not eligibility.dra_schedulable(self.ledger, entry):
             yield Taint(f"{prefix}/unavailable", _reason(entry))
-        elif (
-            entry.name in self.kept and entry.lane is not Lane.DRA
-        ):  # as while the last pod had it: the next one is under way, and no write is due
+        elif self.kept(entry):  # as while the last pod had it: the next one is under way, and no write is due
             yield Taint(f"{prefix}/unavailable", str(Owner.LEGACY))
 
 

@@ -13,7 +13,7 @@ to claims.
 What is offered to claims alone is in the dra lane meanwhile (``lent``): there a claim needs no lease, for which the
 scheduler makes it wait five seconds, and the Node has the smaller number before the claim comes. It comes back when
 claims leave it unused, or when pods are to have more. So one device is lent ahead while another one is free, too, if
-claims have come lately; what claims release stays with them while another one is free.
+claims have come lately, and what claims have as well; what they release stays with them while another one is free.
 
 A side wants devices from when it takes or tries to take one until it leaves one unused that was offered to it alone.
 Nothing here changes what the ledger grants: who comes all the same gets the device.
@@ -39,6 +39,9 @@ TURN_SECONDS = 12.0
 AHEAD_SECONDS = 600.0
 """For so long after the last claim a device is lent ahead."""
 
+IDLE_SECONDS = 15.0
+"""If two devices are free for so long, no pod waits for them (see ``TURN_SECONDS``)."""
+
 ASK_SECONDS = 120.0
 """Nobody here sees pods with limits that wait for a device. Where claims have them all, pods get a turn that often."""
 
@@ -59,7 +62,7 @@ BOTH = frozenset(Side)
 
 
 class Turn(Struct, frozen=True):
-    """A free device is offered to one side alone, until then at most (wall seconds)."""
+    """A free device is offered to one side alone, until then at least (wall seconds)."""
 
     side: Side
     until: float
@@ -70,6 +73,8 @@ class Turns(Struct, frozen=True):
 
     ``promises``: resource -> a device that pods have and that is Unhealthy, because claims get the next one that pods
     release; "" between two pods. ``asked``: resource -> since when pods have not been asked, in wall seconds.
+    ``came``: resource -> when a claim last took a device or tried to, in wall seconds.
+    ``idle``: resource -> since when two devices and more have been free for both, in wall seconds.
     ``lent``: shared devices that are to be in the dra lane: claims have them, or have a turn.
     """
 
@@ -77,6 +82,8 @@ class Turns(Struct, frozen=True):
     turns: Mapping[str, Turn] = MappingProxyType({})
     promises: Mapping[str, str] = MappingProxyType({})
     asked: Mapping[str, float] = MappingProxyType({})
+    came: Mapping[str, float] = MappingProxyType({})
+    idle: Mapping[str, float] = MappingProxyType({})
     lent: frozenset[str] = frozenset()
 
     @property
@@ -85,11 +92,10 @@ class Turns(Struct, frozen=True):
         for_claims = (name for name, turn in self.turns.items() if turn.side is Side.CLAIMS)
         return frozenset(for_claims) | frozenset(self.promises.values()) - {""}
 
-    @property
-    def kept_from_claims(self) -> frozenset[str]:
-        """Devices that are tainted in the shared lane though claims could have them, there or in the dra lane soon."""
-        for_pods = (name for name, turn in self.turns.items() if turn.side is Side.PODS)
-        return frozenset(for_pods) | self.lent & self.turns.keys()
+    def keeps_from_claims(self, entry: Entry) -> bool:
+        """Whether a device is tainted though claims could have it: pods get it, or it is about to be lent."""
+        turn = self.turns.get(entry.name)
+        return turn is not None and entry.lane is not Lane.DRA and (turn.side is Side.PODS or entry.name in self.lent)
 
 
 NOBODYS = Turns()
@@ -124,6 +130,8 @@ def follow(before: Turns, change: Change) -> Turns:
         {device: turn for group in looked.values() for device, turn in group.turns.items()},
         {resource: device for resource, device in promises.items() if device is not None},
         {resource: group.asked for resource, group in looked.items()},
+        {resource: group.came for resource, group in looked.items()},
+        {resource: group.idle for resource, group in looked.items() if group.idle is not None},
         frozenset().union(*(group.lent() for group in looked.values())),
     )
     return before if after == before else after
@@ -153,14 +161,19 @@ class _Group:
             for one in entries
             if one.owner is Owner.NONE and one.name not in returning and blocking_relative(new, one) is None
         }
-        turns = {name: turn for name, turn in before.turns.items() if name in free}
-        unused = [turn.side for turn in turns.values() if turn.until <= at]
-        self.turns = {name: turn for name, turn in turns.items() if turn.until > at}
         was = [(old.entries.get(one.name, one), one) for one in entries]
+        tried = frozenset().union(*(_tried(*pair) for pair in was))
+        self.came = at if Side.CLAIMS in tried else before.came.get(resource, -AHEAD_SECONDS)
+        turns = {name: turn for name, turn in before.turns.items() if name in free}
+        lends = at - self.came < AHEAD_SECONDS
+        spared = {Side.CLAIMS} if lends and free.keys() - turns.keys() else ()
+        ended = {name: turn.side for name, turn in turns.items() if turn.until <= at and turn.side not in spared}
+        unused = ended.values()
+        self.turns = {name: turn for name, turn in turns.items() if name not in ended}
         self.asked = at if Side.PODS in unused else before.asked.get(resource, at)
         pods = {Side.PODS} if resource in change.sent or at - self.asked >= ASK_SECONDS else ()
         wanted = before.wanting.get(resource, frozenset())
-        self.wanting = wanted.difference(unused).union(pods, *(_tried(*pair) for pair in was))
+        self.wanting = wanted.difference(unused).union(pods, tried)
         self._has = Counter(side for one in entries if (side := _side(one)))
         self._has += Counter(turn.side for turn in self.turns.values())
         self._has[Side.PODS] += len(returning)
@@ -177,20 +190,15 @@ class _Group:
             if self.wanting == BOTH and self._scarce:
                 self._release(one, side)
             elif one.lane is Lane.DRA:
-                self._give(one.name, Side.CLAIMS, AHEAD_SECONDS)
-        self._lend_ahead([name for name in free if name not in self.turns])
+                self._give(one.name, Side.CLAIMS)
+        spare = [name for name in free if name not in self.turns]
+        self.idle = before.idle.get(resource, at) if len(spare) > 1 else None
+        self._roomy = lends and self.idle is not None and at - self.idle >= IDLE_SECONDS
+        if self._roomy and not any(map(self._is_ahead, self.turns)):
+            self._give(spare[0], Side.CLAIMS)
         self._entries = entries
         self._held = [one for one in entries if one.owner is Owner.LEGACY]
         self._admitted = [one for one in self._held if one.hold and at - one.hold.allocated_at >= ADMIT_SECONDS]
-
-    def _lend_ahead(self, spare: list[str]) -> None:
-        """Keep a device for claims while pods have another one; while they have none, claims keep theirs less long."""
-        ahead = list(filter(self._is_ahead, self.turns))
-        if Side.CLAIMS in self.wanting and len(spare) > 1 and not ahead:
-            self._give(spare[0], Side.CLAIMS, AHEAD_SECONDS)
-        elif Side.PODS in self.wanting and not spare:
-            soon = self._at + TURN_SECONDS
-            self.turns |= {name: Turn(Side.CLAIMS, min(self.turns[name].until, soon)) for name in ahead}
 
     def lent(self) -> frozenset[str]:
         """Return what is to be in the dra lane: what claims have or have a turn for, unless pods are due the next.
@@ -199,11 +207,15 @@ class _Group:
         """
         claims = [one for one in self._entries if one.owner in (Owner.DRA_GRANTED, Owner.DRA_PREPARED)]
         theirs = [*claims, *(one for one in self._entries if self._is_ahead(one.name))]
-        if not self._scarce:
-            return frozenset(one.name for one in theirs if one.lane is not Lane.SHARED or self._is_ahead(one.name))
-        if self.wanting == BOTH and not self._is_next(Side.PODS, self._has[Side.CLAIMS] - 1):
-            return frozenset(one.name for one in theirs)
-        return frozenset(one.name for one in theirs if one.lane is not Lane.SHARED)
+        if self._scarce:
+            more = self.wanting == BOTH and not self._is_next(Side.PODS, self._has[Side.CLAIMS] - 1)
+        else:
+            more = self._roomy
+        return frozenset(
+            one.name
+            for one in theirs
+            if more or one.lane is not Lane.SHARED or (self._is_ahead(one.name) and not self._scarce)
+        )
 
     def _is_ahead(self, device: str) -> bool:
         """Whether a free device is for claims alone."""
@@ -221,8 +233,8 @@ class _Group:
         if side is Side.CLAIMS or released.lane is Lane.SHARED:  # else it is theirs when it has come back
             self._give(released.name, side)
 
-    def _give(self, device: str, side: Side, seconds: float = TURN_SECONDS) -> None:
-        self.turns[device] = Turn(side, self._at + seconds)
+    def _give(self, device: str, side: Side) -> None:
+        self.turns[device] = Turn(side, self._at + TURN_SECONDS)
         self._has[side] += 1
 
     def _is_known(self) -> bool:

@@ -129,7 +129,7 @@ def _device(devices: NodeDevices, entry: Entry, device: Device | None) -> Docume
         side
         for side, shown in (
             ("legacy", legacy_healthy(ledger, entry) and entry.name not in devices.turns.kept_from_pods),
-            ("dra", dra_schedulable(ledger, entry) and entry.name not in devices.turns.kept_from_claims),
+            ("dra", dra_schedulable(ledger, entry) and not devices.turns.keeps_from_claims(entry)),
         )
         if shown
     ]

@@ -260,7 +260,7 @@ X, Y = PodRef("default", "x", "m", "uid-x"), PodRef("default", "y", "m", "uid-y"
         (Hold(("g0",), pods=(X,), recorded=(X,)), Owner.LEGACY, False),  # the checkpoint names it
         (Hold(("g0",), confirmed=True, pods=(X,)), Owner.CONFLICT, False),
         (Hold(("g0",)), Owner.LEGACY, True),  # nobody was seen with it
-        (Hold(("g0",), confirmed=True, pods=(X,), again=True), Owner.LEGACY, True),  # another one had it before
+        (Hold(("g0",), confirmed=True, pods=(X,), earlier=(Y,)), Owner.LEGACY, True),  # another one had it before
         (Hold(("g0",), confirmed=True, pods=(X,), retaken=True), Owner.LEGACY, True),
         (Hold(("g0", "g0::1"), confirmed=True, pods=(X, Y)), Owner.LEGACY, True),  # whose is the other unit?
         (Hold(), Owner.QUARANTINE, True),

@@ -209,3 +209,35 @@ def test_a_pod_between_two_others_that_nobody_saw_is_not_taken_for_the_last() ->
     assert node.look({UNIT: (SECOND,)}, REPORTED).owner is Owner.LEGACY
     assert node.hold.recorded == ()
     assert node.look(checkpoint=CheckpointRead({UNIT: (third,)})).hold.recorded == (third,)
+
+
+LATER = {UNIT: (SECOND,)}
+
+
+def _handed_over(**ends: End) -> Node:
+    """A node whose kubelet gave the device of the first pod to the second, which has ended."""
+    node = Node().look({UNIT: (FIRST,)}, listed={UNIT: (FIRST,)}, grace={UNIT: 40.0}).look({UNIT: (FIRST,)}).allocate()
+    return node.look(LATER, listed=LATER).look(LATER, {SECOND.uid: End.REPORTED, **ends})
+
+
+def test_the_next_pods_end_proves_nothing_of_a_force_deleted_one_whose_device_it_got() -> None:
+    """Kubelet forgets a pod that is deleted by force, and gives its device away while its processes run."""
+    node = _handed_over()
+    assert (node.owner, node.hold.earlier) == (Owner.LEGACY, (FIRST,))
+    node.at += 30.0
+    for _ in range(3):
+        assert node.look(LATER, {SECOND.uid: End.REPORTED}).owner is Owner.LEGACY
+    node.at += 10.0
+    assert node.look(LATER, {SECOND.uid: End.REPORTED}).owner is Owner.NONE
+
+
+def test_a_pod_whose_end_is_known_delays_no_pod_that_had_its_device_next() -> None:
+    assert _handed_over(**{FIRST.uid: End.REPORTED}).owner is Owner.NONE
+
+
+def test_that_an_earlier_pod_may_run_survives_a_restart_of_the_agent() -> None:
+    entry = _handed_over().ledger.entries["gpu-0"]
+    hold = entry_from_json(entry_to_json(entry)).hold
+    assert hold
+    assert entry.hold
+    assert (hold.earlier, hold.earlier_until) == (entry.hold.earlier, entry.hold.earlier_until)

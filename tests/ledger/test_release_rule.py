@@ -27,6 +27,7 @@ from drabridge.ledger.events import (
     SetLane,
 )
 from drabridge.ledger.model import (
+    NEVER_KNOWN,
     ClaimRef,
     Entry,
     HeldBecause,
@@ -158,9 +159,9 @@ def test_a_device_that_kubelet_gives_out_again_may_still_be_used_by_a_pod_that_i
     assert again.retaken, "an agent that starts has to know it, too"
 
 
-@pytest.mark.parametrize(("after", "again"), [(0.0, False), (0.9, False), (60.0, True)])
+@pytest.mark.parametrize(("after", "earlier"), [(0.0, ()), (0.9, ()), (60.0, (NEVER_KNOWN,))])
 def test_a_device_that_is_allocated_again_after_its_pod_s_admission_may_have_two_holders(
-    after: float, again: bool
+    after: float, earlier: tuple[PodRef, ...]
 ) -> None:
     ledger = held()
     first = ledger.entries["gpu-0"].hold
@@ -169,7 +170,7 @@ def test_a_device_that_is_allocated_again_after_its_pod_s_admission_may_have_two
         ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, at), POLICY).applied_to(ledger)
     hold = entry_from_json(json.loads(json.dumps(entry_to_json(ledger.entries["gpu-0"])))).hold
     assert hold
-    assert hold.again is again
+    assert hold.earlier == earlier
 
 
 def test_the_grace_period_runs_while_kubelet_settles() -> None:

@@ -23,7 +23,17 @@ from drabridge.ledger.model import (
     NodeState,
     Owner,
 )
-from drabridge.offers.turns import AHEAD_SECONDS, ASK_SECONDS, NOBODYS, TURN_SECONDS, Change, Side, Turns, follow
+from drabridge.offers.turns import (
+    AHEAD_SECONDS,
+    ASK_SECONDS,
+    IDLE_SECONDS,
+    NOBODYS,
+    TURN_SECONDS,
+    Change,
+    Side,
+    Turns,
+    follow,
+)
 
 STEP = 0.2
 STATUS_SECONDS = 10.0  # kubelet's nodeStatusUpdateFrequency
@@ -110,7 +120,7 @@ class Node:
                 self.refused += 1
                 self._follow(self.ledger, {"r"})
         if Side.CLAIMS in waiting:
-            ready = [one for one in free if self.lane[one] is Lane.DRA or one not in self._kept_from_claims()]
+            ready = [one for one in free if not self._kept_from_claims(one)]
             ready = [one for one in ready if self.at - self._until[one] >= NEXT_CLAIM_SECONDS]
             ready = ready[: max(0, self.most[Side.CLAIMS] - self._count(Side.CLAIMS))]
             self.leases += sum(self.lane[one] is Lane.SHARED for one in ready)
@@ -123,8 +133,8 @@ class Node:
     def _healthy(self, name: str) -> bool:
         return self.lane[name] is Lane.SHARED and not (self._turns_count and name in self.turns.kept_from_pods)
 
-    def _kept_from_claims(self) -> frozenset[str]:
-        return self.turns.kept_from_claims if self._turns_count else frozenset()
+    def _kept_from_claims(self, name: str) -> bool:
+        return self._turns_count and self.turns.keeps_from_claims(self.ledger.entries[name])
 
     def _move(self) -> None:
         """Lanes follow what is lent; what no claim is to have any more comes back after the schedulers' quiet time."""
@@ -237,9 +247,9 @@ def test_a_turn_that_nobody_takes_ends() -> None:
     old = Ledger.of([entry("d", Side.CLAIMS), entry("e", Side.CLAIMS)])
     new = old.replace([entry("d", None, 1.0)])
     turns = follow(Turns({"r": frozenset(Side)}), Change(old, new, 1.0, {"r": 0}))
-    assert turns.kept_from_claims == {"d"}
+    assert turns.keeps_from_claims(new.entries["d"])
     later = follow(turns, Change(new, new, 1.0 + TURN_SECONDS, {"r": 1}))
-    assert not later.kept_from_claims
+    assert not later.keeps_from_claims(new.entries["d"])
     assert later.wanting["r"] == {Side.CLAIMS}
 
 
@@ -247,9 +257,12 @@ def test_pods_are_kept_from_no_device_while_no_other_one_is_free() -> None:
     old = Ledger.of([entry("d", Side.CLAIMS), entry("e", Side.PODS), entry("f", Side.CLAIMS)])
     new = old.replace([entry("d", None, 1.0)])
     turns = follow(Turns({"r": frozenset({Side.CLAIMS})}), Change(old, new, 1.0, {"r": 1}))
-    assert not turns.kept_from_claims | turns.kept_from_pods
+    assert not turns.turns
     more = new.replace([entry("f", None, 2.0)])
-    assert len(follow(turns, Change(new, more, 2.0, {"r": 1})).kept_from_pods) == 1
+    turns = replace(turns, came={"r": 2.0})
+    turns = follow(turns, Change(new, more, 2.0, {"r": 1}))
+    assert not turns.kept_from_pods  # the next pod may be under way
+    assert len(follow(turns, Change(more, more, 2.0 + IDLE_SECONDS, {"r": 1})).kept_from_pods) == 1
 
 
 def test_what_an_earlier_agent_lent_to_a_claim_stays_lent_until_the_claim_ends() -> None:
@@ -294,7 +307,7 @@ def test_what_is_lent_ahead_comes_back_when_pods_want_all_or_claims_stay_away() 
     assert node.turns.lent
     node.run(AHEAD_SECONDS + 100.0, {Side.PODS})
     assert set(node.lane.values()) == {Lane.SHARED}
-    node.run(100.0)
+    node.run(60.0)
     assert node.turns.lent
     node.most[Side.PODS] = 6
     node.run(TURN_SECONDS + BACK_SECONDS + STATUS_SECONDS + 5.0, {Side.PODS})

@@ -22,6 +22,7 @@ from drabridge.ledger.model import (
     HeldBecause,
     Hold,
     Owner,
+    PodRef,
 )
 from drabridge.ledger.ownership import obstacle, with_holder_found, with_holders
 from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
@@ -57,6 +58,8 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     kept = old.units if set(units) <= set(old.units) else tuple(sorted({*old.units, *units}))
     retaken = old.retaken or not old.known
     others = () if set(units) & set(old.units) else old.pods  # they have other units of it, and keep them
+    earlier = tuple(dict.fromkeys((*old.earlier, *_left_by(old, tx.at))))
+    ended = tx.at + release_rule.grace_of(old, tx.policy) + tx.policy.absent_seconds
     hold = Hold(
         kept,
         tx.at,
@@ -65,9 +68,17 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
         retaken=retaken,
         grace=old.grace,
         former=old.last_recorded,
-        again=old.again or tx.at - old.allocated_at > ADMISSION_SECONDS,
+        earlier=earlier,
+        earlier_until=max(old.earlier_until, ended) if earlier else 0.0,
     )
     return with_holders(tx, entry, hold, entry.claims)
+
+
+def _left_by(hold: Hold, at: float) -> tuple[PodRef, ...]:
+    """Return the pods from which a device passes to the next one; none between two containers of one pod."""
+    if hold.recorded:
+        return hold.recorded
+    return (NEVER_KNOWN,) if at - hold.allocated_at > ADMISSION_SECONDS else ()
 
 
 def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
@@ -83,7 +94,7 @@ def adopt_before_lease(tx: Transaction, entry: Entry, evidence: DeviceEvidence) 
 def confirm(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
     """Record that kubelet shows the pod. Its grace period is made durable: the pod may be gone at the next start."""
     hold = entry.hold or Hold()
-    seen = release_rule.with_record(release_rule.confirm(hold, evidence, tx.at), evidence)
+    seen = release_rule.with_record(release_rule.confirm(hold, evidence, tx.at), evidence, tx.at)
     if hold.units != entry.device.units:
         missing = {unit for unit in evidence.units if unit not in hold.units and unit not in entry.device.units}
         if missing and hold.units and not entry.counted_elsewhere:
@@ -135,7 +146,7 @@ def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Ou
     if quarantined and not node.merged:
         return entry
     if not quarantined:
-        hold = release_rule.with_record(hold, evidence)
+        hold = release_rule.with_record(hold, evidence, tx.at)
     verdict = release_rule.judge(
         hold,
         evidence,

@@ -29,7 +29,7 @@ def normal(entry: Entry, *, grace: bool = False, proofs: bool = False) -> Entry:
     hold, move = entry.hold, entry.move
     if hold is not None:
         former = _ordered(hold.former) if proofs else ()
-        hold = replace(hold, former=former, recorded=_ordered(hold.recorded))
+        hold = replace(hold, former=former, recorded=_ordered(hold.recorded), earlier=_ordered(hold.earlier))
         hold = replace(hold, absences=min(hold.absences, 2), last_seen=0.0, pods=(), because=HeldBecause.TOO_YOUNG)
         if not grace:
             hold = replace(hold, unseen_since=0.0)
@@ -69,6 +69,8 @@ def aged(ledger: Ledger) -> Ledger:
         hold = entry.hold and replace(entry.hold, allocated_at=0.0, absent_since=0.0)
         if hold and hold.unseen_since:
             hold = replace(hold, unseen_since=LONG_AGO)
+        if hold and hold.earlier:
+            hold = replace(hold, earlier_until=LONG_AGO)
         move = entry.move and replace(entry.move, step_since=0.0)
         claims = tuple(replace(held, since=LONG_AGO if held.lingers else 0.0) for held in entry.claims)
         entries.append(replace(entry, hold=hold, move=move, claims=claims, since=0.0))
@@ -136,7 +138,12 @@ def swap_pods(ledger: Ledger) -> Ledger:
         replace(
             entry,
             hold=entry.hold
-            and replace(entry.hold, recorded=other(entry.hold.recorded), former=other(entry.hold.former)),
+            and replace(
+                entry.hold,
+                recorded=other(entry.hold.recorded),
+                former=other(entry.hold.former),
+                earlier=other(entry.hold.earlier),
+            ),
             former=other(entry.former),
         )
         for entry in ledger.entries.values()
