@@ -74,7 +74,7 @@ class Turns(Struct, frozen=True):
     ``promises``: resource -> a device that pods have and that is Unhealthy, because claims get the next one that pods
     release; "" between two pods. ``asked``: resource -> since when pods have not been asked, in wall seconds.
     ``came``: resource -> when a claim last took a device or tried to, in wall seconds.
-    ``idle``: resource -> since when two devices and more have been free for both, in wall seconds.
+    ``idle``: resource -> since when there have been two free devices and more, one of them for both, in wall seconds.
     ``lent``: shared devices that are to be in the dra lane: claims have them, or have a turn.
     """
 
@@ -192,9 +192,10 @@ class _Group:
             elif one.lane is Lane.DRA:
                 self._give(one.name, Side.CLAIMS)
         spare = [name for name in free if name not in self.turns]
-        self.idle = before.idle.get(resource, at) if len(spare) > 1 else None
+        ahead = list(filter(self._is_ahead, self.turns))
+        self.idle = before.idle.get(resource, at) if spare and len(spare) + len(ahead) > 1 else None
         self._roomy = lends and self.idle is not None and at - self.idle >= IDLE_SECONDS
-        if self._roomy and not any(map(self._is_ahead, self.turns)):
+        if self._roomy and not ahead:
             self._give(spare[0], Side.CLAIMS)
         self._entries = entries
         self._held = [one for one in entries if one.owner is Owner.LEGACY]

@@ -122,6 +122,7 @@ class Node:
         if Side.CLAIMS in waiting:
             ready = [one for one in free if not self._kept_from_claims(one)]
             ready = [one for one in ready if self.at - self._until[one] >= NEXT_CLAIM_SECONDS]
+            ready.sort(key=lambda one: self.lane[one] is Lane.SHARED)  # the scheduler takes what needs no lease first
             ready = ready[: max(0, self.most[Side.CLAIMS] - self._count(Side.CLAIMS))]
             self.leases += sum(self.lane[one] is Lane.SHARED for one in ready)
             self._change(dict.fromkeys(ready, Side.CLAIMS))
