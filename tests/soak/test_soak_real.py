@@ -310,6 +310,10 @@ def test_times_are_told_for_each_api_with_the_pods_that_never_ran(monkeypatch: p
 # --- leaks and the verdict --------------------------------------------------------------------------------------------
 
 FREE = [{"name": "a", "owner": "none", "offered": ["dra"]}, {"name": "b", "owner": "none", "offered": ["legacy"]}]
+SHARED = [
+    {"name": "a", "lane": "shared", "owner": "none", "offered": ["legacy", "dra"]},
+    {"name": "b", "lane": "dra", "owner": "none", "offered": ["dra"]},
+]
 
 
 @pytest.mark.parametrize(
@@ -336,6 +340,12 @@ def test_state_left_on_the_node_is_a_leak(
     assert judge.left_over(FREE, 2, [], [], []) == []
     (found,) = judge.left_over(rows, 2, locked, files, objects)
     assert found.startswith(leak)
+
+
+def test_a_shared_device_is_offered_to_both_sides_or_lent_to_claims() -> None:
+    assert judge.left_over(SHARED, 2, [], [], [], shared=True) == []
+    (found,) = judge.left_over([SHARED[0] | {"offered": ["dra"]}, SHARED[1]], 2, [], [], [], shared=True)
+    assert found.startswith("a is offered to dra")
 
 
 def test_a_run_without_an_agent_leaks_everything() -> None:

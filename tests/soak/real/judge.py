@@ -261,11 +261,11 @@ def left_over(
     files: Iterable[str],
     objects: Iterable[str],
     *,
-    apis: int = 1,
+    shared: bool = False,
 ) -> list[str]:
     """What is left when everybody is gone: rows of the agent's status, locks, files on the node, objects of the API.
 
-    ``apis``: to how many a free device is offered.
+    ``shared``: a free device is offered to both APIs, if it is not lent to claims.
     """
     rows = list(devices)
     found = [
@@ -276,7 +276,7 @@ def left_over(
     found += [
         f"{row['name']} is offered to {' and '.join(row['offered']) or 'nobody'}: {row}"
         for row in rows
-        if row["owner"] == "none" and len(row["offered"]) != apis
+        if row["owner"] == "none" and len(row["offered"]) != (2 if shared and row["lane"] == "shared" else 1)
     ]
     if len(rows) != known:
         found.append(f"{len(rows)} devices are known, {known} exist")
