@@ -1,6 +1,6 @@
 """``python -m deploy.release``: build a release of the commit that is checked out, twice, and sign it.
 
-What comes out (``dist/`` by default): wheel, sdist, chart, an image for each architecture, bills of materials,
+What comes out (``dist/`` by default): wheels, sdist, chart, an image for each architecture, bills of materials,
 licences, the release note, provenance, checksums, and with a key a signature beside each file.
 """
 
@@ -152,10 +152,10 @@ def _build(work: Path, options: argparse.Namespace, epoch: int, tell: Callable[[
     _git("archive", "--output", str(archive), "HEAD")
     with tarfile.open(archive) as files:
         files.extractall(source, filter="data")
-    tell("wheel and sdist")
+    tell("wheels and sdist")
     python = artefacts.builder(source, work / "tools", epoch)
-    artefacts.wheel_and_sdist(python, source, out, epoch)
-    (wheel,) = out.glob("*.whl")
+    artefacts.wheels_and_sdist(python, source, out, epoch)
+    (wheel,) = out.glob("drabridge-*.whl")
     version = wheel.name.split("-")[1]
     tell("chart")
     if (packed := artefacts.chart(source, out, epoch)).name != f"drabridge-{version}.tgz":

@@ -42,9 +42,19 @@ def builder(source: Path, folder: Path, epoch: int) -> Path:
     return python
 
 
-def wheel_and_sdist(python: Path, source: Path, out: Path, epoch: int) -> None:
-    """Write the wheel and the sdist into ``out``. ``python``: that of :func:`builder`."""
-    run(python, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", out, epoch=epoch, cwd=source)
+def wheels_and_sdist(python: Path, source: Path, out: Path, epoch: int) -> None:
+    """Write the sdist, and of it the wheels of the three distributions, into ``out``. ``python``: that of ``builder``.
+
+    A wheel of the sdist names the two libraries by version, one of a clone by folder (``hatch_build.py``).
+    """
+    build: tuple[str | Path, ...] = (python, "-m", "hatchling", "build", "-d", out)
+    run(*build, "-t", "sdist", epoch=epoch, cwd=source)
+    (sdist,) = out.glob("*.tar.gz")
+    with tarfile.open(sdist) as files:
+        files.extractall(out.parent, filter="data")
+    unpacked = out.parent / sdist.name.removesuffix(".tar.gz")
+    for folder in (unpacked, unpacked / "deviceplugin", unpacked / "podresources"):
+        run(*build, "-t", "wheel", epoch=epoch, cwd=folder)
 
 
 def chart(source: Path, out: Path, epoch: int) -> Path:
