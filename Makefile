@@ -75,8 +75,8 @@ generated: $(VENV)/.dev  ## write what is made from the code anew: pages under d
 picture: $(VENV)/.dev  ## record the demo again, for docs/images/demo.svg
 	$(BIN)/python -m docs.record_demo
 
-release: $(VENV)/.dev  ## what is committed, built twice, in dist/, signed: make release KEY=release.key
-	$(BIN)/python -m deploy.release $(if $(KEY),--key $(KEY)) $(RELEASE_ARGS)
+release: $(VENV)/.dev  ## what is committed, built twice, in dist/, signed: make release KEY=release.key REGISTRY=ghcr.io/me
+	$(BIN)/python -m deploy.release $(if $(KEY),--key $(KEY)) $(if $(REGISTRY),--registry $(REGISTRY)) $(RELEASE_ARGS)
 
 upload:  ## dist/ to GitHub as the release of the tag vVERSION; a draft while nothing in it is signed
 	gh release create v$(VERSION) dist/* --verify-tag --title $(VERSION) \
@@ -87,14 +87,8 @@ publish: $(VENV)/.dev  ## the three wheels and the sdist in dist/ to PyPI, with 
 	$(BIN)/twine upload --non-interactive -u __token__ \
 	  $(patsubst %,dist/%-$(VERSION)-py3-none-any.whl,$(LIBRARIES) drabridge) dist/drabridge-$(VERSION).tar.gz
 
-push:  ## the images in dist/ to IMAGE_REPOSITORY, as one of both architectures; logs in with REGISTRY_USER and _PASSWORD
-	@[ -z "$$REGISTRY_PASSWORD" ] || podman login --username "$$REGISTRY_USER" --password-stdin \
-	  $(firstword $(subst /, ,$(IMAGE_REPOSITORY))) <<< "$$REGISTRY_PASSWORD"
-	-podman manifest rm $(IMAGE_REPOSITORY):$(VERSION) 2>/dev/null
-	podman manifest create $(IMAGE_REPOSITORY):$(VERSION)
-	for archive in dist/drabridge-$(VERSION)-image-*.oci.tar; do \
-	  podman manifest add $(IMAGE_REPOSITORY):$(VERSION) oci-archive:$$archive || exit 1; done
-	podman manifest push --all $(IMAGE_REPOSITORY):$(VERSION) docker://$(IMAGE_REPOSITORY):$(VERSION)
+push: $(VENV)/.dev  ## image (of both architectures) and chart in dist/ to REGISTRY; logs in with REGISTRY_USER and _PASSWORD
+	$(BIN)/python -m deploy.release.push dist $(if $(REGISTRY),--registry $(REGISTRY)) $(PUSH_ARGS)
 
 protos: $(VENV)/.dev  ## generate the stubs again after a change under proto/
 	$(BIN)/python hatch_build.py

@@ -57,9 +57,14 @@ def wheels_and_sdist(python: Path, source: Path, out: Path, epoch: int) -> None:
         run(*build, "-t", "wheel", epoch=epoch, cwd=folder)
 
 
-def chart(source: Path, out: Path, epoch: int) -> Path:
-    """Pack the chart as Helm does (``NAME-VERSION.tgz``, everything below ``NAME/``)."""
+def chart(source: Path, out: Path, epoch: int, registries: tuple[str, str]) -> Path:
+    """Pack the chart as Helm does (``NAME-VERSION.tgz``, everything below ``NAME/``).
+
+    ``registries``: the one that its files name, and the one that they are to name.
+    """
     folder = source / "deploy/chart"
+    for path in (folder / "values.yaml", folder / "README.md"):
+        path.write_text(path.read_text(encoding="utf-8").replace(f"{registries[0]}/", f"{registries[1]}/"), "utf-8")
     about = yaml.safe_load((folder / "Chart.yaml").read_text(encoding="utf-8"))
     target = out / f"{about['name']}-{about['version']}.tgz"
     with target.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=epoch) as file:
