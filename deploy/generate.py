@@ -28,6 +28,7 @@ SWITCH = CHART / "templates/switch.yaml"
 KUSTOMIZE = ROOT / "deploy/kustomize"
 VALUES = CHART / "values.yaml"
 READ_ME = CHART / "README.md"
+KREW = (ROOT / "deploy/krew/drabridge.yaml", ROOT / "deploy/krew/kubectl-drabridge")
 ADDRESSED = (
     VALUES,
     ROOT / "deploy/podresources/exporter.yaml",
@@ -235,6 +236,13 @@ def addressed(path: Path) -> str:
     return re.sub(rf"({re.escape(registry())}/drabridge):[0-9]\S*", rf"\1:{__version__}", text)
 
 
+def krew(path: Path) -> str:
+    """A file of kubectl's plugin, with the package's version and address in place of those that the chart had."""
+    before = yaml.safe_load(ABOUT.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8").replace(before["version"], __version__)
+    return text.replace(before["home"], repository())
+
+
 def about_text() -> str:
     """Chart.yaml as it is, with the package's version as the chart's and the program's."""
     text = re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", ABOUT.read_text(encoding="utf-8"))
@@ -245,6 +253,8 @@ def files() -> Iterator[tuple[Path, str]]:
     """Every generated file and what it has to contain."""
     for path in ADDRESSED:
         yield path, addressed(path)
+    for path in KREW:
+        yield path, krew(path)
     yield READ_ME, chart_readme.text(VALUES.read_text(encoding="utf-8"), registry())
     yield ABOUT, about_text()
     yield SCHEMA, schema_text()
@@ -255,7 +265,7 @@ def files() -> Iterator[tuple[Path, str]]:
 
 def main() -> None:
     KUSTOMIZE.mkdir(exist_ok=True)
-    for path, text in [(path, addressed(path)) for path in ADDRESSED]:
+    for path, text in [*((path, addressed(path)) for path in ADDRESSED), *((path, krew(path)) for path in KREW)]:
         path.write_text(text, encoding="utf-8")
     ABOUT.write_text(about_text(), encoding="utf-8")
     SCHEMA.write_text(schema_text())  # these first: Helm reads them when it renders

@@ -11,6 +11,7 @@ import yaml
 
 from deploy.generate import ABOUT, registry, repository
 from deploy.helm import CHART, ROOT, HelmRefusedError, hooks, lint, manifests, one, templates
+from drabridge import __version__
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.system.port import parse_listen
@@ -445,6 +446,17 @@ def test_the_readme_explains_every_value() -> None:
     }
     named = explained | {name.rpartition(".")[0] for name in explained}
     assert {one.removesuffix(".") for one in wanted} <= named
+
+
+def test_krew_s_manifest_is_of_this_version_and_says_what_is_missing() -> None:
+    text = (ROOT / "deploy/krew/drabridge.yaml").read_text()
+    spec = yaml.safe_load(text)["spec"]
+    (platform,) = spec["platforms"]
+    assert (spec["version"], spec["homepage"]) == (f"v{__version__}", repository())
+    assert platform["uri"].startswith(f"{repository()}/releases/download/v{__version__}/")
+    assert set(platform["sha256"]) == {"0"}
+    assert "A template: nothing is published yet" in text
+    assert f"version={__version__}\n" in (ROOT / "deploy/krew" / platform["bin"]).read_text()
 
 
 def test_the_notes_name_the_three_commands_to_look_at_first() -> None:

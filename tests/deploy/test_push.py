@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -10,9 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from deploy.generate import registry
 from deploy.helm import ROOT
 from deploy.release import artefacts
 from drabridge import __version__
+from tests.support import docker_registry
 from tests.support.servers import free_port
 from tests.support.waiting import HANG_SECONDS
 
@@ -34,39 +32,6 @@ import sys, helm_python
 with helm_python.RegistryClient(plain_http=True) as client:
     client.pull(sys.argv[1], version=sys.argv[2], destination=sys.argv[3], plain_http=True)
 """
-
-
-@contextlib.contextmanager
-def running(folder: Path) -> Iterator[str]:
-    """Debian's registry on this machine; its address."""
-    port = free_port()
-    settings: dict[str, Any] = {
-        "version": 0.1,
-        "log": {"level": "error"},
-        "storage": {"filesystem": {"rootdirectory": str(folder / "store")}},
-        "http": {"addr": f"127.0.0.1:{port}"},
-    }
-    (folder / "registry.yml").write_text(yaml.safe_dump(settings))
-    environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
-    process = subprocess.Popen(
-        ["docker-registry", "serve", str(folder / "registry.yml")], env=environment, stderr=subprocess.DEVNULL
-    )
-    try:
-        ends = time.monotonic() + HANG_SECONDS
-        while not answers(port):
-            assert process.poll() is None, "docker-registry has ended"
-            assert time.monotonic() < ends
-            time.sleep(0.05)
-        yield f"127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(HANG_SECONDS)
-
-
-def answers(port: int) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=HANG_SECONDS):
-        return True
-    return False
 
 
 def ask(host: str, path: str, kinds: str) -> dict[str, Any]:
@@ -110,7 +75,7 @@ def push(dist: Path, where: str) -> subprocess.CompletedProcess[str]:
 
 def test_image_and_chart_come_from_the_registry_that_they_were_pushed_to(tmp_path: Path) -> None:
     """Nobody needs a clone: ``helm install oci://...`` finds the chart, and the chart the image."""
-    with running(tmp_path) as host:
+    with docker_registry.running(tmp_path, free_port()) as host:
         where = f"{host}/me"
         dist = release(tmp_path, where)
         for architecture in ("amd64", "arm64"):
