@@ -22,6 +22,7 @@ def usb(name: str, product: str = "", serial: str = "", above: UdevDevice = XHCI
 
 
 HUB = usb("1-1", "Hub")
+EMPTY = usb("1-2", "Hub")
 RADIO = usb("1-1.2", "Radio", "R1", HUB)
 SERIAL = usb("1-1.3", "Quad UART", "Q7", HUB)
 PORTS = [udev_device(f"ttyUSB{n}", "tty", devnode=f"/dev/ttyUSB{n}", above=SERIAL) for n in range(2)]
