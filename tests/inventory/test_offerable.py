@@ -33,6 +33,7 @@ FILMS = [
 ]
 DISK = udev_device("sda", "block", "disk", devnode="/dev/sda", attrs={"wwid": "naa.5000"}, above=XHCI)
 MACHINE = [
+    *(EMPTY, udev_device("1-2:1.0", "usb", "usb_interface", "hub", above=EMPTY)),
     *(
         XHCI,
         HUB,
