@@ -75,25 +75,20 @@ generated: $(VENV)/.dev  ## write what is made from the code anew: pages under d
 picture: $(VENV)/.dev  ## record the demo again, for docs/images/demo.svg
 	$(BIN)/python -m docs.record_demo
 
-release: $(VENV)/.dev  ## what is committed, built twice, in dist/, signed: make release KEY=release.key
-	$(BIN)/python -m deploy.release $(if $(KEY),--key $(KEY)) $(RELEASE_ARGS)
+release: $(VENV)/.dev  ## what is committed, built twice, in dist/, signed: make release KEY=release.key REGISTRY=ghcr.io/me
+	$(BIN)/python -m deploy.release $(if $(KEY),--key $(KEY)) $(if $(REGISTRY),--registry $(REGISTRY)) $(RELEASE_ARGS)
 
 upload:  ## dist/ to GitHub as the release of the tag vVERSION; a draft while nothing in it is signed
 	gh release create v$(VERSION) dist/* --verify-tag --title $(VERSION) \
 	  --notes-file dist/drabridge-$(VERSION)-note.md $(if $(wildcard dist/cosign.pub),,--draft)
 
-publish: $(VENV)/.dev  ## the wheel and the sdist in dist/ to PyPI, with the token in TWINE_PASSWORD
+publish: $(VENV)/.dev  ## the three wheels and the sdist in dist/ to PyPI, with the token in TWINE_PASSWORD
 	$(BIN)/pip install -q "twine>=6.1"
-	$(BIN)/twine upload --non-interactive -u __token__ dist/drabridge-$(VERSION)-py3-none-any.whl dist/drabridge-$(VERSION).tar.gz
+	$(BIN)/twine upload --non-interactive -u __token__ \
+	  $(patsubst %,dist/%-$(VERSION)-py3-none-any.whl,$(LIBRARIES) drabridge) dist/drabridge-$(VERSION).tar.gz
 
-push:  ## the images in dist/ to IMAGE_REPOSITORY, as one of both architectures; logs in with REGISTRY_USER and _PASSWORD
-	@[ -z "$$REGISTRY_PASSWORD" ] || podman login --username "$$REGISTRY_USER" --password-stdin \
-	  $(firstword $(subst /, ,$(IMAGE_REPOSITORY))) <<< "$$REGISTRY_PASSWORD"
-	-podman manifest rm $(IMAGE_REPOSITORY):$(VERSION) 2>/dev/null
-	podman manifest create $(IMAGE_REPOSITORY):$(VERSION)
-	for archive in dist/drabridge-$(VERSION)-image-*.oci.tar; do \
-	  podman manifest add $(IMAGE_REPOSITORY):$(VERSION) oci-archive:$$archive || exit 1; done
-	podman manifest push --all $(IMAGE_REPOSITORY):$(VERSION) docker://$(IMAGE_REPOSITORY):$(VERSION)
+push: $(VENV)/.dev  ## image (of both architectures) and chart in dist/ to REGISTRY; logs in with REGISTRY_USER and _PASSWORD
+	$(BIN)/python -m deploy.release.push dist $(if $(REGISTRY),--registry $(REGISTRY)) $(PUSH_ARGS)
 
 protos: $(VENV)/.dev  ## generate the stubs again after a change under proto/
 	$(BIN)/python hatch_build.py
@@ -114,6 +109,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("drabridge needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
+LIBRARIES := podresources deviceplugin
+
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml hatch_build.py $(shell find proto -name '*.proto')
 	$(BIN)/pip install -q -e .
 	@touch $@
@@ -125,14 +122,16 @@ $(VENV)/.demo: $(VENV)/.installed
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install -q "pip>=25.1"
 	$(BIN)/pip install -q --group dev
+	$(BIN)/pip install -q --no-build-isolation --no-deps $(addprefix -e ./,$(LIBRARIES))
 	@touch $@
 
-$(VENV)/.lowest: pyproject.toml tests/lowest.txt $(VENV)/.dev
+$(VENV)/.lowest: pyproject.toml $(LIBRARIES:=/pyproject.toml) tests/lowest.txt $(VENV)/.dev
 	$(PYTHON) -m venv $(VENV)/lowest
 	rm -rf $(VENV)/dist && $(BIN)/python -m build --sdist --outdir $(VENV)/dist . >/dev/null
-	$(VENV)/lowest/bin/pip install -q -c tests/lowest.txt $(VENV)/dist/*.tar.gz pytest pytest-asyncio pytest-xdist hypothesis jsonschema promql-parser
+	$(BIN)/pip wheel -q --no-build-isolation --no-deps -w $(VENV)/dist $(addprefix ./,$(LIBRARIES))
+	$(VENV)/lowest/bin/pip install -q -c tests/lowest.txt -f $(VENV)/dist $(VENV)/dist/*.tar.gz pytest pytest-asyncio pytest-xdist hypothesis jsonschema promql-parser
 	cd / && $(CURDIR)/$(VENV)/lowest/bin/drabridge version
-	$(VENV)/lowest/bin/pip uninstall -q -y drabridge
+	$(VENV)/lowest/bin/pip uninstall -q -y drabridge $(LIBRARIES)
 	@touch $@
 
 clean:

@@ -1,7 +1,8 @@
 """``python -m deploy.generate``: write what the chart has from elsewhere, and the kustomize base.
 
-The version in ``deploy/chart/Chart.yaml`` is the package's. ``deploy/chart/values.schema.json`` comes from the agent's
-configuration model, ``deploy/chart/templates/switch.yaml`` from the policies of ``drabridge migrate switch``,
+The version in ``deploy/chart/Chart.yaml`` is the package's, and the addresses are those of ``pyproject.toml``.
+``deploy/chart/values.schema.json`` comes from the agent's configuration model, ``deploy/chart/README.md`` from the
+comments of the values, ``deploy/chart/templates/switch.yaml`` from the policies of ``drabridge migrate switch``,
 ``deploy/kustomize/`` from the chart's default render. The tests fail while one is not what this would write.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from deploy import switch_template
+from deploy import chart_readme, switch_template
 from deploy.helm import CHART, ROOT, manifests
 from drabridge import __version__
 from drabridge.config.json_schema import json_schema
@@ -25,6 +26,15 @@ ABOUT = CHART / "Chart.yaml"
 SCHEMA = CHART / "values.schema.json"
 SWITCH = CHART / "templates/switch.yaml"
 KUSTOMIZE = ROOT / "deploy/kustomize"
+VALUES = CHART / "values.yaml"
+READ_ME = CHART / "README.md"
+KREW = (ROOT / "deploy/krew/drabridge.yaml", ROOT / "deploy/krew/kubectl-drabridge")
+ADDRESSED = (
+    VALUES,
+    ROOT / "deploy/podresources/exporter.yaml",
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+)
 NAMESPACE = "drabridge"
 DRAFT = "http://json-schema.org/draft-07/schema#"  # what every Helm 3 and 4 reads
 
@@ -140,6 +150,9 @@ def values_schema() -> Json:
             {"enabled": _SWITCH, "tolerations": _ANY_OBJECTS, "nodeSelector": _LABELS, "resources": _ANY_OBJECT}
         ),
         "podMonitor": _object({"enabled": _SWITCH, "interval": _TEXT, "labels": _LABELS}),
+        "prometheusRule": _object({"enabled": _SWITCH, "labels": _LABELS}),
+        "dashboards": _object({"enabled": _SWITCH, "labels": _LABELS}),
+        "test": _object({"resource": _TEXT}),
         "networkPolicy": _object(
             {"enabled": _SWITCH, "scrapers": _ANY_OBJECTS, "apiServerPorts": {"type": "array", "items": _PORT}}
         ),
@@ -211,6 +224,25 @@ def repository() -> str:
     return str(project["urls"]["Repository"])
 
 
+def registry() -> str:
+    """Where image and chart are: ``tool.drabridge.registry`` of pyproject.toml, the only place to write it."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["drabridge"]["registry"])
+
+
+def addressed(path: Path) -> str:
+    """The file as it is, with the registry in place of the one that the chart's values had, and the version's tag."""
+    before = yaml.safe_load(VALUES.read_text(encoding="utf-8"))["image"]["repository"].removesuffix("/drabridge")
+    text = path.read_text(encoding="utf-8").replace(f"{before}/", f"{registry()}/")
+    return re.sub(rf"({re.escape(registry())}/drabridge):[0-9]\S*", rf"\1:{__version__}", text)
+
+
+def krew(path: Path) -> str:
+    """A file of kubectl's plugin, with the package's version and address in place of those that the chart had."""
+    before = yaml.safe_load(ABOUT.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8").replace(before["version"], __version__)
+    return text.replace(before["home"], repository())
+
+
 def about_text() -> str:
     """Chart.yaml as it is, with the package's version as the chart's and the program's."""
     text = re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", ABOUT.read_text(encoding="utf-8"))
@@ -219,6 +251,11 @@ def about_text() -> str:
 
 def files() -> Iterator[tuple[Path, str]]:
     """Every generated file and what it has to contain."""
+    for path in ADDRESSED:
+        yield path, addressed(path)
+    for path in KREW:
+        yield path, krew(path)
+    yield READ_ME, chart_readme.text(VALUES.read_text(encoding="utf-8"), registry())
     yield ABOUT, about_text()
     yield SCHEMA, schema_text()
     yield SWITCH, switch_template.template()
@@ -228,6 +265,8 @@ def files() -> Iterator[tuple[Path, str]]:
 
 def main() -> None:
     KUSTOMIZE.mkdir(exist_ok=True)
+    for path, text in [*((path, addressed(path)) for path in ADDRESSED), *((path, krew(path)) for path in KREW)]:
+        path.write_text(text, encoding="utf-8")
     ABOUT.write_text(about_text(), encoding="utf-8")
     SCHEMA.write_text(schema_text())  # these first: Helm reads them when it renders
     SWITCH.write_text(switch_template.template())

@@ -32,6 +32,12 @@ try:
         with helm_python.Chart.load(job["chart"]) as chart:
             chart.validate_schema(job["values"])
             result = chart.render(job["values"], name=job["name"], namespace=job["namespace"])
+    elif job["do"] == "push":
+        with helm_python.RegistryClient(plain_http=job["plain_http"]) as client:
+            if job["password"]:
+                host = job["remote"].removeprefix("oci://").partition("/")[0]
+                client.login(host, job["user"], job["password"], plain_http=job["plain_http"])
+            result = client.push(job["chart"], job["remote"], plain_http=job["plain_http"])
     else:
         result = helm_python.chart.lint(job["chart"], job["values"], strict=True, kube_version=job["kube_version"])
 except helm_python.HelmError as error:
@@ -86,10 +92,14 @@ def manifests(
 
 
 def hooks(
-    values: Mapping[str, Any] | None = None, *, name: str = "drabridge", namespace: str = "drabridge"
+    values: Mapping[str, Any] | None = None,
+    *,
+    name: str = "drabridge",
+    namespace: str = "drabridge",
+    when: str = "pre-delete",
 ) -> list[Json]:
-    """What Helm makes only while it does something: here, while it asks whether it may uninstall."""
-    return [obj for obj in _objects(values, name, namespace, CHART) if HOOK in _annotations(obj)]
+    """What Helm makes only while it does something: while it asks whether it may uninstall, or for ``helm test``."""
+    return [obj for obj in _objects(values, name, namespace, CHART) if _annotations(obj).get(HOOK) == when]
 
 
 def _annotations(obj: Json) -> Json:
@@ -113,6 +123,12 @@ def lint(values: Mapping[str, Any] | None = None, *, kube_version: str = "v1.36.
     job = {"do": "lint", "chart": str(chart), "values": values or {}, "kube_version": kube_version}
     report = _run(json.dumps(job))
     return [message for message in report["messages"] if message["severity"] >= 2]
+
+
+def push(chart: Path, remote: str, *, plain_http: bool = False, user: str = "", password: str = "") -> None:
+    """Upload a packed chart below ``remote``, ``oci://HOST/PATH``. Raises HelmRefusedError with what Helm says."""
+    job = {"do": "push", "chart": str(chart), "remote": remote, "plain_http": plain_http}
+    _run.__wrapped__(json.dumps(job | {"user": user, "password": password}))  # each time anew
 
 
 def one(objects: list[Json], kind: str) -> Json:

@@ -38,7 +38,7 @@ RESOLVED = (
     *("UUID", "GPU_I_ID", "mig_uuid", "pci_bus_id", "serial_number"),  # the first two as dcgm-exporter calls them
     *("model", "share", "source"),
 )
-"""Labels by which the series of other exporters are found: docs/monitoring.md has a join for each."""
+"""Labels by which the series of other exporters are found: docs/podresources.md has a join for each."""
 
 Dropped = Callable[[str, int], None]
 """Told the family's name and how many series were cut."""

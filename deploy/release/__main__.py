@@ -1,6 +1,6 @@
 """``python -m deploy.release``: build a release of the commit that is checked out, twice, and sign it.
 
-What comes out (``dist/`` by default): wheel, sdist, chart, an image for each architecture, bills of materials,
+What comes out (``dist/`` by default): wheels, sdist, chart, an image for each architecture, bills of materials,
 licences, the release note, provenance, checksums, and with a key a signature beside each file.
 """
 
@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from deploy.generate import registry
 from deploy.release import artefacts, audit, bill, notes, provenance, signatures
 from deploy.release.signatures import KeyFileError
 from drabridge import __version__
@@ -65,7 +66,10 @@ def _parser() -> argparse.ArgumentParser:
         help="default: all of them",
     )
     parser.add_argument(
-        "--repository", metavar="NAME", help="where images will be pushed: writes what cosign signs of each"
+        *("--registry",),
+        default=registry(),
+        metavar="HOST/OWNER",
+        help="where image and chart will be pushed; the chart names it. Default: %(default)s",
     )
     parser.add_argument(
         "--podman", action="append", default=[], metavar="OPTION", help="a further option of podman build"
@@ -117,10 +121,9 @@ def _release(options: argparse.Namespace) -> None:
     built = sorted(out.iterdir())
     (out / f"drabridge-{version}-note.md").write_text(note, encoding="utf-8")
     _bills(out, version, lock, epoch)
-    if options.repository:
-        for archive in out.glob("*.oci.tar"):
-            signed = signatures.image_payload(options.repository, bill.digest_of(archive))
-            (out / f"{archive.name.removesuffix('.oci.tar')}.payload.json").write_text(signed, encoding="utf-8")
+    for archive in out.glob("*.oci.tar"):  # what cosign signs of an image
+        signed = signatures.image_payload(f"{options.registry}/drabridge", bill.digest_of(archive))
+        (out / f"{archive.name.removesuffix('.oci.tar')}.payload.json").write_text(signed, encoding="utf-8")
     statement = provenance.statement(built, commit, materials, options.builder)
     payload = json.dumps(statement, indent=1, sort_keys=True).encode() + b"\n"
     (out / f"drabridge-{version}-provenance.json").write_bytes(payload)
@@ -152,13 +155,15 @@ def _build(work: Path, options: argparse.Namespace, epoch: int, tell: Callable[[
     _git("archive", "--output", str(archive), "HEAD")
     with tarfile.open(archive) as files:
         files.extractall(source, filter="data")
-    tell("wheel and sdist")
+    tell("wheels and sdist")
     python = artefacts.builder(source, work / "tools", epoch)
-    artefacts.wheel_and_sdist(python, source, out, epoch)
-    (wheel,) = out.glob("*.whl")
+    artefacts.wheels_and_sdist(python, source, out, epoch)
+    (wheel,) = out.glob("drabridge-*.whl")
     version = wheel.name.split("-")[1]
     tell("chart")
-    if (packed := artefacts.chart(source, out, epoch)).name != f"drabridge-{version}.tgz":
+    if (
+        packed := artefacts.chart(source, out, epoch, (registry(), options.registry))
+    ).name != f"drabridge-{version}.tgz":
         raise ReleaseError(f"the chart is {packed.name}, the wheel {version}: run python -m deploy.generate")
     for architecture in options.images:
         tell(f"image for {architecture}")

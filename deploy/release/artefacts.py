@@ -42,14 +42,29 @@ def builder(source: Path, folder: Path, epoch: int) -> Path:
     return python
 
 
-def wheel_and_sdist(python: Path, source: Path, out: Path, epoch: int) -> None:
-    """Write the wheel and the sdist into ``out``. ``python``: that of :func:`builder`."""
-    run(python, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", out, epoch=epoch, cwd=source)
+def wheels_and_sdist(python: Path, source: Path, out: Path, epoch: int) -> None:
+    """Write the sdist, and of it the wheels of the three distributions, into ``out``. ``python``: that of ``builder``.
+
+    A wheel of the sdist names the two libraries by version, one of a clone by folder (``hatch_build.py``).
+    """
+    build: tuple[str | Path, ...] = (python, "-m", "hatchling", "build", "-d", out)
+    run(*build, "-t", "sdist", epoch=epoch, cwd=source)
+    (sdist,) = out.glob("*.tar.gz")
+    with tarfile.open(sdist) as files:
+        files.extractall(out.parent, filter="data")
+    unpacked = out.parent / sdist.name.removesuffix(".tar.gz")
+    for folder in (unpacked, unpacked / "deviceplugin", unpacked / "podresources"):
+        run(*build, "-t", "wheel", epoch=epoch, cwd=folder)
 
 
-def chart(source: Path, out: Path, epoch: int) -> Path:
-    """Pack the chart as Helm does (``NAME-VERSION.tgz``, everything below ``NAME/``)."""
+def chart(source: Path, out: Path, epoch: int, registries: tuple[str, str]) -> Path:
+    """Pack the chart as Helm does (``NAME-VERSION.tgz``, everything below ``NAME/``).
+
+    ``registries``: the one that its files name, and the one that they are to name.
+    """
     folder = source / "deploy/chart"
+    for path in (folder / "values.yaml", folder / "README.md"):
+        path.write_text(path.read_text(encoding="utf-8").replace(f"{registries[0]}/", f"{registries[1]}/"), "utf-8")
     about = yaml.safe_load((folder / "Chart.yaml").read_text(encoding="utf-8"))
     target = out / f"{about['name']}-{about['version']}.tgz"
     with target.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=epoch) as file:

@@ -62,7 +62,7 @@ class _Version(argparse.Action):
         from importlib import metadata
 
         try:
-            version = metadata.version("drabridge")
+            version = metadata.version("podresources")
         except metadata.PackageNotFoundError:
             version = "from a checkout that is not installed"
         print(f"podresources {version}")

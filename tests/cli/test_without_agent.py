@@ -105,6 +105,11 @@ def test_a_suggestion_is_a_configuration_that_matches_the_device(tmp_path: Path,
     assert device["nodes"] == ["/dev/full"]
 
 
+def test_what_a_machine_could_offer_is_listed(capsys: Output) -> None:
+    assert main(["suggest", "--all", "-o", "json"]) == 0
+    assert all(one["resource"].startswith("example.com/") for one in json.loads(capsys.readouterr().out))
+
+
 @pytest.mark.parametrize("command", ["suggest", "record"])
 def test_an_unknown_device_is_an_error_of_one_sentence(command: str, capsys: Output) -> None:
     assert main([command, "/dev/there-is-no-such-node"]) == 1

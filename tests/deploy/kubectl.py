@@ -33,7 +33,10 @@ KINDS: dict[str, dict[str, tuple[str, bool]]] = {
         "ValidatingAdmissionPolicyBinding": ("validatingadmissionpolicybindings", CLUSTER),
     },
     "apps/v1": {"DaemonSet": ("daemonsets", NAMESPACED)},
-    "monitoring.coreos.com/v1": {"PodMonitor": ("podmonitors", NAMESPACED)},
+    "monitoring.coreos.com/v1": {
+        "PodMonitor": ("podmonitors", NAMESPACED),
+        "PrometheusRule": ("prometheusrules", NAMESPACED),
+    },
     "networking.k8s.io/v1": {"NetworkPolicy": ("networkpolicies", NAMESPACED)},
     "rbac.authorization.k8s.io/v1": {
         "ClusterRole": ("clusterroles", CLUSTER),

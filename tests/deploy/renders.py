@@ -43,6 +43,8 @@ EVERYTHING: Json = {
     "hostPID": True,
     "seLinuxOptions": {"type": "spc_t"},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True},
+    "dashboards": {"enabled": True},
     "maxSurge": "10%",
     "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com"}],
     "podSecurityContext": {"supplementalGroups": [44]},

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.generate import ABOUT, repository
+from deploy.generate import ABOUT, registry, repository
 from deploy.helm import CHART, ROOT, HelmRefusedError, hooks, lint, manifests, one, templates
+from drabridge import __version__
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.system.port import parse_listen
@@ -350,7 +351,9 @@ def test_another_namespace_is_as_if_the_release_were_in_it(values: Json) -> None
     moved = {**values, "namespaceOverride": "hw"}
     assert manifests(moved, namespace="x") == manifests(values, namespace="hw")
     assert hooks(moved, namespace="x") == hooks(values, namespace="hw")
-    assert templates(moved, namespace="x")["NOTES.txt"] == templates(values, namespace="hw")["NOTES.txt"]
+    assert hooks(moved, namespace="x", when="test") == hooks(values, namespace="hw", when="test")
+    said, there = templates(moved, namespace="x")["NOTES.txt"], templates(values, namespace="hw")["NOTES.txt"]
+    assert said.replace("--namespace x", "--namespace hw") == there  # Helm's own command is about the release's
 
 
 def test_what_is_added_to_the_pod_stands_beside_what_the_chart_sets() -> None:
@@ -390,6 +393,70 @@ def test_every_address_of_the_project_is_the_one_of_the_package() -> None:
     for url in found:
         path = url.removeprefix(repository()).removeprefix("/blob/main").removeprefix("/raw/main")
         assert (ROOT / path.strip("/")).exists(), url
+
+
+@pytest.mark.parametrize(
+    ("lanes", "asked"),
+    [
+        (({}, {}), "a.test/0"),
+        (({"legacy": 0, "dra": "*"}, {"legacy": "*", "dra": 0}), "a.test/1"),
+        (({"shared": "*"}, {}), "a.test/0"),
+        (({"legacy": 0, "dra": 1}, {"legacy": 0, "dra": 1}), None),
+    ],
+)
+def test_helm_test_asks_for_what_pods_may_have_by_limits(lanes: tuple[Json, ...], asked: str | None) -> None:
+    """A test pod that asks for a resource whose devices are all for claims would wait for ever."""
+    kvm = {"match": [{"subsystem": "misc", "sysname": "kvm"}], "deviceClass": {"name": "kvm"}}
+    resources = [kvm | {"name": f"a.test/{n}"} | ({"lanes": one} if one else {}) for n, one in enumerate(lanes)]
+    pods = hooks({"config": {"resources": resources}}, when="test")
+    assert [pod["spec"]["containers"][0]["resources"]["limits"] for pod in pods] == ([{asked: 1}] if asked else [])
+    (chosen,) = hooks({"config": {"resources": resources}, "test": {"resource": "a.test/other"}}, when="test")
+    assert chosen["spec"]["containers"][0]["resources"]["limits"] == {"a.test/other": 1}
+
+
+def test_alerts_and_dashboards_are_the_files_beside_the_chart() -> None:
+    labels = {"release": "prometheus"}
+    values = {"prometheusRule": {"enabled": True, "labels": labels}, "dashboards": {"enabled": True}}
+    objects = manifests(values)
+    rule = one(objects, "PrometheusRule")
+    assert labels.items() <= rule["metadata"]["labels"].items()
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/dashboards/drabridge-alerts.yaml").read_text())
+    (board,) = (each for each in objects if "grafana_dashboard" in each["metadata"].get("labels", {}))
+    assert board["data"]["drabridge-grafana.json"] == (ROOT / "deploy/dashboards/drabridge-grafana.json").read_text()
+
+
+def test_without_values_it_installs_what_a_machine_has_and_the_notes_say_so() -> None:
+    """Whoever tries the chart sees a device, and is told that it is no placeholder."""
+    assert "every node that has /dev/kvm offers example.com/kvm" in templates()["NOTES.txt"]
+    other = {"name": "a.test/fuse", "match": [{"subsystem": "misc", "sysname": "fuse"}]}
+    assert "to try it with" not in templates({"config": {"resources": [other]}})["NOTES.txt"]
+    (test,) = hooks(when="test")
+    assert test["spec"]["containers"][0]["resources"]["limits"] == {"example.com/kvm": 1}
+    assert one(manifests(), "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["image"].startswith(registry())
+
+
+def test_the_readme_explains_every_value() -> None:
+    explained = set(re.findall(r"^\| `([A-Za-z.]+)` ", (CHART / "README.md").read_text(), re.MULTILINE))
+    properties = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]
+    wanted = {
+        f"{name}.{key}" if name != "config" else name
+        for name, about in properties.items()
+        for key in about.get("properties", ("",))
+        if name != "global"
+    }
+    named = explained | {name.rpartition(".")[0] for name in explained}
+    assert {one.removesuffix(".") for one in wanted} <= named
+
+
+def test_krew_s_manifest_is_of_this_version_and_says_what_is_missing() -> None:
+    text = (ROOT / "deploy/krew/drabridge.yaml").read_text()
+    spec = yaml.safe_load(text)["spec"]
+    (platform,) = spec["platforms"]
+    assert (spec["version"], spec["homepage"]) == (f"v{__version__}", repository())
+    assert platform["uri"].startswith(f"{repository()}/releases/download/v{__version__}/")
+    assert set(platform["sha256"]) == {"0"}
+    assert "A template: nothing is published yet" in text
+    assert f"version={__version__}\n" in (ROOT / "deploy/krew" / platform["bin"]).read_text()
 
 
 def test_the_notes_name_the_three_commands_to_look_at_first() -> None:

@@ -35,6 +35,10 @@ POD_MONITOR_ENDPOINT = {"port", "path", "interval", "honorLabels", "relabelings"
 
 def check(obj: Json, version: str) -> None:
     """Raises for an object that the API of that version does not take."""
+    if obj["kind"] == "PrometheusRule":
+        rules = [rule for group in obj["spec"]["groups"] for rule in group["rules"]]
+        assert {"alert", "expr"} <= set.intersection(*({*rule} for rule in rules))
+        return
     if obj["apiVersion"] == "monitoring.coreos.com/v1":
         assert obj["spec"].keys() == {"selector", "podMetricsEndpoints"}
         assert all(endpoint.keys() <= POD_MONITOR_ENDPOINT for endpoint in obj["spec"]["podMetricsEndpoints"])
@@ -45,7 +49,7 @@ def check(obj: Json, version: str) -> None:
 @pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 def test_the_api_takes_every_manifest(values: Json, version: str) -> None:
-    for obj in [*manifests(values), *hooks(values)]:
+    for obj in [*manifests(values), *hooks(values), *hooks(values, when="test")]:
         check(obj, version)
 
 
@@ -84,7 +88,7 @@ def test_the_variants_render_every_kind_that_the_chart_has() -> None:
     kinds = {obj["kind"] for values in (EVERYTHING, NETWORK_POLICY) for obj in manifests(values)}
     assert kinds == {
         *("ConfigMap", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "DeviceClass", "NetworkPolicy", "PodMonitor"),
-        *("ServiceAccount", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+        *("PrometheusRule", "ServiceAccount", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
     }
 
 

@@ -23,6 +23,7 @@ from deploy.helm import CHART, ROOT
 from deploy.release import audit, bill, notes, signatures
 from deploy.release.__main__ import ReleaseError, must_be_equal
 from drabridge import __version__
+from hatch_build import LIBRARIES
 
 pytestmark = pytest.mark.long
 LIMIT_SECONDS = 400.0
@@ -86,6 +87,8 @@ def test_everything_is_there_and_signed(released: Path) -> None:
     prefix = f"drabridge-{__version__}"
     wanted = {
         f"{prefix}-py3-none-any.whl",
+        f"deviceplugin-{__version__}-py3-none-any.whl",
+        f"podresources-{__version__}-py3-none-any.whl",
         f"{prefix}.tar.gz",
         f"{prefix}.tgz",
         f"{prefix}.cdx.json",
@@ -180,11 +183,29 @@ def test_the_bill_is_valid_and_has_every_locked_package_with_its_licence(release
     assert bill.UNKNOWN not in licences
 
 
-def test_wheel_and_chart_have_one_version_and_no_custom_resource(released: Path) -> None:
-    with zipfile.ZipFile(released / f"drabridge-{__version__}-py3-none-any.whl") as wheel:
-        (metadata,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
-        assert f"Version: {__version__}\n" in wheel.read(metadata).decode()
-        assert {"podresources/wire/v1_pb2.py", "drabridge/wire/dra_v1_pb2.py"} <= set(wheel.namelist())
+def test_the_three_wheels_have_one_version_and_share_no_file(released: Path) -> None:
+    """All three in one environment: a file of two of them would be lost when one is removed."""
+    wheels = {path.name.split("-")[0]: zipfile.ZipFile(path) for path in released.glob("*.whl")}
+    assert set(wheels) == {"drabridge", *LIBRARIES}
+    names = [name for wheel in wheels.values() for name in wheel.namelist()]
+    assert len(names) == len(set(names))
+    stubs = ("podresources/wire/v1_pb2.py", "deviceplugin/wire/v1beta1_pb2.py", "drabridge/wire/dra_v1_pb2.py")
+    assert set(stubs) <= set(names)
+    for package, wheel in wheels.items():
+        folder = f"{package}-{__version__}.dist-info"
+        assert {name.split("/")[0] for name in wheel.namelist()} == {package, folder}
+        assert {f"{package}/py.typed", f"{folder}/licenses/LICENSE"} <= set(wheel.namelist())
+        about = wheel.read(f"{folder}/METADATA").decode()
+        assert f"\nVersion: {__version__}\n" in about
+        assert "file:" not in about
+        wanted = {f"{name}=={__version__}" for name in LIBRARIES} if package == "drabridge" else set()
+        found = re.findall(rf"^Requires-Dist: ((?:{'|'.join(LIBRARIES)}).*)$", about, re.MULTILINE)
+        assert set(found) == wanted
+    scripts = wheels["podresources"].read(f"podresources-{__version__}.dist-info/entry_points.txt").decode()
+    assert "podresources = podresources.cli:main" in scripts
+
+
+def test_package_and_chart_have_one_version_and_no_custom_resource(released: Path) -> None:
     listed = command("tar", "-tzf", released / f"drabridge-{__version__}.tgz", cwd=released).stdout.split()
     assert "drabridge/Chart.yaml" in listed
     assert not any("/crds/" in name for name in listed)

@@ -30,6 +30,33 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_bytes()) < 10_000
 
 
+CONTRIBUTORS = {"architecture", "deviceplugin", "glossary", "recipes", "testing"}
+FOR_USERS = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in CONTRIBUTORS]
+MOST_WORDS = 18_000
+"""What a user can read in an hour. Before a page grows, another one is cut."""
+
+
+def words(path: Path) -> int:
+    """Words that a person reads: without blocks of code, and without the targets of links."""
+    text = re.sub(r"\]\([^)]*\)", "]", prose(path))
+    return sum(any(map(str.isalnum, word)) for word in text.split())
+
+
+def test_the_pages_for_users_are_short_enough_to_be_read() -> None:
+    counts = {path.name: words(path) for path in FOR_USERS}
+    assert sum(counts.values()) <= MOST_WORDS, f"{sum(counts.values())} words: {counts}"
+    assert counts["benchmarks.md"] <= 500
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_says_first_for_whom_it_is(path: Path) -> None:
+    """Who is not meant goes on at once."""
+    title, blank, first = path.read_text().splitlines()[:3]
+    assert title.startswith("# ")
+    assert not blank
+    assert first.startswith("For ")
+
+
 @each_page
 def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
     assert re.findall(r"<!-- include|TODO|TBD|FIXME|XXX", page.read_text()) == []
@@ -155,6 +182,13 @@ def test_pre_commit_runs_what_make_lint_runs() -> None:
     entries = {hook["entry"].removeprefix(".venv/bin/").removesuffix(" --force-exclude") for hook in hooks}
     recipe = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
     assert entries == set(re.findall(r"\$\(BIN\)/([a-z -]*[a-z])", recipe.replace(" --check", "").replace(" .", "")))
+
+
+def test_who_reports_a_fault_is_asked_for_what_shows_it() -> None:
+    bug, device = ((ROOT / f".github/ISSUE_TEMPLATE/{name}.yml").read_text() for name in ("bug", "device"))
+    pull = (ROOT / ".github/PULL_REQUEST_TEMPLATE.md").read_text()
+    assert all("drabridge record" in text for text in (bug, device, pull))
+    assert all("drabridge status -o json" in text for text in (bug, pull))
 
 
 def test_issue_templates_are_forms() -> None:

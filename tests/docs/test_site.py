@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from drabridge import __version__
 from tests.docs.pages import ROOT
 from tests.support.waiting import HANG_SECONDS
 
 pytest.importorskip("mkdocs", reason="mkdocs-material (dependency group `docs`) is not installed")
 
+BROWSER = shutil.which("chromium") or ""
 SETTINGS = "docs/site/mkdocs.yml"  # below the root
 
 
@@ -34,20 +38,24 @@ def build(site: Path, *, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_it_builds_strictly(tmp_path: Path) -> None:
-    done = build(tmp_path / "site")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(folder)
     assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_it_has_every_page_and_no_program(site: Path) -> None:
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
-    built = {path.relative_to(tmp_path / "site") for path in (tmp_path / "site").rglob("*.html")}
-    assert pages <= built
-    assert not [path for path in (tmp_path / "site").rglob("*") if path.suffix in (".py", ".pyc", ".yml")]
+    assert pages <= {path.relative_to(site) for path in site.rglob("*.html")}
+    assert not [path for path in site.rglob("*") if path.suffix in (".py", ".pyc", ".yml")]
 
 
-def test_diagrams_are_diagrams(tmp_path: Path) -> None:
-    assert build(tmp_path / "site").returncode == 0
+def test_diagrams_are_diagrams(site: Path) -> None:
     source = (ROOT / "docs/architecture.md").read_text().count("```mermaid")
     assert source >= 7
-    assert len(re.findall(r'<pre class="mermaid">', (tmp_path / "site/architecture.html").read_text())) == source
+    assert len(re.findall(r'<pre class="mermaid">', (site / "architecture.html").read_text())) == source
 
 
 def test_a_dead_link_fails_it(tmp_path: Path) -> None:
@@ -55,7 +63,7 @@ def test_a_dead_link_fails_it(tmp_path: Path) -> None:
     (tmp_path / "docs/index.md").write_text("# Start\n\n[nowhere](nowhere.md)\n")
     settings = re.sub(r"^nav:.*", "", (ROOT / SETTINGS).read_text(), flags=re.DOTALL | re.MULTILINE)
     (tmp_path / SETTINGS).write_text(settings)
-    (tmp_path / "docs/site/ranks.py").write_bytes((ROOT / "docs/site/ranks.py").read_bytes())
+    (tmp_path / "docs/site/hooks.py").write_bytes((ROOT / "docs/site/hooks.py").read_bytes())
     (tmp_path / "docs/images").mkdir()
     (tmp_path / "docs/images/icon.svg").write_bytes((ROOT / "docs/images/icon.svg").read_bytes())
     done = build(tmp_path / "site", root=tmp_path)
@@ -64,11 +72,8 @@ def test_a_dead_link_fails_it(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def index(site: Path) -> dict[str, Any]:
     """What the built site searches."""
-    site = tmp_path_factory.mktemp("site")
-    done = build(site)
-    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((site / "search/search_index.json").read_text())
     return found
 
@@ -116,16 +121,48 @@ def test_the_search_finds_first_what_helps(index: dict[str, Any], query: str, pl
     assert ranked(index, query)[0] == place
 
 
+@pytest.mark.chromium
+@pytest.mark.skipif(not BROWSER, reason="no chromium here (Debian: apt-get install chromium)")
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ("kvm", "devices.html?h=kvm#kvm-a-node-that-many-pods-share"),
+        ("two GPUs", "gpus.html?h=two+gpus#two-gpus-in-one-pod"),
+    ],
+)
+def test_the_search_works_in_pages_that_are_opened_from_disk(
+    site: Path, query: str, place: str, tmp_path: Path
+) -> None:
+    """A browser starts no Worker for such a page; the site brings what stands in for it, and asks no other server."""
+    assert "https://unpkg.com/iframe-worker" not in (site / "index.html").read_text()
+    page = f"file://{site}/index.html?q={quote(query)}"
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}",
+        "--virtual-time-budget=15000",
+    ]
+    done = subprocess.run(
+        [BROWSER, *flags, "--dump-dom", page], capture_output=True, text=True, check=True, timeout=2 * HANG_SECONDS
+    )
+    links = [
+        one.removeprefix(f"file://{site}/") for one in re.findall(r'href="(file[^"]*\?h=[^"]*#[^"]*)"', done.stdout)
+    ]
+    assert links, done.stderr[-1000:]
+    assert links[0] == place
+
+
 def test_what_explains_is_ranked_behind_what_helps(index: dict[str, Any]) -> None:
     later = {one["location"].partition("#")[0] for one in index["docs"] if one.get("boost", 1.0) < 1}
     assert {"benchmarks.html", "comparison.html", "decisions/12-cdi.html"} <= later
     assert not later & {"operations.html", "devices.html", "configuration.html", "installation.html"}
 
 
-def test_the_site_links_the_repository_and_the_next_page(tmp_path: Path) -> None:
-    assert build(tmp_path / "site").returncode == 0
+def test_the_site_links_the_repository_and_the_next_page_and_has_a_version(site: Path) -> None:
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
-    page = (tmp_path / "site/configuration.html").read_text()
+    page = (site / "configuration.html").read_text()
     assert f'href="{urls["Repository"]}"' in page
     assert re.search(r'href="devices.html"[^>]*class="[^"]*md-footer__link--next', page)
     assert "md-footer__link--prev" in page
+    assert f"drabridge {__version__}</title>" in page

@@ -1,4 +1,4 @@
-"""What docs/monitoring.md tells people to copy works as it stands there."""
+"""What docs/podresources.md tells people to copy works as it stands there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from podresources.cli.parser import parse as parse_command
@@ -43,15 +44,16 @@ NODE: dict[str, Answer] = {
 }
 
 
+def snippets(language: str, page: str = "docs/podresources.md") -> list[str]:
+    """The code blocks of that language, in order."""
+    blocks: list[str] = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks, f"no block of {language} in {page}"
+    return blocks
+
+
 def snippet(language: str) -> str:
-    """The first code block of that language under the page's heading."""
-    text = (ROOT / "docs/monitoring.md").read_text()
-    _, heading, rest = text.partition("\n## podresources\n")
-    assert heading, "docs/monitoring.md has no section '## podresources'"
-    section = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0]
-    blocks: list[str] = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    assert blocks, f"no block of {language} in docs/monitoring.md's section on podresources"
-    return blocks[0]
+    """The first block that a test runs: what is installed goes before the commands, five lines before ten."""
+    return snippets(language)[0 if language == "promql" else 1]
 
 
 async def test_the_console_shows_what_the_command_prints() -> None:
@@ -78,6 +80,16 @@ async def test_the_program_has_ten_lines_and_prints_who_holds_what() -> None:
         "training/train-0/main nvidia.com/gpu/GPU-2 1\n",
         "",
     )
+
+
+@pytest.mark.parametrize("page", ["docs/podresources.md", "podresources/README.md"])
+async def test_five_lines_say_who_holds_what(page: str) -> None:
+    program = snippets("python", page)[0]
+    assert len([line for line in program.splitlines() if line]) <= 5
+    async with kubelet(NODE) as server:
+        done = await python(program.replace("SyncClient()", f"SyncClient({str(server.path)!r})"))
+    assert done[0] == 0, done[2]
+    assert "training/train-0/main nvidia.com/gpu/GPU-2\n" in done[1]
 
 
 async def test_the_program_says_whose_fault_it_is_without_a_kubelet(tmp_path: Path) -> None:
@@ -136,7 +148,7 @@ def test_the_promql_joins_containers_with_dcgm() -> None:
 
 def joins() -> list[str]:
     """The expressions under ``## Joins with other exporters``."""
-    text = (ROOT / "docs/monitoring.md").read_text()
+    text = (ROOT / "docs/podresources.md").read_text()
     _, heading, rest = text.partition("\n## Joins with other exporters\n")
     assert heading
     return re.findall(r"^```promql\n(.*?)^```$", rest, re.MULTILINE | re.DOTALL)
@@ -162,7 +174,7 @@ def test_the_joins_with_other_exporters_find_what_they_say() -> None:
 def test_what_resolving_adds_to_the_metrics_is_documented_label_by_label() -> None:
     from podresources.families import RESOLVED
 
-    text = (ROOT / "docs/monitoring.md").read_text()
+    text = (ROOT / "docs/podresources.md").read_text()
     (row,) = re.findall(r"^\| `podresources_device_resolved_info` \| (.*?) \|", text, re.MULTILINE)
     assert row == ", ".join(f"`{label}`" for label in RESOLVED)
     for metric in ("podresources_resolve_conflicts", "podresources_resolve_problems"):
@@ -175,7 +187,7 @@ def test_the_mounts_and_the_role_for_resolving_are_what_it_reads() -> None:
     from podresources.resolve.pod_uids import LOGS
     from podresources.resolve.resolver import KUBELET, NodePaths
 
-    text = (ROOT / "docs/monitoring.md").read_text()
+    text = (ROOT / "docs/podresources.md").read_text()
     section = text.partition("\n## The hardware behind a device\n")[2].partition("\n## ")[0]
     mounts, role = (yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", section, re.M | re.S))
     paths = {mount["name"]: mount["mountPath"] for mount in mounts["volumeMounts"]}
