@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 import deviceplugin
+from drabridge.agent.cordons import Cordons
 from drabridge.agent.drain import ClaimsLeft, Drain, DriverFiles
 from drabridge.agent.endpoints import ControlRequests, Endpoints, Views
 from drabridge.agent.maintenance import CdiMaintenance, LedgerMaintenance, Maintenance, TurnKeeper
@@ -181,6 +182,14 @@ class Components:
             off=lambda: api_server.claims_off,
             files=base.state_worker,
         )
+        self.cordons = Cordons(
+            paths.state,
+            lambda: current.config.driver,
+            ledger_service,
+            base.snapshot_taken.set,
+            base.state_worker,
+            follows_node=api_server.cluster is not None,
+        )
         self.claim_demand = ClaimDemand(
             config_in_use, options.node_name, ledger_service, desired, api_server, paths.claim_records
         )
@@ -225,7 +234,7 @@ class Components:
         )
         self.endpoints = Endpoints(
             Views(lambda: agent_state(self), lambda: status_document(self), metrics.exposition),
-            ControlRequests(desired.set, release.request, drain.request),
+            ControlRequests(desired.set, release.request, drain.request, self.cordons.request),
             base.port,
             paths.control_socket,
             options.page,

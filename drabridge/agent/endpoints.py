@@ -45,6 +45,7 @@ class ControlRequests(Struct, frozen=True):
     lanes: Answer
     release: Answer
     drain: Answer
+    cordon: Answer
 
 
 class Endpoints:
@@ -77,6 +78,7 @@ class Endpoints:
             ("POST", "/release"): lambda request: _answer(requests.release, request),
             ("GET", "/drain"): lambda request: _answer(requests.drain, request),
             ("POST", "/drain"): lambda request: _answer(requests.drain, request),
+            ("POST", "/cordon"): lambda request: _answer(requests.cordon, request),
         }
         await self._control.listen_unix(self._control_socket)
         self._open = True

@@ -51,6 +51,12 @@ TABLE: dict[str, Definition] = {
         ),
         Definition("device_healthy", "gauge", ("device", "resource"), "1 when the device can be used, else 0."),
         Definition(
+            "device_cordoned",
+            "gauge",
+            ("device", "resource"),
+            "Always 1; devices that are out of service, by `drabridge devices cordon` or the Node's annotation.",
+        ),
+        Definition(
             "device_allocation_info",
             "gauge",
             ("device", "resource", "api", "namespace", "pod", "container", "claim", "share_id"),
