@@ -46,6 +46,7 @@ class ControlRequests(Struct, frozen=True):
     release: Answer
     drain: Answer
     cordon: Answer
+    history: Answer
 
 
 class Endpoints:
@@ -79,6 +80,7 @@ class Endpoints:
             ("GET", "/drain"): lambda request: _answer(requests.drain, request),
             ("POST", "/drain"): lambda request: _answer(requests.drain, request),
             ("POST", "/cordon"): lambda request: _answer(requests.cordon, request),
+            ("POST", "/history"): lambda request: _answer(requests.history, request),
         }
         await self._control.listen_unix(self._control_socket)
         self._open = True

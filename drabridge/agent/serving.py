@@ -256,6 +256,7 @@ class ServingAgent:
         parts = self._parts
         self._refresh = None
         parts.turns.follow()
+        parts.follow_holds()
         if self._behind and parts.ledger_service.health.ok:
             self._snapshot_taken.set()
         parts.claims.wake()

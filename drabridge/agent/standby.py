@@ -140,7 +140,8 @@ class Standby:
         self._port.serve(routes)
         await self._port.bind_unless_taken()  # on the host's network the other agent has it until it ends
         others = (("GET", "/status"), ("POST", "/lanes"), ("POST", "/release"), ("GET", "/drain"), ("POST", "/drain"))
-        self._control.routes = routes | dict.fromkeys((*others, ("POST", "/cordon")), self._refuse)
+        others += ("POST", "/cordon"), ("POST", "/history")
+        self._control.routes = routes | dict.fromkeys(others, self._refuse)
         await self._open_control()
         self.cluster = connect(self._config, self._options.kubeconfig)
         if self.cluster is not None:

@@ -62,6 +62,13 @@ TABLE: dict[str, Definition] = {
             ("device", "resource", "api", "namespace", "pod", "container", "claim", "share_id"),
             "Always 1; who holds a device, over both APIs. Devices that nobody holds have no series here.",
         ),
+        Definition(
+            "held_seconds",
+            "counter",
+            ("namespace", "owner_kind", "owner_name", "api", "resource"),
+            "Seconds for which pods and claims had devices, each device and each of its sharers counted, by workload; "
+            '`owner_name="other"` stands for those beyond 500 series.',
+        ),
         Definition("device_lane", "gauge", ("device", "resource", "lane", "owner"), "Always 1; lane and owner."),
         Definition("allocations", "counter", ("api", "resource", "result"), "Grants asked for, by outcome."),
         Definition(
@@ -159,7 +166,9 @@ COORDINATOR_TABLE: dict[str, Definition] = {
 }
 """What ``drabridge coordinator`` serves: nothing of the agent's, whose alerts are about each node."""
 
-_SAMPLED = frozenset({"unreadable_objects"})  # counters that are counted elsewhere and read at each scrape
+_SAMPLED = frozenset(
+    {"unreadable_objects", "held_seconds"}
+)  # counters that are counted elsewhere and read at each scrape
 
 Sample = tuple[str, tuple[str, ...], float]
 """The value of a gauge, or of such a counter: (metric name, label values, value)."""
