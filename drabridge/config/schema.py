@@ -330,6 +330,13 @@ class Config(Model, frozen=True, kw_only=True):
                     "only a runtime with CDI knows what those names stand for; else write nodes and mounts",
                     ("resources", index, "cdiDevices"),
                 )
+            needing = next((number for number, node in enumerate(resource.nodes) if node.needs_cdi), None)
+            if needing is not None and (resource.inject or self.legacy.inject) == "devices":
+                yield Problem(
+                    "inject: cdi with fileMode, uid, gid or joinGroup",
+                    "kubelet's own way to name a node to the runtime has none of them",
+                    ("resources", index, "nodes", needing),
+                )
             for number, name in enumerate(resource.cdi_devices):
                 if str(name).startswith(f"{self.driver}/"):
                     hint = f"files of {self.driver} are this agent's own, and change without notice"

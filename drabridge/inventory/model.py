@@ -44,6 +44,10 @@ class DeviceNode(Struct, frozen=True):
     kind: Literal["c", "b"] = "c"
     major: int = 0
     minor: int = 0
+    file_mode: int | None = None  # permission bits in the container; this and the next two: None for the runtime's
+    uid: int | None = None
+    gid: int | None = None
+    joined_gid: int | None = None  # the container's process is to be in this group as well
 
 
 class Mount(Struct, frozen=True):
