@@ -44,6 +44,8 @@ CONFIG: Json = {
             "match": [{"subsystem": "block", "sysname": [LOOPS.name(2)]}],
             "id": ["{sysname}"],
             "nodes": [{"from": "devnode", "as": "/dev/test-{sysname}"}],
+            "lanes": {"legacy": 1, "dra": 0},
+            "deviceClass": {"name": f"{b.CLASS}-plain"},
         },
     ],
 }
