@@ -14,6 +14,7 @@ import deviceplugin
 from drabridge.agent.cordons import Cordons
 from drabridge.agent.drain import ClaimsLeft, Drain, DriverFiles
 from drabridge.agent.endpoints import ControlRequests, Endpoints, Views
+from drabridge.agent.evictions import ClusterAsked, Evictor
 from drabridge.agent.history import History
 from drabridge.agent.maintenance import CdiMaintenance, LedgerMaintenance, Maintenance, TurnKeeper
 from drabridge.agent.manual_release import OperatorRelease
@@ -247,6 +248,15 @@ class Components:
         self.cdi_maintenance = CdiMaintenance(
             config_in_use, devices, cdi, self.legacy_files, ledger_service, api_server, self._cdi_written_again
         )
+        self.evictor = Evictor(
+            config_in_use,
+            devices,
+            lambda: ledger_service.ledger,
+            ClusterAsked(lambda: api_server.cluster, lambda: others.pods, lambda: claims.api_version),
+            self.events.tell,
+            lambda resource, result: metrics.count("evictions", resource, result),
+            base.now,
+        )
         ledger_maintenance = LedgerMaintenance(ledger_service, inventory, legacy, others)
         self.maintenance = Maintenance(
             [
@@ -264,6 +274,7 @@ class Components:
                 base.withheld.restore_file,
                 self.node_labels.refresh,
                 self.history.retry,
+                self.evictor.look,
                 EndedAgents(base.withheld, ledger_service, kubelet, others, queries.allocated_by).look,
             ]
         )

@@ -144,6 +144,10 @@ class PodWatch:
             return 0.0  # as usual: kubelet unprepares before it reports the end
         return max(0.0, self._listed_at + grace - now) if self._pods is not None else grace
 
+    def living(self, uids: Collection[str]) -> list[PodDemand]:
+        """Return those of the pods that have not ended."""
+        return [pod for pod in self._living() if pod.uid in uids]
+
     def owner(self, namespace: str, name: str) -> str:
         """Return the workload of a pod, ``Deployment/web``; "" if it is not known."""
         pods = (*self._living(), *self._ended.values())

@@ -92,6 +92,7 @@ class Device(Struct, frozen=True):
     attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))
     capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replicas: int = 1
+    serial: str = ""  # of the hardware, where the resource evicts holders of an exchanged device
     presence: Presence = Presence.PRESENT
     reason: str = ""  # why it is not PRESENT, for people
     fault: str = ""  # the worst that NVML reports: "lost", "reset", "xid-79", "ecc", "thermal"

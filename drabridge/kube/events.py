@@ -37,6 +37,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "DeviceCordoned": ("Node", "A device is out of service, by a person's word; says why. Nobody new gets it."),
     "DeviceUncordoned": ("Node", "A device that was out of service is in service again."),
     "HeldDeviceUnavailable": ("Node", "A device became faulty or was unplugged while somebody holds it."),
+    "DeviceLost": ("Pod", "The pod's device is gone or was exchanged, and the pod is evicted (`evictHolders`)."),
     "LedgerLost": (
         "Node",
         "Who holds what is not known (ledger unreadable, another plugin's pods): what looks free is quarantined.",

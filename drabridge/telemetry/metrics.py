@@ -121,6 +121,13 @@ TABLE: dict[str, Definition] = {
             "1 while the API server is known to have this node's slices as they should be, else 0.",
         ),
         Definition("resourceslice_publish", "counter", ("result",), "Writes of ResourceSlices, by outcome."),
+        Definition(
+            "evictions",
+            "counter",
+            ("resource", "result"),
+            "Evictions of pods whose device is lost (`evictHolders`): `evicted`; `refused`, by a disruption budget or "
+            "because the API server is away, and tried again; `denied`, without the right to.",
+        ),
         Definition("hold_reason", "gauge", ("reason",), "Devices by the reason why they are still held."),
         Definition("lane_devices", "gauge", ("resource", "lane"), "Devices by lane."),
         Definition("leases", "counter", ("resource", "result"), "Leases that ended, by outcome; once for each device."),
