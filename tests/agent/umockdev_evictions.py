@@ -43,7 +43,7 @@ def stick(number: int, port: str, serial: str) -> str:
 
 async def has(agent: AgentProcess, pod: str) -> str:
     """The device of a pod, or of its claim, as soon as kubelet's record names the pod."""
-    found = []
+    found: list[str] = []
 
     async def shown() -> bool:
         found[:] = [

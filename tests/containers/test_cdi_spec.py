@@ -51,8 +51,9 @@ def test_mode_owner_and_groups_are_as_cdi_names_them(store: CdiStore) -> None:
     spec = store.claim_spec(UID, [CdiDevice("a", ContainerEdits(nodes))])
     store.write(spec)
 
-    (device,) = read(store, spec)["devices"]  # type: ignore[misc]
-    edits = device["containerEdits"]
+    devices = read(store, spec)["devices"]
+    assert isinstance(devices, list)
+    edits = devices[0]["containerEdits"]
     first, second = edits["deviceNodes"]
     assert (first["fileMode"], first["uid"], first["gid"]) == (0o660, 0, 20)
     assert not {"fileMode", "uid", "gid"} & second.keys()

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Device
-from drabridge.ledger.events import Allocate, CheckpointRead, ClaimDeallocated, Observed, Unprepare
+from drabridge.ledger.events import Allocate, CheckpointRead, ClaimDeallocated, Event, Observed, Unprepare
 from drabridge.ledger.model import Entry, Lane, LedgerDevice, PodRef
 from drabridge.ledger.proofs import End
 from drabridge.telemetry import holds
@@ -30,8 +30,8 @@ class Watched:
     def wait(self, seconds: float) -> None:
         self.at += seconds
 
-    def do(self, event: object) -> list[Ended]:
-        self.node.yes(replace(event, at=self.at))  # type: ignore[type-var]
+    def do(self, event: Event) -> list[Ended]:
+        self.node.yes(replace(event, at=self.at))
         return self.holds.follow(self.node.ledger, self.at)
 
     def show(self, *pods: PodRef, unit: str = "GPU-0", ended: str = "") -> list[Ended]:
@@ -40,7 +40,11 @@ class Watched:
         return self.do(Observed(0.0, self.node.ledger.seq, shown, CheckpointRead(shown, True), ends=ends))
 
     def let_go(self, uid: str) -> list[Ended]:
-        return [one for _ in range(3) for one in (self.wait(60), self.show(ended=uid))[1]]
+        ended = []
+        for _ in range(3):
+            self.wait(60)
+            ended += self.show(ended=uid)
+        return ended
 
     @property
     def seconds(self) -> dict[Labels, float]:
