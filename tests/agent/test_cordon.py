@@ -6,8 +6,7 @@ import json
 
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.pods import Phase
-from tests.agent.test_turns import allocatable
-from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, healthy, limits_pod, phase
+from tests.support.agent_on_cluster import allocatable, bridge, claim_pod, devices_in_slices, healthy, limits_pod, phase
 from tests.support.agent_process import (
     DRIVER,
     QUICK,
