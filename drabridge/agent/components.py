@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 import deviceplugin
+from drabridge.agent.cordons import Cordons
 from drabridge.agent.drain import ClaimsLeft, Drain, DriverFiles
 from drabridge.agent.endpoints import ControlRequests, Endpoints, Views
+from drabridge.agent.evictions import ClusterAsked, Evictor
+from drabridge.agent.history import History
 from drabridge.agent.maintenance import CdiMaintenance, LedgerMaintenance, Maintenance, TurnKeeper
 from drabridge.agent.manual_release import OperatorRelease
 from drabridge.agent.node_labels import NodeLabels
@@ -45,7 +49,7 @@ from drabridge.lanes.desired import DesiredLanes
 from drabridge.lanes.mover import LaneMover
 from drabridge.lanes.targets import LaneTargets
 from drabridge.ledger.events import KubeletStarted
-from drabridge.ledger.model import Owner
+from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
@@ -56,6 +60,7 @@ from drabridge.system.paths import Paths
 from drabridge.system.port import Port
 from drabridge.system.supervise import WakeUp
 from drabridge.telemetry.gauges import samples
+from drabridge.telemetry.holds import CLAIMS, Holding, Holds
 from drabridge.telemetry.metrics import Metrics
 from drabridge.telemetry.sinks import Sinks
 from podresources import Client
@@ -125,7 +130,9 @@ class Components:
         self.started_at = base.now()
         self.lanes_changed = WakeUp()
         self._state_worker = base.state_worker
-        metrics = Metrics(lambda: samples(agent_state(self), self.sinks.reconciled_at))
+        metrics = Metrics(lambda: chain(samples(agent_state(self), self.sinks.reconciled_at), self.holds.samples()))
+        self.holds = Holds(self._owner_of)
+        self.history = History(paths.state, base.state_worker, lambda: self.holds.open)
         self.sinks = Sinks(metrics, self.resource_of, base.now)
 
         def config_in_use() -> Config:
@@ -181,6 +188,14 @@ class Components:
             off=lambda: api_server.claims_off,
             files=base.state_worker,
         )
+        self.cordons = Cordons(
+            paths.state,
+            lambda: current.config.driver,
+            ledger_service,
+            base.snapshot_taken.set,
+            base.state_worker,
+            follows_node=api_server.cluster is not None,
+        )
         self.claim_demand = ClaimDemand(
             config_in_use, options.node_name, ledger_service, desired, api_server, paths.claim_records
         )
@@ -232,13 +247,22 @@ class Components:
         )
         self.endpoints = Endpoints(
             Views(lambda: agent_state(self), lambda: status_document(self), metrics.exposition),
-            ControlRequests(desired.set, release.request, drain.request),
+            ControlRequests(desired.set, release.request, drain.request, self.cordons.request, self.history.request),
             base.port,
             paths.control_socket,
             options.page,
         )
         self.cdi_maintenance = CdiMaintenance(
             config_in_use, devices, cdi, self.legacy_files, ledger_service, api_server, self._cdi_written_again
+        )
+        self.evictor = Evictor(
+            config_in_use,
+            devices,
+            lambda: ledger_service.ledger,
+            ClusterAsked(lambda: api_server.cluster, lambda: others.pods, lambda: claims.api_version),
+            self.events.tell,
+            lambda resource, result: metrics.count("evictions", resource, result),
+            base.now,
         )
         ledger_maintenance = LedgerMaintenance(ledger_service, inventory, legacy, others)
         self.maintenance = Maintenance(
@@ -256,6 +280,8 @@ class Components:
                 self.vendor.look,
                 base.withheld.restore_file,
                 self.node_labels.refresh,
+                self.history.retry,
+                self.evictor.look,
                 EndedAgents(base.withheld, ledger_service, kubelet, others, queries.allocated_by).look,
             ]
         )
@@ -264,6 +290,19 @@ class Components:
         """Return the resource of a device that the ledger knows; "" for another."""
         entry = self.ledger_service.ledger.entries.get(device)
         return entry.device.resource if entry else ""
+
+    def _owner_of(self, holding: Holding) -> str:
+        pods = self.others.pods
+        if pods is None:
+            return ""
+        if holding.api == CLAIMS:
+            return pods.owner_of_claim(ClaimRef(holding.uid, holding.namespace, holding.name))
+        return pods.owner(holding.namespace, holding.name)
+
+    def follow_holds(self) -> None:
+        """Count who has which device, and write down who had one."""
+        service = self.ledger_service
+        self.history.add(self.holds.follow(service.ledger, service.now()))
 
     def _inventory(self, config: Config, standby: Standby | None) -> Inventory:
         def held(device: str) -> bool:

@@ -45,6 +45,8 @@ class ControlRequests(Struct, frozen=True):
     lanes: Answer
     release: Answer
     drain: Answer
+    cordon: Answer
+    history: Answer
 
 
 class Endpoints:
@@ -77,6 +79,8 @@ class Endpoints:
             ("POST", "/release"): lambda request: _answer(requests.release, request),
             ("GET", "/drain"): lambda request: _answer(requests.drain, request),
             ("POST", "/drain"): lambda request: _answer(requests.drain, request),
+            ("POST", "/cordon"): lambda request: _answer(requests.cordon, request),
+            ("POST", "/history"): lambda request: _answer(requests.history, request),
         }
         await self._control.listen_unix(self._control_socket)
         self._open = True

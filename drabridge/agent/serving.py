@@ -151,7 +151,9 @@ class ServingAgent:
         first = parts.targets.first_lanes(snapshot)
         parts.current.devices = snapshot.by_name()
         config = parts.current.config
-        self._behind = not await parts.merge.discover(config, snapshot, first, rebooted=self._rebooted)
+        self._behind = not await parts.merge.discover(
+            config, snapshot, first, parts.cordons.devices, rebooted=self._rebooted
+        )
         parts.identities.save(parts.inventory.identities())
         for collision in snapshot.collisions:
             if collision not in self._collisions:
@@ -200,7 +202,8 @@ class ServingAgent:
         watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds
         watches.begin()
         labels_seen = parts.node_labels.writer.seen
-        watches.notify(parts.evidence.hurry, parts.desired.annotate, labels_seen, self._resources)
+        annotated = parts.desired.annotate, parts.cordons.annotate
+        watches.notify(parts.evidence.hurry, *annotated, labels_seen, self._resources)
         parts.turns.told, parts.turns.sent = lambda: watches.allocatable, lambda: watches.pods.sent
         parts.others.pods = watches.pods
         parts.others.claims = parts.claim_queries.allocated
@@ -213,6 +216,7 @@ class ServingAgent:
         self._parts.events.cluster = None
         self._parts.others.pods = self._parts.others.claims = None
         self._parts.desired.forget_annotation()
+        self._parts.cordons.forget_annotation()
         self._parts.node_labels.writer.seen(None)
 
     async def _end_watches(self) -> None:
@@ -252,6 +256,7 @@ class ServingAgent:
         parts = self._parts
         self._refresh = None
         parts.turns.follow()
+        parts.follow_holds()
         if self._behind and parts.ledger_service.health.ok:
             self._snapshot_taken.set()
         parts.claims.wake()

@@ -139,7 +139,8 @@ class Standby:
         }
         self._port.serve(routes)
         await self._port.bind_unless_taken()  # on the host's network the other agent has it until it ends
-        others = (("GET", "/status"), ("POST", "/lanes"), ("POST", "/release"), ("GET", "/drain"), ("POST", "/drain"))
+        posts = ("/lanes", "/release", "/drain", "/cordon", "/history")
+        others = [("GET", "/status"), ("GET", "/drain"), *(("POST", path) for path in posts)]
         self._control.routes = routes | dict.fromkeys(others, self._refuse)
         await self._open_control()
         self.cluster = connect(self._config, self._options.kubeconfig)

@@ -92,8 +92,18 @@ class StartupMerge:
                 return False
         return True
 
-    async def discover(self, config: Config, snapshot: Snapshot, lanes: Mapping[str, Lane], *, rebooted: bool) -> bool:
+    async def discover(
+        self,
+        config: Config,
+        snapshot: Snapshot,
+        lanes: Mapping[str, Lane],
+        cordoned: Mapping[str, str],
+        *,
+        rebooted: bool,
+    ) -> bool:
         """Bring a snapshot to the ledger; return whether that is on disk. ``lanes``: of devices that are new there.
+
+        ``cordoned``: devices that are out of service, and why.
 
         A device that was not there at the merge, or that only a changed configuration names, may be a running claim's.
         """
@@ -107,7 +117,7 @@ class StartupMerge:
             found = self._findings(None, None, devices, rebooted=rebooted)
             prepared = _in_use(service.ledger, found)
         unknown = startup_events.claims_without_name(service.ledger, prepared)
-        taken = await service.apply(Discovered(facts, service.now(), lanes, prepared))
+        taken = await service.apply(Discovered(facts, service.now(), lanes, prepared, cordoned))
         for uid in unknown:
             await service.apply(ClaimDeallocated(uid, service.now()))
         return taken.accepted

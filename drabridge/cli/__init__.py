@@ -27,6 +27,7 @@ COMMANDS = {
     "lanes": ("lanes", "show or move the share of devices that each API may offer"),
     "drain": ("drain", "before an uninstall: give nothing to claims any more, and name what still holds"),
     "devices": ("devices", "list the devices that the configuration makes of this machine"),
+    "history": ("history", "who had a device, and when"),
     "match": ("match", "say which udev devices match, and with --explain why"),
     "suggest": ("suggest", "print a resource entry that would match a device node"),
     "record": ("record", "write an umockdev dump of the matched devices, for a bug report"),

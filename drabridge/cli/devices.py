@@ -1,29 +1,44 @@
-"""``drabridge devices``: list the devices that the configuration makes of this machine."""
+"""``drabridge devices``: list the devices that the configuration makes of this machine, or take one out of service."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
+from drabridge.cli.agent_client import add_socket, ask, find_socket
 from drabridge.cli.hardware import add_config, enumerate_once, resources_named
 from drabridge.cli.output import add_output, said, show
 from drabridge.cli.pods import add_nodes
 from drabridge.config.loader import load
+from drabridge.errors import ConfigError, DrabridgeError
 from drabridge.inventory.fallbacks import why_fallbacks
 from drabridge.inventory.model import Device, Semver
+
+LOOK_SECONDS = 2.0  # for the list, which does without an agent
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
+    parser.add_argument("action", nargs="?", choices=("list", "cordon", "uncordon"), default="list")
+    parser.add_argument("device", nargs="?", metavar="NAME", help="for cordon and uncordon: a device")
+    parser.add_argument("--reason", metavar="TEXT", help="for cordon: why, for whoever finds the device missing")
     parser.add_argument("--resource", metavar="NAME", help="only devices of this resource")
+    add_socket(parser)
     add_output(parser)
     add_nodes(parser)
     parser.epilog = (
-        "Needs no running agent and no cluster: it looks at this machine.\n\n"
+        "The list needs no running agent and no cluster: it looks at this machine.\n\n"
+        "cordon takes a device out of service for both APIs, for a reset or an exchange: nobody new gets it, nor a\n"
+        "part of it, nor what it is a part of; who has it keeps it. It stays so over restarts, until uncordon. The\n"
+        "Node's annotation <driver>/cordoned does the same.\n\n"
         "examples:\n"
         "  drabridge devices --config radios.yaml\n"
-        "  drabridge devices -c radios.yaml -o json | jq '.[].attributes'"
+        "  drabridge devices -c radios.yaml -o json | jq '.[].attributes'\n"
+        "  drabridge devices cordon GPU-8f1c --reason 'fan, ticket 4711'\n"
+        "  drabridge devices uncordon GPU-8f1c --node node-7\n"
+        '  kubectl annotate node node-7 gpu.example.com/cordoned=\'{"GPU-8f1c": "fan, ticket 4711"}\''
     )
 
 
@@ -56,12 +71,20 @@ def _gets(device: Device) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.action != "list":
+        return _cordon(arguments)
+    if arguments.device is not None or arguments.reason is not None:
+        raise ConfigError("NAME and --reason are for cordon", hint="drabridge devices cordon NAME --reason TEXT")
     config = load(arguments.config)
     snapshot, inventory = enumerate_once(config)
     resources = [resource.name for resource in resources_named(inventory.config, arguments.resource)]
     devices = [device for device in snapshot.devices if device.resource in resources]
     tables = arguments.output in ("table", "wide")
-    rows = [row(device) | ({"gets": _gets(device)} if tables else {}) for device in devices]
+    cordoned = _cordoned(arguments.socket)
+    rows = [
+        row(device) | {"cordoned": cordoned.get(device.name, "")} | ({"gets": _gets(device)} if tables else {})
+        for device in devices
+    ]
     names = ", ".join(resources)
     ours = [collision for collision in snapshot.collisions if set(collision.resource.split(", ")) & set(resources)]
     alike = {path for collision in ours for path in collision.syspaths}
@@ -71,7 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
     show(
         rows,
         arguments.output,
-        columns=("resource", "name", "presence", "gets", "numa", "reason"),
+        columns=(
+            *("resource", "name", "presence", "gets", "numa", "reason"),
+            *(("cordoned",) if any(one["cordoned"] for one in rows) else ()),
+        ),
         wide=("id", "pci", "pcieRoot", "replicas", "syspath"),
         empty=empty,
     )
@@ -81,3 +107,30 @@ def run(arguments: argparse.Namespace) -> int:
     for line in said(notes):
         print(line, file=sys.stderr)
     return 1 if snapshot.collisions else 0
+
+
+def _cordon(arguments: argparse.Namespace) -> int:
+    """Take a device out of service, or put it back; show who has it."""
+    if arguments.device is None:
+        raise ConfigError(f"drabridge devices {arguments.action} needs a NAME", hint="drabridge status lists them")
+    undo = arguments.action == "uncordon"
+    if undo and arguments.reason is not None:
+        raise ConfigError("uncordon takes no --reason")
+    request = {"device": arguments.device} | ({"undo": True} if undo else {"reason": arguments.reason or ""})
+    answer = ask(find_socket(arguments.socket), "/cordon", request)
+    show([answer], arguments.output, columns=("device", "cordoned", "owner", "holder"))
+    return 0
+
+
+def _cordoned(socket: Path | None) -> dict[str, str]:
+    """Return name -> why of what the running agent has out of service; nothing where no agent says so.
+
+    Raises DrabridgeError if a socket was given and does not answer.
+    """
+    try:
+        document = ask(find_socket(socket), "/status", seconds=LOOK_SECONDS)
+    except DrabridgeError:
+        if socket is not None:
+            raise
+        return {}
+    return {one["name"]: one.get("cordoned", "") for one in document["devices"]}

@@ -27,7 +27,7 @@ from drabridge.status.wording import (
 )
 
 COLUMNS = ("device", "lane", "owner", "holder", "since", "evidence")
-QUIET = frozenset({"doubt", "unusable", "shared", "moving"})  # left out where all are zero, as on the page
+QUIET = frozenset({"doubt", "unusable", "cordoned", "shared", "moving"})  # left out where all are zero, as on the page
 DOUBTS_MAX = REFUSALS_MAX = 5  # the table has the others; what is too much for one screen is not read
 NARROW = ("device", "lane", "owner", "since")
 WIDE = ("resource", "id", "presence", "numa", "pci", "nodes")
@@ -162,6 +162,7 @@ def _resource(row: Row) -> dict[str, Any]:
         "claims": row["heldByClaims"],
         "doubt": row["inDoubt"],
         "unusable": row["unusable"],
+        "cordoned": row.get("cordoned", 0),  # an agent of 0.2 has none
         "legacy": row["lanes"].get("legacy", 0),
         "dra": row["lanes"].get("dra", 0),
         "shared": row["lanes"].get("shared", 0),

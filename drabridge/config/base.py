@@ -217,4 +217,10 @@ VariableName = Annotated[
     str, Check(_variable), _schema("name", pattern=r"^([A-Za-z_]|\{[^{}]+\})([A-Za-z0-9_]|\{[^{}]+\})*$")
 ]
 Permissions = Annotated[str, Check(names.permissions), _schema('"r", "w" or "rw"', enum=["r", "w", "rw", "wr"])]
+FileMode = Annotated[str, Check(names.file_mode), _schema('octal, or "host"', pattern="^(0[0-7]{3}|host)$")]
+OwnerId = Annotated[
+    int | str,
+    Check(names.owner_id),
+    Schema({"anyOf": [{"type": "integer", "minimum": 0, "maximum": 4294967294}, {"const": "host"}], "x-type": "id"}),
+]
 AbsolutePath = Annotated[str, Check(names.absolute_path), _schema("path", pattern="^/")]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from drabridge.config.base import PathTemplate, Permissions, Template, VariableName
+from drabridge.config.base import FileMode, OwnerId, PathTemplate, Permissions, Template, VariableName
 from drabridge.config.matcher import Match
 from drabridge.config.model import Model, exactly_one_of
 from drabridge.config.problems import Problem
@@ -34,8 +34,23 @@ class NodeRule(Model, frozen=True):
     """Its path in the container, so that renumbering is invisible; the host's path when left out."""
     permissions: Permissions = "rw"
     """What the container may do: `r`, `w` or `rw`."""
+    file_mode: FileMode | None = None
+    """Who may open it in the container, as CDI's `fileMode`: `"0660"`, or `host` for what it is on the host. What the
+    runtime does when left out: runc and crun make it `0666`. This key and the next three need CDI."""
+    uid: OwnerId | None = None
+    """Its owner in the container, a number or `host`; when left out the user that the container runs as."""
+    gid: OwnerId | None = None
+    """Its group in the container, a number or `host`; when left out that of the container's user."""
+    join_group: bool = False
+    """Whether the container's process also gets the node's group, `gid` or else the host's, as with
+    `supplementalGroups`. It is CDI's `additionalGids`, and needs a runtime that knows CDI 0.7.0."""
     optional: bool = False
     """Whether the device is healthy without this node."""
+
+    @property
+    def needs_cdi(self) -> bool:
+        """Whether kubelet's DeviceSpec cannot say what the container gets."""
+        return self.file_mode is not None or self.uid is not None or self.gid is not None or self.join_group
 
     def _problems(self) -> Iterator[Problem]:
         if (self.source is None) == (self.path is None):

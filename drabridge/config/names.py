@@ -176,6 +176,20 @@ def permissions(text: str) -> str:
     return text
 
 
+def file_mode(text: str) -> str:
+    """Permission bits of a node in octal, or ``host``. A number that YAML read as octal is refused: 0660 is 432."""
+    if text != "host" and not re.fullmatch("0[0-7]{3}", text):
+        raise unmet('four octal digits, the first a 0, or "host"', 'with quotation marks: "0660"')
+    return text
+
+
+def owner_id(value: int | str) -> int | str:
+    """A uid or gid, or ``host``. No names: the agent's container does not have the node's /etc/group."""
+    if value != "host" and (isinstance(value, str | bool) or not 0 <= value < (1 << 32) - 1):
+        raise unmet('a number, or "host"', "getent group dialout shows the number of a name")
+    return value
+
+
 def absolute_path(text: str) -> str:
     """A path that cannot leave its directory: absolute, without ``.`` and ``..``."""
     if not text.startswith("/") or "\0" in text or len(text) > 4096:

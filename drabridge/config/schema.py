@@ -101,6 +101,14 @@ class Taints(Model, frozen=True):
     """How long a device may be away before it counts as unplugged: USB devices re-enumerate."""
 
 
+class EvictHolders(Model, frozen=True):
+    """Ends pods whose device has left, or was exchanged, while they had it: by the eviction API, as a drain does."""
+
+    after_seconds: Annotated[int, Meta(ge=0, le=86400)] = 30
+    """How long a device must be away before its pods are evicted: USB devices re-enumerate. Another device in its
+    place, or with another serial under its name, counts at once."""
+
+
 class Leases(Model, frozen=True):
     """How devices of the lanes' `shared` are leased to claims."""
 
@@ -195,6 +203,9 @@ class Resource(Model, frozen=True):
     """A hook before every container start in the legacy lane."""
     health: tuple[HealthRule, ...] = (HealthRule(node_exists=True),)
     """All must hold for the device to be healthy."""
+    evict_holders: EvictHolders | None = None
+    """Evict the pods that have a device which is unplugged or exchanged; with `{}` after half a minute. When left out
+    an Event tells of it, and the pods stay. The agent needs the right to evict pods: the chart grants it then."""
     probe_open: bool = False
     """A device is released only when no process has its nodes open either. Not for devices that a daemon keeps
     open; needs `hostPID` and the capability `SYS_PTRACE`."""
@@ -329,6 +340,13 @@ class Config(Model, frozen=True, kw_only=True):
                     "legacy.inject: cdi with cdiDevices",
                     "only a runtime with CDI knows what those names stand for; else write nodes and mounts",
                     ("resources", index, "cdiDevices"),
+                )
+            needing = next((number for number, node in enumerate(resource.nodes) if node.needs_cdi), None)
+            if needing is not None and (resource.inject or self.legacy.inject) == "devices":
+                yield Problem(
+                    "inject: cdi with fileMode, uid, gid or joinGroup",
+                    "kubelet's own way to name a node to the runtime has none of them",
+                    ("resources", index, "nodes", needing),
                 )
             for number, name in enumerate(resource.cdi_devices):
                 if str(name).startswith(f"{self.driver}/"):

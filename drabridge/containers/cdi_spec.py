@@ -27,6 +27,7 @@ from drabridge.inventory.model import Device, DeviceNode, Mount
 # CDI specification, SPEC.md section "Released versions": what each version brought of what is used here.
 BASE_VERSION = "0.3.0"  # nodes, env, mounts, hooks
 RENAMED_NODE_VERSION = "0.5.0"  # deviceNodes[].hostPath
+JOINED_GROUP_VERSION = "0.7.0"  # additionalGids
 DIGIT_NAME_VERSION = "0.5.0"  # device names that begin with a digit
 
 VENDOR = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
@@ -113,6 +114,8 @@ class CdiSpec(Struct, frozen=True):
                 needed.append(DIGIT_NAME_VERSION)
             if any(node.container_path not in ("", node.path) for node in device.edits.nodes):
                 needed.append(RENAMED_NODE_VERSION)
+            if _joined_groups(device.edits):
+                needed.append(JOINED_GROUP_VERSION)
         return max(needed)  # all are 0.x.0 with one digit: text order is version order
 
     def encode(self) -> bytes:
@@ -212,6 +215,8 @@ def _entry(device: CdiDevice) -> dict[str, Any]:
     edits: dict[str, Any] = {}
     if device.edits.nodes:
         edits["deviceNodes"] = [_node(node) for node in device.edits.nodes]
+    if groups := _joined_groups(device.edits):
+        edits["additionalGids"] = groups
     if device.edits.env:
         edits["env"] = [_variable(device, name, value) for name, value in sorted(device.edits.env.items())]
     if device.edits.mounts:
@@ -227,7 +232,14 @@ def _node(node: DeviceNode) -> dict[str, Any]:
         entry["hostPath"] = _absolute(node.path)
     if node.major:
         entry |= {"type": node.kind, "major": node.major, "minor": node.minor}
+    owner = {"fileMode": node.file_mode, "uid": node.uid, "gid": node.gid}
+    entry |= {key: number for key, number in owner.items() if number is not None}
     return entry | {"permissions": node.permissions}
+
+
+def _joined_groups(edits: ContainerEdits) -> list[int]:
+    """Return the groups that the process joins. Not root's, which may be more than the node: CDI leaves 0 out, too."""
+    return sorted({node.joined_gid for node in edits.nodes if node.joined_gid})
 
 
 def _mount(mount: Mount) -> dict[str, Any]:

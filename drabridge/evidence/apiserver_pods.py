@@ -144,6 +144,21 @@ class PodWatch:
             return 0.0  # as usual: kubelet unprepares before it reports the end
         return max(0.0, self._listed_at + grace - now) if self._pods is not None else grace
 
+    def living(self, uids: Collection[str]) -> list[PodDemand]:
+        """Return those of the pods that have not ended."""
+        return [pod for pod in self._living() if pod.uid in uids]
+
+    def owner(self, namespace: str, name: str) -> str:
+        """Return the workload of a pod, ``Deployment/web``; "" if it is not known."""
+        pods = (*self._living(), *self._ended.values())
+        return next((pod.owner for pod in pods if (pod.namespace, pod.name) == (namespace, name)), "")
+
+    def owner_of_claim(self, claim: ClaimRef) -> str:
+        """Return the workload of a claim's pods; the claim itself for those of several; "" if none is known."""
+        owners = {pod.owner for pod in with_claim(claim, self._living())}
+        owners = owners or {pod.owner for pod in with_claim(claim, self._ended.values())}
+        return f"ResourceClaim/{claim.name}" if len(owners) > 1 else "".join(owners)
+
     def saw_the_end(self, claim: ClaimRef) -> bool:
         """Tell whether this claim had a known pod, and all of them were seen to end."""
         if self._pods is None or self._gone.claim_until(claim):

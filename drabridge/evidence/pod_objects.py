@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
@@ -19,6 +20,10 @@ MOST_NAME_BYTES = 4 << 10  # of these names together
 ANY_CLAIM = "*"  # of its namespace
 _BY_KUBELET = "TerminationByKubelet"  # the node lacks something, or is shut down; it says so when no container runs
 _BY_GARBAGE_COLLECTION = "DeletionByPodGC"  # pkg/controller/podgc/gc_controller.go: the node may be cut off
+_ABOVE = {  # kind of a controller -> who makes such, and under which name
+    "ReplicaSet": ("Deployment", re.compile(r"(.+)-[bcdfghjklmnpqrstvwxz2456789]{4,10}")),  # util/rand SafeEncodeString
+    "Job": ("CronJob", re.compile(r"(.+)-\d{8}")),  # minutes since 1970: pkg/controller/cronjob/utils.go, getJobName
+}
 _MIRROR = "kubernetes.io/config.mirror"  # kubelet pkg/kubelet/types/pod_update.go, ConfigMirrorAnnotationKey
 
 
@@ -27,7 +32,7 @@ class PodDemand(Struct, frozen=True):
 
     ``asked``: resource -> how many its containers take together. ``claims``: the names of its claims. ``uid`` is the
     one that kubelet knows. ``grace`` is in seconds. ``end``: how much is known of its end. ``mirror``: it stands for a
-    static pod.
+    static pod. ``owner``: ``Deployment/web``, the pod itself without an owner.
     """
 
     namespace: str
@@ -39,6 +44,7 @@ class PodDemand(Struct, frozen=True):
     end: End = End.NOT_SEEN
     mirror: bool = False
     created: str = ""
+    owner: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -108,7 +114,19 @@ def demand_of(pod: Json, node: str = "") -> PodDemand | None:
         _end_of(pod),
         bool(static),
         str(metadata.get("creationTimestamp") or ""),
+        owner_of(metadata),
     )
+
+
+def owner_of(metadata: Json) -> str:
+    """Return a pod's workload: its controller, or the Deployment or CronJob that made that, as their names tell."""
+    for reference in metadata.get("ownerReferences") or ():
+        if reference.get("controller"):
+            kind, name = str(reference.get("kind")), str(reference.get("name"))
+            if (above := _ABOVE.get(kind)) and (stem := above[1].fullmatch(name)):
+                kind, name = above[0], stem[1]
+            return f"{kind}/{name}"
+    return f"Pod/{metadata.get('name')}"
 
 
 def claim_names(pod: Json) -> frozenset[str]:

@@ -44,7 +44,7 @@ from drabridge.inventory.match import holds
 from drabridge.inventory.model import Collision, Device, Presence
 from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
 from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, separate
-from drabridge.inventory.template_values import MatchedDevice
+from drabridge.inventory.template_values import MatchedDevice, serial_of
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import MIG, distinct_configs, needs_database, partition_link, subsystems_of
 
@@ -350,6 +350,7 @@ class DeviceBuilder:
             attributes=MappingProxyType(dict(published.attributes)),
             capacity=MappingProxyType(dict(published.capacity)),
             replicas=resource.replicas.count,
+            serial=serial_of(udev) if resource.evict_holders is not None else "",
             presence=Presence.FAULTY if failures else Presence.PRESENT,
             reason="; ".join(failures),
             fault=health_rules.fault(resource.health, source),

@@ -205,8 +205,12 @@ def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> tuple[DeviceNo
             f"but the kernel says {expected.number[0]}:{expected.number[1]}"
         )
     inside = expected.alias or expected.path
-    node = DeviceNode(actual.path, inside, rule.permissions, actual.kind, actual.major, actual.minor)
-    return node, actual.behind
+    mode = actual.mode if rule.file_mode == "host" else int(rule.file_mode, 8) if rule.file_mode else None
+    uid = actual.uid if isinstance(rule.uid, str) else rule.uid
+    gid = actual.gid if isinstance(rule.gid, str) else rule.gid
+    joined = (actual.gid if gid is None else gid) if rule.join_group else None
+    number = actual.kind, actual.major, actual.minor
+    return DeviceNode(actual.path, inside, rule.permissions, *number, mode, uid, gid, joined), actual.behind
 
 
 def _expected_nodes(rule: NodeRule, device: MatchedDevice, host: Host) -> Iterator[_ExpectedNode | str]:

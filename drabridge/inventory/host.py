@@ -35,6 +35,9 @@ class NodeStat(Struct, frozen=True):
     major: int
     minor: int
     behind: tuple[str, ...] = ()  # what other nodes give access to as well (behind.py)
+    mode: int = 0o660  # permission bits
+    uid: int = 0
+    gid: int = 0
 
 
 class Host(Protocol):
@@ -84,7 +87,8 @@ class RealHost:
         number = os.major(found.st_rdev), os.minor(found.st_rdev)
         if in_the_way := why_not_viable(real, number):
             raise OSError(f"{path}: {in_the_way}")
-        return NodeStat(real, kind, *number, behind(real, kind, number))
+        owner = stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid
+        return NodeStat(real, kind, *number, behind(real, kind, number), *owner)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

@@ -44,6 +44,10 @@ class DeviceNode(Struct, frozen=True):
     kind: Literal["c", "b"] = "c"
     major: int = 0
     minor: int = 0
+    file_mode: int | None = None  # permission bits in the container; this and the next two: None for the runtime's
+    uid: int | None = None
+    gid: int | None = None
+    joined_gid: int | None = None  # the container's process is to be in this group as well
 
 
 class Mount(Struct, frozen=True):
@@ -88,6 +92,7 @@ class Device(Struct, frozen=True):
     attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))
     capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replicas: int = 1
+    serial: str = ""  # of the hardware, where the resource evicts holders of an exchanged device
     presence: Presence = Presence.PRESENT
     reason: str = ""  # why it is not PRESENT, for people
     fault: str = ""  # the worst that NVML reports: "lost", "reset", "xid-79", "ecc", "thermal"

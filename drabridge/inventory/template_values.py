@@ -58,6 +58,14 @@ def _parents(device: UdevDevice) -> Iterator[UdevDevice]:
         on_usb = on_usb or usb
 
 
+def serial_of(device: UdevDevice) -> str:
+    """The serial number of the device, or of its nearest ancestor that has one; "" where nothing tells it."""
+    for node in (device, *_parents(device)):
+        if found := node.attributes.get("serial") or node.properties.get("ID_SERIAL_SHORT"):
+            return found
+    return ""
+
+
 def bound_driver(device: UdevDevice) -> str:
     """The kernel driver of the device, or of its nearest ancestor that has one (a tty's is its USB interface's)."""
     return next((node.driver for node in device.lineage() if node.driver), "")

@@ -64,6 +64,7 @@ def scope_of(config: Config) -> UdevScope:
             [test.key for test in tests if test.source is Source.ATTR]
             + [field.key for field in fields if field.source == "attr"]
             + [name for resource in config.resources for rule in resource.health for name in rule.sysfs_attributes()]
+            + ["serial" for resource in config.resources if resource.evict_holders is not None]
         ),
         links=frozenset(
             [test.key for test in tests if test.source is Source.LINK]

@@ -181,8 +181,19 @@ class Cluster(Protocol):
         """LIST, and keep of each object only what ``view`` returns; never are all of them in memory."""
         ...
 
-    async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
-        """POST; the answer is the object as stored (or, for a dry run, as it would be)."""
+    async def create(
+        self,
+        kind: Kind,
+        body: Mapping[str, Any],
+        *,
+        namespace: str = "",
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> Json:
+        """POST; the answer is the object as stored (or, for a dry run, as it would be).
+
+        With ``subresource`` to that of the object that ``metadata.name`` names.
+        """
         ...
 
     async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:

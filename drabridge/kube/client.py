@@ -153,8 +153,17 @@ class KubernetesCluster:
                 return Listing(tuple(items), page.resource_version, tuple(unreadable))
         raise UnreachableError(f"GET {path}: the list has no end: {MOST_PAGES} pages, and one more")
 
-    async def create(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
-        return await self._call("post", kind.path(namespace), dict(body), dryRun="All" if dry_run else None)
+    async def create(
+        self,
+        kind: Kind,
+        body: Mapping[str, Any],
+        *,
+        namespace: str = "",
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> Json:
+        path = kind.path(namespace, body["metadata"]["name"], subresource) if subresource else kind.path(namespace)
+        return await self._call("post", path, dict(body), dryRun="All" if dry_run else None)
 
     async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
         path = kind.path(namespace, body["metadata"]["name"])

@@ -34,7 +34,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "DeviceConflict": ("Node, Pod, ResourceClaim", "Kubelet shows a pod on a device that a claim holds. Stop one."),
     "DeviceAdopted": ("Node", "A pod was found on a device that the ledger did not know as held: it is now."),
     "LeaseDenied": ("ResourceClaim", "The claim was denied a shared device; says why. The scheduler chooses another."),
+    "DeviceCordoned": ("Node", "A device is out of service, by a person's word; says why. Nobody new gets it."),
+    "DeviceUncordoned": ("Node", "A device that was out of service is in service again."),
     "HeldDeviceUnavailable": ("Node", "A device became faulty or was unplugged while somebody holds it."),
+    "DeviceLost": ("Pod", "The pod's device is gone or was exchanged, and the pod is evicted (`evictHolders`)."),
     "LedgerLost": (
         "Node",
         "Who holds what is not known (ledger unreadable, another plugin's pods): what looks free is quarantined.",

@@ -1,4 +1,4 @@
-"""Follow this node's Node object: the annotation that says how lanes are to be divided, and who wrote which label."""
+"""Follow this node's Node object: annotations about lanes and cordoned devices, and who wrote which label."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from drabridge.kube.watch import follow
 class NodeAnnotationWatch:
     """Gives ``take`` each value of the annotation ``<driver>/lanes``; None when there is none.
 
+    ``take_cordons`` gets that of ``<driver>/cordoned``, likewise.
     ``take_labels`` gets the Node's labels with each of its changes; None when the Node is gone. ``take_allocatable``
     gets how many devices of each resource pods may have there, as the scheduler knows it.
     """
@@ -28,13 +29,15 @@ class NodeAnnotationWatch:
         take: Callable[[str | None], None],
         take_labels: Callable[[LabelsSeen | None], None] = lambda labels: None,
         take_allocatable: Callable[[Mapping[str, int]], None] = lambda numbers: None,
+        take_cordons: Callable[[str | None], None] = lambda value: None,
     ) -> None:
         self._cluster = cluster
         self._selector = f"metadata.name={node}"
-        self._key = f"{driver}/lanes"
+        self._keys = f"{driver}/lanes", f"{driver}/cordoned"
         self._take = take
         self._take_labels = take_labels
         self._take_allocatable = take_allocatable
+        self._take_cordons = take_cordons
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -44,8 +47,12 @@ class NodeAnnotationWatch:
 
     @property
     def view(self) -> ObjectView[_Annotated]:
-        key = self._key
-        return ObjectView(lambda node: _Annotated(_annotation(node, key), labels_of(node), _allocatable(node)))
+        lanes, cordoned = self._keys
+        return ObjectView(
+            lambda node: _Annotated(
+                _annotation(node, lanes), _annotation(node, cordoned), labels_of(node), _allocatable(node)
+            )
+        )
 
     def listed(self, objects: tuple[_Annotated, ...]) -> None:
         for node in objects:
@@ -64,13 +71,15 @@ class NodeAnnotationWatch:
         """Keep the last value: lanes stay as they are desired."""
 
     def _seen(self, node: _Annotated) -> None:
-        self._take(node.value)
+        self._take(node.lanes)
+        self._take_cordons(node.cordoned)
         self._take_labels(node.labels)
         self._take_allocatable(node.allocatable)
 
 
 class _Annotated(Struct, frozen=True):
-    value: str | None
+    lanes: str | None
+    cordoned: str | None
     labels: LabelsSeen
     allocatable: Mapping[str, int]
 

@@ -66,6 +66,8 @@ def _apply(tx: Transaction, event: ev.Event) -> None:
             _observed(tx, event)
         case ev.Discovered():
             _discovered(tx, event)
+        case ev.Cordoned():
+            _cordoned(tx, event)
         case ev.Forgotten():
             _forgotten(tx, event)
         case ev.SetLane():
@@ -321,7 +323,8 @@ def _record_lost(tx: Transaction, event: ev.RecordLost) -> None:
 
 def _discovered(tx: Transaction, event: ev.Discovered) -> None:
     entries = tx.ledger.entries
-    found = {device.name: device for device in event.devices}
+    cordoned = event.cordoned
+    found = {device.name: _with_cordon(device, cordoned) for device in event.devices}
     arrived: list[str] = []
     for name, device in found.items():
         entry = entries.get(name)
@@ -335,8 +338,10 @@ def _discovered(tx: Transaction, event: ev.Discovered) -> None:
         elif entry.device != device:
             _device_changed(tx, entry, device)
     for name, entry in entries.items():
-        if name not in found and entry.device.presence is not Presence.GONE:
-            _device_changed(tx, entry, replace(entry.device, presence=Presence.GONE))
+        if name not in found:
+            gone = _with_cordon(replace(entry.device, presence=Presence.GONE), cordoned)
+            if gone != entry.device:
+                _device_changed(tx, entry, gone)
     _record_prepared(tx, event.prepared, arrived)
 
 
@@ -357,6 +362,12 @@ def _device_changed(tx: Transaction, entry: Entry, device: LedgerDevice) -> None
     if presence_changed and device.presence is not Presence.PRESENT and entry.owner is not Owner.NONE:
         message = f"{entry.name} is {device.presence} while it is held by {refusals.holder(entry)}"
         tx.effects.append(Notify(Subject.NODE, "HeldDeviceUnavailable", message))
+    if device.cordoned and device.cordoned != entry.device.cordoned:
+        message = f"{entry.name} is out of service: {device.cordoned}; nobody new gets it"
+        tx.effects.append(Notify(Subject.NODE, "DeviceCordoned", message, warning=False))
+    elif entry.device.cordoned and not device.cordoned:
+        message = f"{entry.name} is in service again"
+        tx.effects.append(Notify(Subject.NODE, "DeviceUncordoned", message, warning=False))
     hold = entry.hold
     if hold is not None and device.resource != entry.device.resource:  # kubelet goes on counting it as it did
         hold = replace(hold, resource=hold.resource or entry.device.resource)
@@ -375,6 +386,18 @@ def _former_nodes(entry: Entry, device: LedgerDevice) -> tuple[str, ...]:
     if entry.owner is Owner.NONE:
         return ()
     return tuple(place for place in dict.fromkeys((*entry.was_at, *entry.device.nodes)) if place not in device.also_at)
+
+
+def _cordoned(tx: Transaction, event: ev.Cordoned) -> None:
+    for entry in tx.ledger.entries.values():
+        device = _with_cordon(entry.device, event.devices)
+        if device is not entry.device:
+            _device_changed(tx, entry, device)
+
+
+def _with_cordon(device: LedgerDevice, cordoned: Mapping[str, str]) -> LedgerDevice:
+    why = cordoned.get(device.name, "")
+    return device if device.cordoned == why else replace(device, cordoned=why)
 
 
 def _forgotten(tx: Transaction, event: ev.Forgotten) -> None:

@@ -38,7 +38,7 @@ _CRC_DIGITS = 8
 ENTRY_FIELDS = frozenset(
     {"name", "resource", "units", "root", "presence", "shareable", "capacity", "owner", "lane"}
     | {"syspath", "hold", "claims", "move", "since", "seq", "released_because", "presence_since", "legacy_until"}
-    | {"also_at", "was_at", "former"}
+    | {"also_at", "was_at", "former", "cordoned"}
 )
 
 
@@ -67,6 +67,8 @@ def entry_to_json(entry: Entry) -> Json:
         data["also_at"] = device.also_at
     if entry.was_at:
         data["was_at"] = entry.was_at
+    if device.cordoned:
+        data["cordoned"] = device.cordoned
     if device.shareable:
         data["shareable"] = True
         data["capacity"] = dict(device.capacity)
@@ -103,6 +105,7 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
         _amounts(data.get("capacity", {})),
         _text(data.get("syspath", "")),
         _texts(data.get("also_at", ())),
+        _text(data.get("cordoned", "")),
     )
     hold = data.get("hold")
     move = data.get("move")

@@ -26,6 +26,7 @@ class RefusalCode(StrEnum):
     NOT_DURABLE = "not-durable"  # the ledger could not be written
     STALE = "stale"  # an answer about an earlier state
     IN_USE = "in-use"  # the operator's request contradicts evidence
+    CORDONED = "cordoned"  # it is out of service
     NO_LEASE = "no-lease"  # free for both sides; a claim gets it by a lease only
 
 

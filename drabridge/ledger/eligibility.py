@@ -33,6 +33,8 @@ def dra_schedulable(ledger: Ledger, entry: Entry) -> bool:
     if entry.device.presence is not Presence.PRESENT or entry.denied:
         return False
     if entry.owner in DRA_OWNERS:
+        if cordoned_by(ledger, entry) is not None:
+            return False
         return entry.move is None and all(_scheduler_counts(held, entry) for held in entry.holders)
     return _free_for(ledger, entry, _DRA_LANES) and (entry.lane is Lane.DRA or leasable(ledger, entry))
 
@@ -59,10 +61,18 @@ def must_list(entry: Entry, at: float, policy: LedgerPolicy) -> bool:
 
 
 def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane]) -> bool:
-    """Whether it is free, in one of ``lanes``, and no overlapping device is held or offered elsewhere."""
+    """Whether it is free, in one of ``lanes``, in service, and no overlapping device is held or offered elsewhere."""
     if entry.owner is not Owner.NONE or entry.lane not in lanes:
         return False
-    return blocking_relative(ledger, entry) is None
+    return blocking_relative(ledger, entry) is None and cordoned_by(ledger, entry) is None
+
+
+def cordoned_by(ledger: Ledger, entry: Entry) -> Entry | None:
+    """The entry by which a device is out of service: itself, or one whose hardware overlaps; None if it is not.
+
+    Nobody new gets it, and who has it keeps it.
+    """
+    return next((one for one in (entry, *ledger.relatives(entry.device)) if one.device.cordoned), None)
 
 
 def leasable(ledger: Ledger, entry: Entry) -> bool:

@@ -138,6 +138,14 @@ class Discovered(Struct, frozen=True):
     that starts in DRA is offered to claims only once kubelet has confirmed that no pod has it."""
     prepared: tuple[ClaimDevices, ...] = ()
     """Claims that may be in use on this node. The merge could not record them on a device that was not there."""
+    cordoned: Mapping[str, str] = field(default_factory=dict)  # as of :class:`Cordoned`
+
+
+class Cordoned(Struct, frozen=True):
+    """These devices are out of service, and no others: nobody new gets them, who has them keeps them."""
+
+    devices: Mapping[str, str]  # device name -> why, never empty
+    at: float
 
 
 class Forgotten(Struct, frozen=True):
@@ -272,6 +280,7 @@ Event = (
     | Unprepare
     | Observed
     | Discovered
+    | Cordoned
     | Forgotten
     | SetLane
     | WithdrawnFromKubelet

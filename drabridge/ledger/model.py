@@ -184,6 +184,7 @@ class LedgerDevice(Struct, frozen=True):
     also_at: tuple[str, ...] = ()
     """Other places of its hardware, where no other device may have a holder beside it. Syspaths, or nodes that it hands
     out: ``c188:0``, ``/dev/vfio/12``, ``cdi:...`` (a CDI file's), and ``+c188:1`` (a companion's: two may share it)."""
+    cordoned: str = ""  # why it is out of service, in the operator's words: nobody new gets it; "" if it is not
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from drabridge.inventory.model import Presence
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import LaneMoveAborted, Notify, Refusal, Released, Subject
+from drabridge.ledger.eligibility import cordoned_by
 from drabridge.ledger.model import (
     DRA_OWNERS,
     MOVING,
@@ -174,13 +175,23 @@ def _holders(entry: Entry) -> set[tuple[str, str]]:
 
 
 def obstacle(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
-    """Why nobody gets the device, nor more of it: it is not there, or overlapping hardware is held.
+    """Why nobody gets the device, nor more of it: not there, out of service, or overlapping hardware is held.
 
     ``uid``: of the claim that is to have it; "": a pod.
     """
     if entry.device.presence is not Presence.PRESENT:
         return refusals.not_present(entry)
-    return overlap(tx, entry, uid)
+    return cordon(tx, entry, uid) or overlap(tx, entry, uid)
+
+
+def cordon(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
+    """The refusal if the device is out of service; None for a claim that has it already."""
+    if (by := cordoned_by(tx.ledger, entry)) is None:
+        return None
+    held = entry.claim(uid)
+    if held is not None and held.phase in (ClaimPhase.GRANTED, ClaimPhase.PREPARED):
+        return None
+    return refusals.cordoned(entry, by)
 
 
 def overlap(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:

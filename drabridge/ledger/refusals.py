@@ -50,9 +50,10 @@ def holder(entry: Entry, exclude_hold: Hold | None = None, exclude_claims: tuple
 
 def with_advice(refused: Refusal, side: Side) -> Refusal:
     """Return the refusal of a held device with what to do about it, which depends on the side that asked."""
-    if refused.code not in (RefusalCode.CLAIM_HELD, RefusalCode.LEGACY_HELD):
+    if refused.code not in (RefusalCode.CLAIM_HELD, RefusalCode.LEGACY_HELD, RefusalCode.CORDONED):
         return refused
-    wait = "wait until it is released, or " if side is Side.DRA else ""
+    until = "it is in service again" if refused.code is RefusalCode.CORDONED else "it is released"
+    wait = f"wait until {until}, or " if side is Side.DRA else ""
     return replace(refused, hint=f"{wait}{_OTHER_DEVICE_HINT[side]}{refused.hint and f'; {refused.hint}'}")
 
 
@@ -114,6 +115,14 @@ def not_present(entry: Entry) -> Refusal:
         f"{entry.name} is {entry.device.presence}",
         "'drabridge devices' says what is wrong; delete the pod so that another device is chosen",
     )
+
+
+def cordoned(entry: Entry, by: Entry) -> Refusal:
+    """Refuse a device that is out of service to somebody who does not have it; ``by``: itself, or a relative."""
+    why = f"out of service: {by.device.cordoned}"
+    message = f"{entry.name} {'is' if by.name == entry.name else f'shares its hardware with {by.name}, which is'} {why}"
+    hint = f"'drabridge devices uncordon {by.name}' puts it back into service"
+    return Refusal(entry.name, RefusalCode.CORDONED, "", message, hint)
 
 
 def unknown(name: str) -> Refusal:

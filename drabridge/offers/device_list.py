@@ -8,9 +8,10 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from drabridge.inventory.model import Device
-from drabridge.ledger.eligibility import legacy_healthy, must_list
+from drabridge.ledger.eligibility import cordoned_by, legacy_healthy, must_list
 from drabridge.ledger.model import Entry, Ledger
 from drabridge.ledger.policy import LedgerPolicy
+from drabridge.offers.turns import ADMIT_SECONDS
 
 _NONE: Mapping[str, Collection[str]] = MappingProxyType({})
 
@@ -54,6 +55,9 @@ def legacy_list(
     ``refused``: nothing can be granted now (a full disk); these are the ids for which kubelet was told so. What pods
     have stays Healthy, but for ids that were just refused to them. The rest does not, or kubelet would send one pod
     after another into the same failure. ``kept``: devices that are kept for claims (:mod:`drabridge.offers.turns`).
+
+    What pods have of a device that is out of service is Unhealthy as well, or the next pod would be sent for it and
+    refused; but not while kubelet may be admitting those pods.
     """
     entries = of_resource(ledger, resource)
     if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
@@ -66,10 +70,12 @@ def legacy_list(
         numa = device.numa_nodes if device else ()
         units = entry.device.units
         healthy: Collection[str] = units if legacy_healthy(ledger, entry) and entry.name not in kept else ()
+        theirs = entry.hold.units if entry.hold is not None else ()
         if healthy and refused is not None:
-            healthy = set(entry.hold.units).difference(refused) if entry.hold is not None else ()
+            healthy = set(theirs).difference(refused)
+        elif healthy and cordoned_by(ledger, entry) is not None:
+            healthy = theirs if _may_admit(ledger, entry, at) else ()
         elif healthy and entry.name in former:
-            theirs = entry.hold.units if entry.hold is not None else ()
             healthy = {*theirs, *(unit for unit in units if not surplus(entry, unit))}
         every = healthy is units
         listed.extend(ListedUnit(unit, every or unit in healthy, numa) for unit in units)
@@ -78,6 +84,12 @@ def legacy_list(
     if not any(unit.healthy for unit in listed):
         return tuple(ListedUnit(unit.id, False) for unit in listed)
     return tuple(listed)
+
+
+def _may_admit(ledger: Ledger, entry: Entry, at: float) -> bool:
+    """Whether kubelet may be admitting the pods that have the device: anew after its start, or for the first time."""
+    young = entry.hold is not None and at - entry.hold.allocated_at < ADMIT_SECONDS
+    return young or at < ledger.node.releases_suspended_until
 
 
 def surplus(entry: Entry, unit: str) -> bool:

@@ -122,15 +122,17 @@ class _Context(Struct, frozen=True):
             lasting = self.at >= since
             yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE, since * lasting)
         elif not eligibility.dra_schedulable(self.ledger, entry):
-            yield Taint(f"{prefix}/unavailable", _reason(entry))
+            yield Taint(f"{prefix}/unavailable", _reason(self.ledger, entry))
         elif self.kept(entry):  # as while the last pod had it: the next one is under way, and no write is due
             yield Taint(f"{prefix}/unavailable", str(Owner.LEGACY))
 
 
-def _reason(entry: Entry) -> str:
+def _reason(ledger: Ledger, entry: Entry) -> str:
     """Why a present device is not available, as a label's value."""
     if entry.denied and entry.owner in (Owner.NONE, *DRA_OWNERS):
         return "lease-denied"
+    if eligibility.cordoned_by(ledger, entry) is not None:
+        return "cordoned"
     if entry.owner in DRA_OWNERS and entry.move:
         return "leaving"
     if _is_lent_soon(entry) and entry.owner is Owner.NONE:

@@ -29,7 +29,7 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger.eligibility import blocking_relative, legacy_healthy
+from drabridge.ledger.eligibility import blocking_relative, cordoned_by, legacy_healthy
 from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner
 
 TURN_SECONDS = 12.0
@@ -119,7 +119,7 @@ def follow(before: Turns, change: Change) -> Turns:
     """Return whose turn it is after the ledger changed, or time went on."""
     groups: dict[str, list[Entry]] = {}
     for entry in change.new.entries.values():
-        if _takes_part(entry, before.lent):
+        if _takes_part(entry, before.lent) and cordoned_by(change.new, entry) is None:
             groups.setdefault(entry.device.resource, []).append(entry)
     if not groups:
         return NOBODYS

@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from drabridge.inventory.fallbacks import why_fallbacks
 from drabridge.inventory.model import Attribute, Device, Presence, Semver, Snapshot
-from drabridge.ledger.eligibility import blocking_relative, dra_schedulable, legacy_healthy
+from drabridge.ledger.eligibility import blocking_relative, cordoned_by, dra_schedulable, legacy_healthy
 from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.turns import NOBODYS, Turns
@@ -125,20 +125,23 @@ def _ordered(ledger: Ledger, snapshot: Snapshot) -> list[Entry]:
 def _device(devices: NodeDevices, entry: Entry, device: Device | None) -> Document:
     """Return the row of one device; ``device`` is None while it is gone."""
     ledger = devices.ledger
+    by = cordoned_by(ledger, entry)
     offered = [
         side
         for side, shown in (
             ("legacy", legacy_healthy(ledger, entry) and entry.name not in devices.turns.kept_from_pods),
             ("dra", dra_schedulable(ledger, entry) and not devices.turns.keeps_from_claims(entry)),
         )
-        if shown
+        if shown and by is None
     ]
+    reason = (device.reason if device else "") or _hindrance_text(ledger, entry) or _former_text(device)
     return {
         "name": entry.name,
         "id": device.id if device else "",
         "resource": entry.device.resource,
         "presence": str(entry.device.presence),
-        "reason": (device.reason if device else "") or _hindrance_text(ledger, entry) or _former_text(device),
+        "reason": "; ".join(filter(None, (_cordon_text(entry, by), reason))),
+        "cordoned": by.device.cordoned if by is not None else "",
         "lane": str(entry.lane),
         "owner": str(entry.owner),
         "offered": offered,
@@ -187,6 +190,13 @@ def _hindrance_text(ledger: Ledger, entry: Entry) -> str:
         return ""
     why = f"in lane {relative.lane}" if relative.owner is Owner.NONE else f"held ({relative.owner})"
     return f"shares its hardware with {relative.name}, which is {why}"
+
+
+def _cordon_text(entry: Entry, by: Entry | None) -> str:
+    if by is None:
+        return ""
+    also = "" if by is entry else f" with {by.name}, with which it shares its hardware"
+    return f"cordoned{also}: {by.device.cordoned}"
 
 
 def _former_text(device: Device | None) -> str:
@@ -274,7 +284,11 @@ def _resources(rows: Sequence[Mapping[str, Any]], desired: Mapping[str, Mapping[
             {
                 "name": name,
                 "devices": len(ours),
-                "free": sum(row["owner"] == Owner.NONE and row["presence"] == Presence.PRESENT for row in ours),
+                "free": sum(
+                    row["owner"] == Owner.NONE and row["presence"] == Presence.PRESENT and not row["cordoned"]
+                    for row in ours
+                ),
+                "cordoned": sum(bool(row["cordoned"]) for row in ours),
                 "heldByPods": owners[Owner.LEGACY],
                 "heldByClaims": sum(owners[o] for o in (Owner.DRA_PENDING, Owner.DRA_GRANTED, Owner.DRA_PREPARED)),
                 "inDoubt": owners[Owner.CONFLICT] + owners[Owner.QUARANTINE],

@@ -152,6 +152,7 @@ def _resource(resource: Row, rows: Sequence[Row], now: float) -> Html:
         ("heldByPods", "held by pods", "quiet"),
         ("heldByClaims", "held by claims", "quiet"),
         ("moving", "moving", "moving"),
+        ("cordoned", "cordoned", "moving"),
         ("unusable", "unusable", "bad"),
         ("inDoubt", "in doubt", "bad"),
     )
@@ -159,7 +160,7 @@ def _resource(resource: Row, rows: Sequence[Row], now: float) -> Html:
     numbers = [
         tag("div", tag("dd", resource[key]), tag("dt", words), class_=kind if resource[key] else None)
         for key, words, kind in figures
-        if resource[key] or key in always
+        if resource.get(key) or key in always
     ]
     total = resource["devices"]
     return tag(

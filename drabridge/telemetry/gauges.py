@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from drabridge.inventory.model import Presence
+from drabridge.ledger.eligibility import cordoned_by
 from drabridge.ledger.model import Lane, Owner
 from drabridge.status.document import allocation_labels
 from drabridge.status.readiness import AgentState
@@ -28,6 +29,8 @@ def samples(state: AgentState, reconciled_at: float) -> Iterator[Sample]:
         resource_name = entry.device.resource
         counts["lane_devices", (resource_name, str(entry.lane))] += 1
         yield "device_lane", (entry.name, resource_name, str(entry.lane), str(entry.owner)), 1
+        if cordoned_by(state.ledger, entry) is not None:
+            yield "device_cordoned", (entry.name, resource_name), 1
         for labels in allocation_labels(entry):
             yield "device_allocation_info", labels, 1
         if entry.hold is not None:

@@ -51,10 +51,23 @@ TABLE: dict[str, Definition] = {
         ),
         Definition("device_healthy", "gauge", ("device", "resource"), "1 when the device can be used, else 0."),
         Definition(
+            "device_cordoned",
+            "gauge",
+            ("device", "resource"),
+            "Always 1; devices that are out of service, by `drabridge devices cordon` or the Node's annotation.",
+        ),
+        Definition(
             "device_allocation_info",
             "gauge",
             ("device", "resource", "api", "namespace", "pod", "container", "claim", "share_id"),
             "Always 1; who holds a device, over both APIs. Devices that nobody holds have no series here.",
+        ),
+        Definition(
+            "held_seconds",
+            "counter",
+            ("namespace", "owner_kind", "owner_name", "api", "resource"),
+            "Seconds for which pods and claims had devices, each device and each of its sharers counted, by workload; "
+            '`owner_name="other"` stands for those beyond 500 series.',
         ),
         Definition("device_lane", "gauge", ("device", "resource", "lane", "owner"), "Always 1; lane and owner."),
         Definition("allocations", "counter", ("api", "resource", "result"), "Grants asked for, by outcome."),
@@ -108,6 +121,13 @@ TABLE: dict[str, Definition] = {
             "1 while the API server is known to have this node's slices as they should be, else 0.",
         ),
         Definition("resourceslice_publish", "counter", ("result",), "Writes of ResourceSlices, by outcome."),
+        Definition(
+            "evictions",
+            "counter",
+            ("resource", "result"),
+            "Evictions of pods whose device is lost (`evictHolders`): `evicted`; `refused`, by a disruption budget or "
+            "because the API server is away, and tried again; `denied`, without the right to.",
+        ),
         Definition("hold_reason", "gauge", ("reason",), "Devices by the reason why they are still held."),
         Definition("lane_devices", "gauge", ("resource", "lane"), "Devices by lane."),
         Definition("leases", "counter", ("resource", "result"), "Leases that ended, by outcome; once for each device."),
@@ -153,7 +173,9 @@ COORDINATOR_TABLE: dict[str, Definition] = {
 }
 """What ``drabridge coordinator`` serves: nothing of the agent's, whose alerts are about each node."""
 
-_SAMPLED = frozenset({"unreadable_objects"})  # counters that are counted elsewhere and read at each scrape
+_SAMPLED = frozenset(
+    {"unreadable_objects", "held_seconds"}
+)  # counters that are counted elsewhere and read at each scrape
 
 Sample = tuple[str, tuple[str, ...], float]
 """The value of a gauge, or of such a counter: (metric name, label values, value)."""

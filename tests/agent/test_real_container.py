@@ -49,6 +49,42 @@ resources:
 """
 
 
+async def test_a_user_opens_the_node_by_its_group_alone(loop: Loops, tmp_path: Path) -> None:
+    """Mode and owner as on the host, where the node is 0660 and root's; the group is the container's."""
+    root = rootfs(tmp_path / "rootfs")
+    (tmp_path / "firmware").write_text("v42\n")
+    driver = f"t{uuid.uuid4().hex[:8]}.example.com"
+    name = loop.add(0)
+    number = os.stat(f"/dev/{name}").st_rdev
+    os.chmod(f"/dev/{name}", 0o660)
+    text = config(driver, loop, tmp_path / "firmware").replace(
+        "as: /dev/disk0}", "as: /dev/disk0, fileMode: host, uid: host, gid: 1000}"
+    )
+    with short_directory() as place:
+        kubelet = SimKubelet(place, timings=Timings.fast())
+        agent = AgentProcess(place, text, driver, ("--cdi-dir", "/var/run/cdi"))
+        await kubelet.start()
+        await agent.start()
+        try:
+            await agent.ready(20)
+            await kubelet.wait_for_resource(RESOURCE, healthy=1)
+            await kubelet.run_pod(pod("a", resource=RESOURCE))
+            assert isinstance(kubelet.node.runtime, MemoryRuntime)
+            names = list(kubelet.node.runtime.running["uid-a", "main"].cdi_devices)
+            look = "ls -ln /dev/disk0; exec 3<>/dev/disk0 && echo opened"
+            ours = await run(root, look, names, "1000:1000")
+            theirs = await run(root, look, names, "1001:1001")
+            assert "brw-rw----" in ours.stdout, ours
+            assert ours.stdout.split()[2:5] == ["0", "1000", f"{os.major(number)},"], ours
+            assert "opened" in ours.stdout, ours
+            assert "Permission denied" in theirs.stderr, theirs
+        finally:
+            await agent.stop(9)
+            await kubelet.stop()
+            for path in CDI_DIRECTORY.glob(f"*{driver}*"):
+                path.unlink()
+
+
 async def test_the_container_gets_node_variable_and_mount(loop: Loops, tmp_path: Path) -> None:
     root = rootfs(tmp_path / "rootfs")
     (tmp_path / "firmware").write_text("v42\n")

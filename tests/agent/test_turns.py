@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from drabridge.sim.cluster import SimCluster
-from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, healthy, limits_pod, phase
-from tests.support.agent_process import RESOURCE, AgentProcess
+from tests.support.agent_on_cluster import allocatable, bridge, claim_pod, devices_in_slices, healthy, limits_pod, phase
+from tests.support.agent_process import AgentProcess
 from tests.support.leases import SHARED, offered_twice
 from tests.support.waiting import until
-
-
-def allocatable(cluster: SimCluster) -> str:
-    """What the scheduler knows of the number of devices for pods."""
-    return str((cluster.get("nodes", "node-a") or {})["status"].get("allocatable", {}).get(RESOURCE, ""))
 
 
 async def _claim_was_here(agent: AgentProcess, cluster: SimCluster) -> None:

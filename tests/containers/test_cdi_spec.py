@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.containers.cdi_spec import (
     CdiDevice,
@@ -24,8 +25,11 @@ from tests.containers.cdi_samples import NODE, RENAMED, UID, read
         (CdiDevice("a", ContainerEdits((RENAMED,))), "0.5.0"),
         (CdiDevice("a", ContainerEdits((DeviceNode("/dev/x", ""),))), "0.3.0"),
         (CdiDevice("0a", ContainerEdits()), "0.3.0"),
+        (CdiDevice("a", ContainerEdits((replace(NODE, file_mode=0o660, uid=0, gid=20),))), "0.3.0"),
+        (CdiDevice("0a", ContainerEdits((replace(NODE, joined_gid=20),))), "0.7.0"),
+        (CdiDevice("a", ContainerEdits((replace(NODE, joined_gid=0),))), "0.3.0"),
     ],
-    ids=["plain", "digit-name", "renamed-node", "no-alias", "not-written"],
+    ids=["plain", "digit-name", "renamed-node", "no-alias", "not-written", "owner", "group", "roots-group"],
 )
 def test_the_version_is_the_lowest_that_covers_the_file(device: CdiDevice, version: str) -> None:
     assert CdiSpec("f.json", "v/c", (CdiDevice("plain", ContainerEdits((NODE,))), device)).version == version
@@ -40,6 +44,20 @@ def test_a_renamed_node_names_both_paths(store: CdiStore) -> None:
     assert devices[0]["containerEdits"]["deviceNodes"] == [
         {"path": "/dev/radio", "hostPath": "/dev/radio7", "type": "b", "major": 7, "minor": 7, "permissions": "rwm"}
     ]
+
+
+def test_mode_owner_and_groups_are_as_cdi_names_them(store: CdiStore) -> None:
+    nodes = (replace(NODE, file_mode=0o660, uid=0, gid=20, joined_gid=20), replace(RENAMED, joined_gid=6))
+    spec = store.claim_spec(UID, [CdiDevice("a", ContainerEdits(nodes))])
+    store.write(spec)
+
+    devices = read(store, spec)["devices"]
+    assert isinstance(devices, list)
+    edits = devices[0]["containerEdits"]
+    first, second = edits["deviceNodes"]
+    assert (first["fileMode"], first["uid"], first["gid"]) == (0o660, 0, 20)
+    assert not {"fileMode", "uid", "gid"} & second.keys()
+    assert edits["additionalGids"] == [6, 20]
 
 
 def test_names_of_claims_begin_with_a_letter_and_hold_everything_that_makes_them_one(store: CdiStore) -> None:

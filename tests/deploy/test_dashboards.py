@@ -26,6 +26,7 @@ EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]
 # Metrics for people who look closer; everything else is on the dashboard or behind an alert.
 FOR_PEOPLE = {
     "drabridge_standby",
+    "drabridge_evictions_total",
     "drabridge_device_info",
     "drabridge_udev_events_total",
     "drabridge_inventory_reconcile_duration_seconds",

@@ -6,9 +6,12 @@ from msgspec.structs import replace
 
 from drabridge.inventory.model import Device, Presence
 from drabridge.ledger.events import (
+    Allocate,
     CheckpointRead,
     ClaimDeallocated,
+    Cordoned,
     Discovered,
+    KubeletStarted,
     Observed,
     SetLane,
     Unprepare,
@@ -107,3 +110,29 @@ def test_a_device_that_is_kept_for_claims_is_unhealthy_even_while_a_pod_has_it()
     for name, healthy in (("gpu-0", (False, True)), ("gpu-1", (True, False))):
         units = legacy_list(node.ledger, DEVICES, "r", at=NOON, policy=node.policy, kept={name})
         assert tuple(unit.healthy for unit in units) == healthy
+
+
+def test_what_pods_have_of_a_cordoned_device_is_unhealthy_once_they_are_admitted() -> None:
+    """Else the next pod is sent for it when they end, and refused; but a kubelet that restarts must see it Healthy."""
+    node = node_of(Lane.LEGACY, Lane.LEGACY)
+    node.yes(allocate(0))
+    node.yes(Cordoned({"gpu-0": "fan"}, NOON))
+
+    def healthy(at: float) -> list[bool]:
+        return [unit.healthy for unit in listed(node, at)]
+
+    assert healthy(NOON + 0.1) == [True, True]  # the other containers of the pod are still to come
+    assert healthy(NOON + 1) == [False, True]
+    node.yes(KubeletStarted(NOON + 10))
+    assert healthy(NOON + 11) == [True, True]
+    assert healthy(NOON + 10 + node.policy.settle_seconds) == [False, True]
+
+
+def test_free_replicas_of_a_cordoned_device_go_to_no_other_pod() -> None:
+    shared = Device("gpu-0", "GPU-0", "r", replicas=3)
+    node = Node(Entry(LedgerDevice.of(shared)))
+    node.yes(Allocate({"gpu-0": shared.units[:1]}, NOON))
+    node.yes(Cordoned({"gpu-0": "fan"}, NOON))
+    node.no(Allocate({"gpu-0": shared.units[1:2]}, NOON))
+    for at, expected in ((NOON, [True, False, False]), (NOON + 1, [False, False, False])):
+        assert [unit.healthy for unit in listed(node, at)] == expected

@@ -144,6 +144,11 @@ def healthy(cluster: SimCluster) -> set[str]:
     return set(view.healthy) if view else set()
 
 
+def allocatable(cluster: SimCluster) -> str:
+    """What the scheduler knows of the number of devices for pods."""
+    return str((cluster.get("nodes", "node-a") or {})["status"].get("allocatable", {}).get(RESOURCE, ""))
+
+
 async def set_lanes(agent: AgentProcess, **lanes: Any) -> dict[str, Any]:
     """Ask the agent for lanes; returns its answer, which must be a yes."""
     code, body = await agent.ask("/lanes", json.dumps({"resource": RESOURCE, **lanes}).encode())

@@ -24,13 +24,14 @@ def rootfs(path: Path) -> Path:
     return path
 
 
-def podman(root: Path, script: str, devices: list[str]) -> subprocess.CompletedProcess[str]:
+def podman(root: Path, script: str, devices: list[str], user: str = "0:0") -> subprocess.CompletedProcess[str]:
     """Run a script in a container with CDI devices.
 
     runc and small limits: without CAP_SYS_RESOURCE crun fails at setrlimit; --cgroup-manager: there is no systemd.
     """
     command = ["podman", "--runtime", "runc", "--cgroup-manager=cgroupfs", "run", "--rm", "--network=none"]
     command += ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
+    command += ["--user", user]
     command += [argument for device in devices for argument in ("--device", device)]
     return subprocess.run(
         [*command, "--rootfs", str(root), "/bin/sh", "-c", script],
@@ -40,5 +41,5 @@ def podman(root: Path, script: str, devices: list[str]) -> subprocess.CompletedP
     )
 
 
-async def run(root: Path, script: str, devices: list[str]) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(podman, root, script, devices)
+async def run(root: Path, script: str, devices: list[str], user: str = "0:0") -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(podman, root, script, devices, user)

@@ -59,6 +59,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if not (kindIs "invalid" .Values.config.nodeLabels) -}}true{{- end -}}
 {{- end -}}
 
+{{/* Whether a resource has its pods evicted when they lose their device; an empty mapping counts. */}}
+{{- define "drabridge.evicts" -}}
+{{- range .Values.config.resources -}}
+{{- if not (kindIs "invalid" .evictHolders) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* As JSON: the directories of other programs' CDI files, where a resource has cdiDevices. */}}
 {{- define "drabridge.otherCdiDirs" -}}
 {{- $dirs := list -}}

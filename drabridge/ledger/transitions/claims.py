@@ -17,7 +17,7 @@ from drabridge.ledger.model import (
     Entry,
     Owner,
 )
-from drabridge.ledger.ownership import obstacle, overlap, with_holder_found, with_holders
+from drabridge.ledger.ownership import cordon, obstacle, overlap, with_holder_found, with_holders
 from drabridge.ledger.transaction import Outcome, RequestedUse, Transaction
 
 
@@ -51,7 +51,8 @@ def _give(tx: Transaction, entry: Entry, request: RequestedUse, phase: ClaimPhas
 
 def grant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """Record that the API server gave a free device to a claim. That is true even if the hardware is gone."""
-    return overlap(tx, entry, request.claim.uid) or _give(tx, entry, request, ClaimPhase.GRANTED)
+    uid = request.claim.uid
+    return cordon(tx, entry, uid) or overlap(tx, entry, uid) or _give(tx, entry, request, ClaimPhase.GRANTED)
 
 
 def pend(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
@@ -83,6 +84,8 @@ def regrant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """
     known = entry.claim(request.claim.uid)
     if known and known.phase is ClaimPhase.WITHDRAWN and (refusal := obstacle(tx, entry, request.claim.uid)):
+        return refusal
+    if refusal := cordon(tx, entry, request.claim.uid):
         return refusal
     return _join(tx, entry, request, ClaimPhase.GRANTED)
 

@@ -12,6 +12,7 @@ from drabridge.ledger.effects import (
     Notify,
     Subject,
 )
+from drabridge.ledger.eligibility import cordoned_by
 from drabridge.ledger.model import (
     NEVER_KNOWN,
     ClaimHold,
@@ -48,13 +49,17 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Give what a legacy pod has to a pod again: its app container, the re-admitted pod, or another replica's pod.
 
     To refuse here because PodResources still shows the pod made pods fail in storms (project-akri/akri#849). But it is
-    refused if kubelet counts the pod under another resource: then kubelet takes the device for free.
+    refused if kubelet counts the pod under another resource: then kubelet takes the device for free. And of a device
+    that is out of service only the containers of one admission get what they share.
     """
     if entry.counted_elsewhere:
         return refusals.held(entry, tx.at)
     if entry.device.presence is not Presence.PRESENT:
         return refusals.not_present(entry)
     old = entry.hold or Hold()
+    admitting = tx.at - old.allocated_at <= ADMISSION_SECONDS
+    if (by := cordoned_by(tx.ledger, entry)) and not (admitting and set(units) <= set(old.units)):
+        return refusals.cordoned(entry, by)
     kept = old.units if set(units) <= set(old.units) else tuple(sorted({*old.units, *units}))
     retaken = old.retaken or not old.known
     others = () if set(units) & set(old.units) else old.pods  # they have other units of it, and keep them

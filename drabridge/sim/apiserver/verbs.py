@@ -205,7 +205,8 @@ def create(objects: Objects, faults: Faults, call: Call) -> Answer:
     if target.subresource == "binding":
         return _bind(objects, call)
     if target.subresource == "eviction":
-        objects.delete("pods", target.name, target.namespace, by=call.writer)
+        conditions = (call.body().get("deleteOptions") or {}).get("preconditions") or {}
+        objects.delete("pods", target.name, target.namespace, uid=conditions.get("uid", ""), by=call.writer)
         return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
     if target.name:
         raise ApiError(405, "the server does not allow this method on the requested resource", "MethodNotAllowed")

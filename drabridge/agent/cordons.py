@@ -1,0 +1,193 @@
+"""Keep which devices are out of service: by ``drabridge devices cordon``, and by the Node's annotation.
+
+A device is out of service while one of the two names it. What was commanded is in ``cordons.json``, over restarts. The
+Node's annotation ``<driver>/cordoned`` is ``{"<device>": "<why>"}``; until the Node is seen, it is what the ledger
+remembers beside the commands. A name that no device has is kept: the device may come back, and then nobody gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from drabridge.errors import ConfigError, HostError
+from drabridge.ledger.events import Cordoned
+from drabridge.ledger.refusals import holder
+from drabridge.ledger.service import LedgerService
+from drabridge.system.files import write_atomically
+from drabridge.system.io_thread import IoThread
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "cordons.json"
+NO_REASON = "no reason was given"
+REASON_MAX = 256  # characters; it is in Events, tables, and every refusal
+EXAMPLE = 'For example {"GPU-8f1c": "exchange of the fan"}'
+
+
+class Cordons:
+    """The two sources. ``annotation_error``: why the annotation is not followed, for people."""
+
+    def __init__(
+        self,
+        state: Path,
+        driver: Callable[[], str],
+        ledger_service: LedgerService,
+        changed: Callable[[], None],
+        files: IoThread,
+        *,
+        follows_node: bool,
+    ) -> None:
+        """``changed`` is called when the ledger is to hear of :attr:`devices`. ``files``: whose thread waits for disks.
+
+        ``follows_node``: there is an API server to ask. Without one nobody could take back an old annotation.
+        """
+        self._path = state / FILE_NAME
+        self._driver = driver
+        self._ledger_service = ledger_service
+        self._changed = changed
+        self._files = files
+        self._commanding = asyncio.Lock()  # one command after the other: each begins with what the one before left
+        self._lost = ""
+        entries = ledger_service.head.entries.items()
+        remembered = {name: entry.device.cordoned for name, entry in entries if entry.device.cordoned}
+        self._commands = self._load(remembered)
+        others = {name: why for name, why in remembered.items() if name not in self._commands}
+        self._annotation = others if follows_node else {}
+        self.annotation_error = ""
+
+    @property
+    def devices(self) -> Mapping[str, str]:
+        """Name -> why, of each device that is out of service."""
+        return {**self._annotation, **self._commands}
+
+    def notes(self) -> list[str]:
+        """Say what is asked for and not done, and why, for people."""
+        notes = []
+        if self.annotation_error:
+            notes.append(f"the Node's annotation for cordoned devices is not followed: {self.annotation_error}")
+        if self._lost:
+            notes.append(f"which devices were cordoned is as the ledger remembers: {FILE_NAME}: {self._lost}")
+        if unknown := sorted(self.devices.keys() - self._ledger_service.ledger.entries.keys()):
+            names = ", ".join(unknown)
+            notes.append(f"cordoned, and not on this node: {names}; 'drabridge devices' lists the names")
+        return notes
+
+    async def request(self, body: bytes) -> dict[str, Any]:
+        """``{"device": ..., "reason": ...}``, or with ``"undo": true`` instead of the reason.
+
+        Returns the device as it is now. Raises ConfigError for what means nothing, HostError where the disk fails.
+        """
+        async with self._commanding:
+            name, reason, undo = self._parse(body)
+            commands = {other: why for other, why in self._commands.items() if other != name}
+            if not undo:
+                commands[name] = reason
+            elif name in self._annotation:
+                annotation = f"{self._driver()}/cordoned"
+                raise ConfigError(
+                    f"the Node's annotation {annotation} has {name} out of service",
+                    hint=f"Take it out there: kubectl annotate node NODE {annotation}- removes it all",
+                )
+            try:
+                await self._files.promptly(
+                    lambda: write_atomically(self._path, json.dumps(commands, indent=1).encode())
+                )
+            except OSError as error:
+                raise HostError(
+                    f"that cannot be kept in {self._path}: {error.strerror or error}; nothing is changed",
+                    hint="Make room or mend the disk, and try again",
+                ) from error
+            self._commands, self._lost = commands, ""
+            service = self._ledger_service
+            decision = await service.apply(Cordoned(self.devices, service.now()))
+            if not decision.accepted:
+                self._changed()
+                raise HostError(f"it is kept, and not in force yet: {decision}", hint="'drabridge status' says when")
+            return self._describe(name)
+
+    def annotate(self, text: str | None) -> None:
+        """Take the annotation's value as it is now; None when there is none.
+
+        A bad one is reported, and what the annotation said before stays in force.
+        """
+        before = self.annotation_error
+        try:
+            devices = _parse_devices(text) if text else {}
+        except ConfigError as error:
+            self.annotation_error = str(error)
+            if self.annotation_error != before:  # a Node changes every few seconds
+                log.error("cordoned devices not followed", extra={"reason": self.annotation_error})
+            return
+        self.annotation_error = ""
+        if devices != self._annotation:
+            self._annotation = devices
+            self._changed()
+
+    def forget_annotation(self) -> None:
+        """Count it no more: its changes are not known from now on."""
+        self.annotation_error = ""
+        if self._annotation:
+            self._annotation = {}
+            self._changed()
+
+    def _parse(self, body: bytes) -> tuple[str, str, bool]:
+        """Return (device, reason, undo). Raises ConfigError for another form, or a device that is not known."""
+        try:
+            asked = json.loads(body)
+            name, undo = asked["device"], asked.get("undo", False) is True
+            reason = asked.get("reason") or NO_REASON
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            name = reason = None
+        if not isinstance(name, str) or not isinstance(reason, str):
+            raise ConfigError("a device was expected, and why", hint='{"device": "GPU-8f1c", "reason": "fan"}')
+        known: Collection[str] = self._ledger_service.ledger.entries.keys()
+        if undo:
+            known = self.devices.keys()
+            if name not in known:
+                raise ConfigError(f"{name} is not cordoned", hint=f"Cordoned: {', '.join(sorted(known)) or 'none'}")
+        elif name not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"this node has no device {name}", hint=f"It has {there}")
+        return name, _one_line(reason), undo
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        entry = self._ledger_service.ledger.entries.get(name)
+        return {
+            "device": name,
+            "cordoned": self.devices.get(name, ""),
+            "owner": str(entry.owner) if entry else "",
+            "holder": holder(entry) if entry else "",
+        }
+
+    def _load(self, remembered: Mapping[str, str]) -> dict[str, str]:
+        """Read the commands; where the file is lost, all that the ledger remembers stays out of service."""
+        try:
+            return _parse_devices(self._path.read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, ConfigError) as error:
+            self._lost = str(error)
+            log.error("cordoned devices lost", extra={"file": str(self._path), "reason": self._lost})
+            return dict(remembered)
+
+
+def _parse_devices(text: str) -> dict[str, str]:
+    """Parse ``{"<device>": "<why>"}``. Raises ConfigError for another form."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not JSON: {error}", hint=EXAMPLE) from None
+    if not isinstance(found, dict) or not all(isinstance(why, str) for why in found.values()):
+        raise ConfigError("not an object of texts", hint=EXAMPLE)
+    return {name: _one_line(why) for name, why in found.items()}
+
+
+def _one_line(reason: str) -> str:
+    """Return the reason in one line, without what a terminal would act on, never empty."""
+    words = "".join(char if char.isprintable() else " " for char in reason).split()
+    return " ".join(words)[:REASON_MAX] or NO_REASON
