@@ -20,6 +20,7 @@ from drabridge.agent.startup_merge import StartupMerge
 from drabridge.agent.status_reader import agent_state, status_document
 from drabridge.coexistence.competing_plugins import CompetingPlugins
 from drabridge.coexistence.ended_agents import EndedAgents
+from drabridge.coexistence.vendor_managers import NVIDIA, VendorManagers
 from drabridge.coexistence.vendor_software import VendorSoftware
 from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.config.schema import Config
@@ -151,6 +152,7 @@ class Components:
                 confirm_cdi=inventory.cdi.confirm,
                 now=base.now,
                 kept=lambda: self.turns.turns.kept_from_pods,
+                paused=self.paused,
             ),
             KubeletObserver(ledger_service, self.sinks, paths),
             standby.watcher if standby is not None else None,
@@ -196,6 +198,7 @@ class Components:
             api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
         )
         self.vendor = VendorSoftware(paths, config.driver, lambda: claims.state is not None and claims.state.serving)
+        self.vendor_managers = VendorManagers(self._managers_changed)
         self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)
         self.targets = LaneTargets(
             config_in_use, devices, inventory, ledger_service, desired, api_server, lambda: claims.keeps_leases
@@ -284,6 +287,7 @@ class Components:
             unwell=lambda: service.health.error or self._cdi.error,
             on_synced=self.lanes_changed.set,
             kept=lambda: self.turns.turns.kept_from_claims,
+            paused=self.paused,
             clock=service.now,
         )
         node = DriverNode(options.node_name, paths.kubelet, paths.state, options.boot_id, self._state_worker)
@@ -301,6 +305,15 @@ class Components:
         self.claims.wake()
 
     def _turns_changed(self) -> None:
+        self.claims.wake()
+        self.legacy.follow_ledger()
+
+    def paused(self) -> Mapping[str, str]:
+        """Return the devices that nobody new gets while their vendor's manager is at work, each with its sign."""
+        return self.vendor_managers.paused(self.current.devices, self.inventory.udev_device)
+
+    def _managers_changed(self) -> None:
+        self.inventory.health.pause_nvml(self.vendor_managers.at_work.get(NVIDIA, ""))
         self.claims.wake()
         self.legacy.follow_ledger()
 

@@ -363,7 +363,8 @@ class DraDriver:
         self._desired_seq = self._ledger_service.ledger.seq
         unwell = bool(self.records.error or self._ports.unwell())
         known = snapshot, self._ledger_service.ledger, self._config
-        pool = pool_of(*known, self._node, self._ports.clock(), unwell=unwell, kept=self._ports.kept())
+        kept, paused = self._ports.kept(), self._ports.paused()
+        pool = pool_of(*known, self._node, self._ports.clock(), unwell=unwell, kept=kept, paused=paused)
         return desired_slices(pool, features)
 
     def _observe(self, fact: Fact) -> None:

@@ -39,6 +39,7 @@ def legacy_list(
     former: Mapping[str, Collection[str]] = _NONE,
     refused: Collection[str] | None = None,
     kept: Collection[str] = (),
+    paused: Collection[str] = (),
 ) -> tuple[ListedUnit, ...]:
     """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
 
@@ -54,6 +55,7 @@ def legacy_list(
     ``refused``: nothing can be granted now (a full disk); these are the ids for which kubelet was told so. What pods
     have stays Healthy, but for ids that were just refused to them. The rest does not, or kubelet would send one pod
     after another into the same failure. ``kept``: devices that are kept for claims (:mod:`drabridge.offers.turns`).
+    ``paused``: devices that nobody new gets for now; what pods have of them stays Healthy.
     """
     entries = of_resource(ledger, resource)
     if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
@@ -68,6 +70,8 @@ def legacy_list(
         healthy: Collection[str] = units if legacy_healthy(ledger, entry) and entry.name not in kept else ()
         if healthy and refused is not None:
             healthy = set(entry.hold.units).difference(refused) if entry.hold is not None else ()
+        elif healthy and entry.name in paused:
+            healthy = entry.hold.units if entry.hold is not None else ()
         elif healthy and entry.name in former:
             theirs = entry.hold.units if entry.hold is not None else ()
             healthy = {*theirs, *(unit for unit in units if not surplus(entry, unit))}

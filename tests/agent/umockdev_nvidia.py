@@ -23,6 +23,7 @@ from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from tests.agent.umockdev_examples import EXAMPLES
 from tests.agent.umockdev_gpus import ids, limits_pod, published
+from tests.agent.umockdev_nvml import worker as nvml_worker
 from tests.support import machines
 from tests.support.agent_on_cluster import bridge, claim_and_pod
 from tests.support.agent_process import AgentProcess, metric
@@ -243,6 +244,42 @@ async def instances_that_others_make_and_remove_are_followed_without_a_resync() 
         await here.generated([*ALL, *halves])
         assert await here.names(LARGE) == {f"{KIND}={uuid}" for uuid in halves}
         assert here.cluster.get("pods", "a")["status"]["phase"] == "Running"  # type: ignore[index]
+
+
+@case
+async def while_nvidias_manager_is_at_work_nvml_is_let_go_and_nobody_new_gets_a_device() -> None:
+    """Else the driver is in use when the manager unloads it, and pods begin on GPUs that are being divided."""
+    async with node() as here:
+        agent, cluster = here.agent, here.cluster
+        await here.generated(ALL)
+        held = here.device(await here.pod(limits_pod("a", SMALL), "a"))
+        claim = await here.pod(claim_pod("c", "mig.nvidia.com", PROFILE), "c")
+        before, pid = published(cluster), nvml_worker(agent)
+        assert pid
+        label(cluster, **{"nvidia.com/gpu.deploy.device-plugin": "paused-for-mig-change"})
+        await until(lambda: here.ids(SMALL) == {held} and here.ids(GPU) == set(), 10, agent.text)
+        await until(lambda: not nvml_worker(agent), 10, agent.text)
+        await until(lambda: _tainted(cluster) == dict.fromkeys(before, [("paused", "NoSchedule")]), 10, agent.text)
+        assert here.health(claim)["health"] == "Healthy", "who has a device keeps it"
+        assert any("paused-for-mig-change" in note for note in (await agent.status())["notes"])
+        assert (await agent.ask("/readyz"))[0] == 200
+        await cluster.apply(claim_pod("d", "gpu.nvidia.com"))
+        label(cluster, **{"nvidia.com/gpu.deploy.device-plugin": "true", "nvidia.com/mig.config.state": "rebooting"})
+        await asyncio.sleep(1)
+        assert (here.ids(GPU), nvml_worker(agent)) == (set(), 0)
+        assert cluster.get("pods", "d")["status"].get("phase") == "Pending"  # type: ignore[index]
+        # What the manager made is found when it is done.
+        here.divide(3, (1, "3g.40gb", 0))
+        label(cluster, **{"nvidia.com/mig.config.state": "success"})
+        await until(lambda: here.ids(LARGE) | set(published(cluster)) >= {mig_uuid(3, 1)}, 20, agent.text)
+        await until(lambda: here.ids(SMALL) == FOR_PODS and _tainted(cluster) == {}, 10, agent.text)
+        assert nvml_worker(agent) not in (0, pid)
+        await cluster.wait_pod("d")
+
+
+def label(cluster: SimCluster, **labels: str) -> None:
+    """Set labels of the Node, as a manager does."""
+    cluster.api.objects.modify("nodes", "node-a", lambda one: one["metadata"].setdefault("labels", {}).update(labels))
 
 
 @case
