@@ -32,7 +32,6 @@ from drabridge.dra.recorded_claims import forget_device
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import OtherEvidence
-from drabridge.inventory.cdi_names import spec_directories
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
@@ -268,7 +267,7 @@ class Components:
 
         known, on_fact = self.identities.load(config), self.sinks.inventory
         ready = standby and standby.inventory_for(config, known, held, on_fact)
-        where = HostPaths(cdi=spec_directories(self.paths.cdi))
+        where = HostPaths(cdi=self.paths.cdi_specs)
         return ready or Inventory(config, held=held, known=known, paths=where, on_fact=on_fact)
 
     def _new_driver(self, cluster: Cluster) -> DraDriver:

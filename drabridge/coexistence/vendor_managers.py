@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 NVIDIA, AMD = "10de", "1002"  # PCI vendor ids
 
-# NVIDIA/k8s-driver-manager and NVIDIA/mig-parted (k8s-mig-manager) write paused-for-driver-upgrade, paused-for-mig-change,
-# and before it, with an underscore, what the label was if that is not true.
+# NVIDIA/k8s-driver-manager and NVIDIA/mig-parted (k8s-mig-manager): paused-for-driver-upgrade, paused-for-mig-change, and
+# before that, with an underscore, what the label was if it was not true.
 _DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused-for-"
 # NVIDIA/mig-parted, NVIDIA/vgpu-device-manager.
 _STATES, _UNDER_WAY = ("nvidia.com/mig.config.state", "nvidia.com/vgpu.config.state"), ("pending", "rebooting")
@@ -65,8 +65,8 @@ class VendorManagers:
     def notes(self) -> list[str]:
         """What a person should know, one sentence for each vendor."""
         return [
-            f"devices of PCI vendor {vendor} are given to nobody new because of {sign}: their manager changes driver or "
-            "partitions, and they are offered again when it is done"
+            f"devices of PCI vendor {vendor} are given to nobody new because of {sign}: their manager changes driver "
+            "or partitions, and they are offered again when it is done"
             for vendor, sign in sorted(self.at_work.items())
         ]
 

@@ -259,7 +259,7 @@ async def while_nvidias_manager_is_at_work_nvml_is_let_go_and_nobody_new_gets_a_
         label(cluster, **{"nvidia.com/gpu.deploy.device-plugin": "paused-for-mig-change"})
         await until(lambda: here.ids(SMALL) == {held} and here.ids(GPU) == set(), 10, agent.text)
         await until(lambda: not nvml_worker(agent), 10, agent.text)
-        await until(lambda: _tainted(cluster) == dict.fromkeys(before, [("paused", "NoSchedule")]), 10, agent.text)
+        await until(lambda: _tainted(cluster) == {name: [("paused", "NoSchedule")] for name in before}, 10, agent.text)
         assert here.health(claim)["health"] == "Healthy", "who has a device keeps it"
         assert any("paused-for-mig-change" in note for note in (await agent.status())["notes"])
         assert (await agent.ask("/readyz"))[0] == 200
