@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 NVIDIA, AMD = "10de", "1002"  # PCI vendor ids
 
-# NVIDIA/k8s-driver-manager and NVIDIA/mig-parted (k8s-mig-manager): paused-for-driver-upgrade, paused-for-mig-change, and
-# before that, with an underscore, what the label was if it was not true.
+# NVIDIA/k8s-driver-manager and NVIDIA/mig-parted (k8s-mig-manager): paused-for-driver-upgrade, paused-for-mig-change,
+# after what the label was, with an underscore, if that was not true.
 _DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused-for-"
 # NVIDIA/mig-parted, NVIDIA/vgpu-device-manager.
 _STATES, _UNDER_WAY = ("nvidia.com/mig.config.state", "nvidia.com/vgpu.config.state"), ("pending", "rebooting")
