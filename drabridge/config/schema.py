@@ -216,6 +216,9 @@ class Resource(Model, frozen=True):
     """A hook before every container start in the legacy lane."""
     health: tuple[HealthRule, ...] = (HealthRule(node_exists=True),)
     """All must hold for the device to be healthy."""
+    offer_mounted: bool = False
+    """Whether a disk is offered although the host has a file system or swap on it, or on its partitions: for pods that
+    only look, as smartctl does. Else it is faulty until the host has unmounted it; who holds it may mount it."""
     probe_open: bool = False
     """A device is released only when no process has its nodes open either. Not for devices that a daemon keeps
     open; needs `hostPID` and the capability `SYS_PTRACE`."""
