@@ -221,10 +221,8 @@ async def test_a_disk_that_the_host_has_mounted_is_offered_to_nobody_until_it_is
 ) -> None:
     """A pod would write below the host's file system. Who holds a disk may mount it."""
     del no_udevd
-    image, place = tmp_path / "image", tmp_path / "place"
+    image, place = formatted(tmp_path / "image"), tmp_path / "place"
     place.mkdir()
-    subprocess.run(["truncate", "-s", "8M", image], check=True)
-    subprocess.run(["mkfs.ext4", "-q", image], check=True)
     disk = Path(f"/dev/{loop.add(0)}")
     with attached(loop, 0, image), contextlib.ExitStack() as at_first:
         at_first.enter_context(mounted(disk, place))
@@ -237,6 +235,14 @@ async def test_a_disk_that_the_host_has_mounted_is_offered_to_nobody_until_it_is
             with mounted(disk, place):
                 await asyncio.sleep(4)
                 assert counted(kubelet) == (1, 1), "as the pod itself may do"
+
+
+def formatted(image: Path) -> Path:
+    """Make a file with an empty file system in it."""
+    image.write_bytes(b"")
+    os.truncate(image, 8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    return image
 
 
 @contextlib.contextmanager

@@ -201,21 +201,21 @@ async def an_xid_of_an_instance_costs_the_others_nothing() -> None:
         for count, (gpu, uuid) in enumerate(((1, of_pod), (0, of_claim)), 1):
             (gi,) = (gi for gi, _, _ in DIVIDED if mig_uuid(gpu, gi) == uuid)
             here.standin.event(gpu, 31, gi, 0)  # the application's own fault
-            here.standin.event(gpu, 94, gi, 0)
+            here.standin.event(gpu, 95, gi, 0)
             await until(partial(_counted, agent, count), 10, agent.text)
         await until(lambda: here.ids(SMALL) == FOR_PODS - {of_pod}, 5, agent.text)
         assert here.health(pod) == {"resourceID": of_pod, "health": "Unhealthy"}
         await until(lambda: here.health(claim)["health"] == "Unhealthy", 5, lambda: str(here.health(claim)))
-        assert here.health(claim) == {"resourceID": name, "health": "Unhealthy", "message": "XID 94"}
+        assert here.health(claim) == {"resourceID": name, "health": "Unhealthy", "message": "XID 95"}
         await until(lambda: _tainted(cluster), 5, agent.text)
-        assert _tainted(cluster) == {of_claim.lower(): [("xid-94", "NoSchedule")]}
+        assert _tainted(cluster) == {of_claim.lower(): [("xid-95", "NoSchedule")]}
         assert here.ids(GPU) == {GPUS[3]}
         for one in ("a", "c"):
             assert cluster.get("pods", one)["status"]["phase"] == "Running"  # type: ignore[index]
 
 
 async def _counted(agent: AgentProcess, count: int) -> bool:
-    return await metric(agent, "nvml_xids_total", xid="94") == count
+    return await metric(agent, "nvml_xids_total", xid="95") == count
 
 
 def _tainted(cluster: SimCluster) -> dict[str, list[tuple[str, str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def used(root: Path, *devices: Device) -> dict[str, str]:
 
 def held_by(root: Path, *stack: str) -> None:
     """The first is a part of the second, and so on."""
-    for below, above in zip(stack, stack[1:], strict=False):
+    for below, above in pairwise(stack):
         (root / f"sys/devices/{below}/holders/{above}").mkdir()
 
 
