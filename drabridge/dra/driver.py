@@ -149,7 +149,7 @@ class DraDriver:
         self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, self._ports.observer)
         self._server = DraServers(sockets, self._preparer, self._health, self._registration, self._ports.observer)
-        self._status = StatusWriter(self._claims, records, config.driver)
+        self._status = StatusWriter(self._claims, records, config.driver, ports.observer)
         self._publisher: Publisher | None = None
         self._seen: Snapshot | None = None  # what _look() looked at last
         self._offered: dict[str, Device] = {}  # of ``_seen``: the devices of resources that claims may get
