@@ -118,6 +118,7 @@ def values_schema() -> Json:
         "namespaceOverride": {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"},
         "kubelet": _object({"rootDir": _PATH, "devicePluginDir": {"anyOf": [{"const": ""}, _PATH]}}),
         "cdiDir": _PATH,
+        "cdiSpecDirs": {"type": "array", "items": _PATH, "minItems": 1},
         "extraHostPaths": {"type": "array", "items": _PATH},
         "nvml": _object({"enabled": _SWITCH, "runtimeClassName": _TEXT, "mig": _SWITCH}),
         "http": _object({"port": _PORT, "onNodeAddress": _SWITCH, "pageOnHostNetwork": _SWITCH}),

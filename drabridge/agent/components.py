@@ -24,6 +24,7 @@ from drabridge.agent.startup_merge import StartupMerge
 from drabridge.agent.status_reader import agent_state, status_document
 from drabridge.coexistence.competing_plugins import CompetingPlugins
 from drabridge.coexistence.ended_agents import EndedAgents
+from drabridge.coexistence.vendor_managers import NVIDIA, VendorManagers
 from drabridge.coexistence.vendor_software import VendorSoftware
 from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.config.schema import Config
@@ -35,7 +36,6 @@ from drabridge.dra.recorded_claims import forget_device
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import OtherEvidence
-from drabridge.inventory.cdi_names import spec_directories
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
@@ -158,6 +158,7 @@ class Components:
                 confirm_cdi=inventory.cdi.confirm,
                 now=base.now,
                 kept=lambda: self.turns.turns.kept_from_pods,
+                paused=self.paused,
             ),
             KubeletObserver(ledger_service, self.sinks, paths),
             standby.watcher if standby is not None else None,
@@ -211,6 +212,7 @@ class Components:
             api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
         )
         self.vendor = VendorSoftware(paths, config.driver, lambda: claims.state is not None and claims.state.serving)
+        self.vendor_managers = VendorManagers(self._managers_changed)
         self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)
         self.targets = LaneTargets(
             config_in_use,
@@ -311,7 +313,7 @@ class Components:
 
         known, on_fact = self.identities.load(config), self.sinks.inventory
         ready = standby and standby.inventory_for(config, known, held, on_fact)
-        where = HostPaths(cdi=spec_directories(self.paths.cdi))
+        where = HostPaths(cdi=self.paths.cdi_specs)
         return ready or Inventory(config, held=held, known=known, paths=where, on_fact=on_fact)
 
     def _new_driver(self, cluster: Cluster) -> DraDriver:
@@ -330,6 +332,7 @@ class Components:
             unwell=lambda: service.health.error or self._cdi.error,
             on_synced=self.lanes_changed.set,
             kept=lambda entry: self.turns.turns.keeps_from_claims(entry),
+            paused=self.paused,
             clock=service.now,
         )
         node = DriverNode(options.node_name, paths.kubelet, paths.state, options.boot_id, self._state_worker)
@@ -348,6 +351,15 @@ class Components:
 
     def _turns_changed(self) -> None:
         self.lanes_changed.set()
+        self.claims.wake()
+        self.legacy.follow_ledger()
+
+    def paused(self) -> Mapping[str, str]:
+        """Return the devices that nobody new gets while their vendor's manager is at work, each with its sign."""
+        return self.vendor_managers.paused(self.current.devices, self.inventory.udev_device)
+
+    def _managers_changed(self) -> None:
+        self.inventory.health.pause_nvml(self.vendor_managers.at_work.get(NVIDIA, ""))
         self.claims.wake()
         self.legacy.follow_ledger()
 

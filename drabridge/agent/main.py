@@ -51,6 +51,7 @@ class Agent:
             device_plugins=options.device_plugins,
             state=options.state,
             cdi=options.cdi,
+            cdi_specs=tuple(options.cdi_specs),
         )
         for hint in advice(self._config):
             log.warning("configuration", extra={"note": hint})

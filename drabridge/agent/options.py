@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from drabridge.system.paths import BOOT_ID, CDI_DIRECTORY, KUBELET_ROOT
+from drabridge.system.paths import BOOT_ID, CDI_DIRECTORY, CDI_SPECS, KUBELET_ROOT
 
 
 class Options(Struct, frozen=True):
@@ -18,6 +18,7 @@ class Options(Struct, frozen=True):
     device_plugins: Path | None = None
     state: Path | None = None
     cdi: Path = CDI_DIRECTORY
+    cdi_specs: tuple[Path, ...] = CDI_SPECS
     listen: str = "127.0.0.1:9400"  # empty: no port
     page: str = "local"  # who gets the page for people on the port: "local" (loopback only), "all", or "off" (nobody)
     kubeconfig: Path | None = None

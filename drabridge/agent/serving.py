@@ -17,6 +17,7 @@ from drabridge.agent.standby import Standby
 from drabridge.coexistence.vendor_software import LOOK_SECONDS
 from drabridge.config.schema import Config
 from drabridge.inventory.model import Collision, Snapshot
+from drabridge.kube.node_labels import LabelsSeen
 from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
 from drabridge.ledger.events import NodeBooted
 from drabridge.ledger.model import Ledger
@@ -147,7 +148,8 @@ class ServingAgent:
         parts = self._parts
         if parts.inventory.config is not parts.current.config:  # a device is the first with the name of its resource
             await self._use(parts.inventory.config)
-        snapshot = await parts.withheld.update(snapshot, parts.ledger_service.head)
+        mounted = [resource.name for resource in parts.current.config.resources if resource.offer_mounted]
+        snapshot = await parts.withheld.update(snapshot, parts.ledger_service.head, mounted)
         first = parts.targets.first_lanes(snapshot)
         parts.current.devices = snapshot.by_name()
         config = parts.current.config
@@ -201,9 +203,8 @@ class ServingAgent:
         watches = watches or ApiWatches(cluster, parts.options.node_name, parts.current.config.driver, self._resources)
         watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds
         watches.begin()
-        labels_seen = parts.node_labels.writer.seen
         annotated = parts.desired.annotate, parts.cordons.annotate
-        watches.notify(parts.evidence.hurry, *annotated, labels_seen, self._resources)
+        watches.notify(parts.evidence.hurry, *annotated, self._labels_seen, self._resources)
         parts.turns.told, parts.turns.sent = lambda: watches.allocatable, lambda: watches.pods.sent
         parts.others.pods = watches.pods
         parts.others.claims = parts.claim_queries.allocated
@@ -217,12 +218,16 @@ class ServingAgent:
         self._parts.others.pods = self._parts.others.claims = None
         self._parts.desired.forget_annotation()
         self._parts.cordons.forget_annotation()
-        self._parts.node_labels.writer.seen(None)
+        self._labels_seen(None)
 
     async def _end_watches(self) -> None:
         watches, self._watches = self._watches, None
         if watches is not None:
             await watches.end()
+
+    def _labels_seen(self, labels: LabelsSeen | None) -> None:
+        self._parts.node_labels.writer.seen(labels)
+        self._parts.vendor_managers.take(labels)
 
     def _resources(self) -> frozenset[str]:
         """Return the names under which pods may have a device that is known here. For any thread."""

@@ -25,7 +25,6 @@ from drabridge.config.schema import Config
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.dra.sockets import is_dead
 from drabridge.errors import HostError
-from drabridge.inventory.cdi_names import spec_directories
 from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity import KnownIdentities
@@ -88,7 +87,7 @@ class Standby:
             config,
             held=lambda name: self._held(name),
             known=known,
-            paths=HostPaths(cdi=spec_directories(paths.cdi)),
+            paths=HostPaths(cdi=paths.cdi_specs),
             on_fact=self._take_fact,
         )
         self._inventory_task: asyncio.Task[None] | None = None

@@ -115,7 +115,7 @@ def _notes(parts: Components, state: AgentState) -> list[str]:
         notes.append(f"ledger at the last start: {loaded.message}")
         if loaded.hint and any(entry.owner is Owner.QUARANTINE for entry in state.ledger.entries.values()):
             notes.append(loaded.hint)
-    notes += [*parts.others.notes(), *parts.desired.notes(), *parts.cordons.notes()]
+    notes += [*parts.others.notes(), *parts.desired.notes(), *parts.cordons.notes(), *parts.vendor_managers.notes]
     notes += [*parts.history.notes(), *parts.evictor.notes()]
     notes += [f"a standby waits to take over when this agent ends: {name}" for name in standbys(parts.paths.state)]
     if why := _no_slices(parts, state):

@@ -14,7 +14,7 @@ from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.problems import ConfigErrors, Fault
 
-FORMATS = ("drabridge", "generic-device-plugin", "nvidia-device-plugin")
+FORMATS = ("drabridge", "generic-device-plugin", "nvidia-device-plugin", "sriov-network-device-plugin")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "  drabridge check-config config.yaml\n"
         "  drabridge check-config --from generic-device-plugin old.yaml > config.yaml\n"
         "  drabridge check-config --from nvidia-device-plugin time-slicing.yaml > config.yaml\n"
+        "  drabridge check-config --from sriov-network-device-plugin config.json > config.yaml\n"
         "  drabridge check-config --json-schema > drabridge.schema.json"
     )
 
@@ -70,6 +71,8 @@ def _convert(files: list[Path], source: str) -> int:
     """Print each file's configuration in our format. Raises ConfigErrors for what cannot be converted."""
     if source == "nvidia-device-plugin":
         from drabridge.config.import_nvidia_device_plugin import convert
+    elif source == "sriov-network-device-plugin":
+        from drabridge.config.import_sriov_device_plugin import convert
     else:
         from drabridge.config.import_generic_device_plugin import convert
 

@@ -48,7 +48,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where kubelet.sock is; default: device-plugins below --kubelet-dir",
     )
     parser.add_argument(
-        "--cdi-dir", dest="cdi", type=Path, default=default.cdi, metavar="DIR", help="default: %(default)s"
+        "--cdi-dir",
+        dest="cdi",
+        type=Path,
+        default=default.cdi,
+        metavar="DIR",
+        help="where the agent writes CDI files; one of those that the runtime reads. Default: %(default)s",
+    )
+    parser.add_argument(
+        "--cdi-spec-dirs",
+        dest="cdi_specs",
+        type=Path,
+        nargs="+",
+        default=default.cdi_specs,
+        metavar="DIR",
+        help="where the runtime looks for CDI files, the least important first, as its cdi_spec_dirs; "
+        f"default: {' '.join(map(str, default.cdi_specs))}",
     )
     parser.add_argument(
         "--state-dir",

@@ -1,4 +1,7 @@
-"""Withhold the devices that other agents have from this agent's inventory. Their files are read in a thread."""
+"""Withhold the devices that other agents have, or the host uses, from this agent's inventory.
+
+What says so is read in a thread.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Collection, Mapping
 from msgspec.structs import replace
 
 from drabridge.coexistence.hardware import KnownDevice
+from drabridge.coexistence.host_mounts import HostMounts, numbers_of
 from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.model import Ledger, Owner
@@ -22,10 +26,15 @@ ASK_AGAIN_SECONDS = 3.0  # how long a change at another agent stays unnoticed
 
 
 class WithheldDevices:
-    """Asks :class:`OtherAgents`, and shows the snapshot without what its last answer withholds. Use from one loop."""
+    """Asks :class:`OtherAgents` and :class:`HostMounts`, and shows the snapshot without what they withheld last.
 
-    def __init__(self, agents: OtherAgents) -> None:
+    Use from one loop.
+    """
+
+    def __init__(self, agents: OtherAgents, mounts: HostMounts | None = None) -> None:
         self._agents = agents
+        self._mounts = mounts or HostMounts()
+        self._disks = False  # whether there are any
         self._files = IoThread("other-agents")
         self._withheld: Mapping[str, str] = {}
         self._shown: tuple[Snapshot, Mapping[str, str], Snapshot] | None = None
@@ -33,7 +42,7 @@ class WithheldDevices:
     @property
     def again_seconds(self) -> float | None:
         """Seconds until the others must be asked again, though the inventory does not change; None: no need."""
-        return ASK_AGAIN_SECONDS if self._withheld or self._agents.left else None
+        return ASK_AGAIN_SECONDS if self._withheld or self._agents.left or self._disks else None
 
     def shown(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with withheld devices as faulty. The same object as long as nothing has changed."""
@@ -41,17 +50,25 @@ class WithheldDevices:
             self._shown = snapshot, self._withheld, _without(snapshot, self._withheld)
         return self._shown[2]
 
-    async def update(self, snapshot: Snapshot, ledger: Ledger) -> Snapshot:
+    async def update(self, snapshot: Snapshot, ledger: Ledger, mounted: Collection[str] = ()) -> Snapshot:
         """Ask the others and tell them what is served here; return :meth:`shown`.
 
-        A device in quarantine does not count as held here: its holder is not known.
+        A device in quarantine does not count as held here: its holder is not known. ``mounted``: the resources whose
+        devices are offered although the host uses them.
         """
 
         def held(name: str) -> bool:
             entry = ledger.entries.get(name)
             return entry is not None and entry.owner not in (Owner.NONE, Owner.QUARANTINE)
 
-        withheld = await self._files.run(lambda: self._agents.announce(snapshot.devices, held))
+        disks = [one for one in snapshot.devices if one.resource not in mounted and numbers_of(one)]
+        self._disks = bool(disks)
+
+        def look() -> Mapping[str, str]:
+            used = self._mounts.used(one for one in disks if not held(one.name))
+            return {**used, **self._agents.announce(snapshot.devices, held)}
+
+        withheld = await self._files.run(look)
         for why in sorted(set(withheld.values()).difference(self._withheld.values())):
             names = [name for name, reason in withheld.items() if reason == why]
             log.error("devices withheld", extra={"devices": names, "reason": why})

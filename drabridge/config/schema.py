@@ -49,6 +49,15 @@ Inject = Literal["cdi", "devices"]
 TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
 
 
+class OtherCount(Model, frozen=True):
+    """Another number of ids for some of the devices."""
+
+    match: Annotated[Match, Meta(min_length=1)]
+    """Which of the resource's devices: `{sysname: "0000:3b:*"}`, `{attr: {device: "0x2330"}}`."""
+    count: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)]
+    """How many ids each of them has."""
+
+
 class Replicas(Model, frozen=True):
     """One device counted several times by kubelet (`<id>::<n>`): plain overcommitment, without isolation."""
 
@@ -59,6 +68,14 @@ class Replicas(Model, frozen=True):
     """Which device the next pod gets: the least used, or the most used that still has room."""
     max_per_request: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] | None = None
     """A container that asks for more replicas than this is refused. 1: what NVIDIA calls failRequestsGreaterThanOne."""
+    other_counts: tuple[OtherCount, ...] = ()
+    """Other numbers for some of the devices, GPUs of different sizes for example. The first whose `match` fits counts;
+    for the rest it is `count`."""
+
+    @property
+    def most(self) -> int:
+        """The highest number that a device may have."""
+        return max(self.count, *(other.count for other in self.other_counts), 1)
 
 
 class LegacySettings(Model, frozen=True):
@@ -186,7 +203,8 @@ class Resource(Model, frozen=True):
     """Bind mounts for the container."""
     cdi_devices: tuple[CdiDeviceTemplate, ...] = ()
     """CDI devices of other programs' files, which the container gets as well: `nvidia.com/gpu={nvidia.uuid}`. The
-    device is unhealthy while one of them is in no file of /etc/cdi and /var/run/cdi, unless there is `cdiFallback`."""
+    device is unhealthy while one of them is in no file that the runtime reads (`--cdi-spec-dirs`), unless there is
+    `cdiFallback`."""
     cdi_fallback: CdiFallback | None = None
     """What the container gets in place of all `cdiDevices` while one of them is in no file."""
     attributes: Mapping[AttributeName, Attribute] = {}
@@ -197,6 +215,9 @@ class Resource(Model, frozen=True):
     """Counting one device several times in the legacy lane."""
     lanes: Lanes = Lanes()
     """Through which API free devices are offered."""
+    numa: bool = True
+    """Whether kubelet, slices and metadata are told the NUMA node. `false` for devices that work as well from any CPU:
+    kubelet's Topology Manager does not refuse a pod for them, nor keep it on their node."""
     inject: Inject | None = None
     """Instead of `legacy.inject`."""
     pre_start: PreStart | None = None
@@ -206,6 +227,9 @@ class Resource(Model, frozen=True):
     evict_holders: EvictHolders | None = None
     """Evict the pods that have a device which is unplugged or exchanged; with `{}` after half a minute. When left out
     an Event tells of it, and the pods stay. The agent needs the right to evict pods: the chart grants it then."""
+    offer_mounted: bool = False
+    """Whether a disk is offered although the host has a file system or swap on it, or on its partitions: for pods that
+    only look, as smartctl does. Else it is faulty until the host has unmounted it; who holds it may mount it."""
     probe_open: bool = False
     """A device is released only when no process has its nodes open either. Not for devices that a daemon keeps
     open; needs `hostPID` and the capability `SYS_PTRACE`."""
@@ -238,8 +262,8 @@ class Resource(Model, frozen=True):
                 "a claim would take the whole device: set sharing.allowMultipleAllocations: true, or lanes.dra: 0",
                 ("lanes", "dra"),
             )
-        if (limit := self.replicas.max_per_request) is not None and limit > self.replicas.count:
-            yield Problem(f"at most count ({self.replicas.count})", path=("replicas", "maxPerRequest"))
+        if (limit := self.replicas.max_per_request) is not None and limit > self.replicas.most:
+            yield Problem(f"at most count ({self.replicas.most})", path=("replicas", "maxPerRequest"))
         if "{" in self.name and self.device_class is not None and self.device_class.selector is None:
             hint = "one class for several resources: select them by an attribute"
             yield Problem("a selector", hint, ("deviceClass", "selector"))
@@ -282,7 +306,7 @@ class Resource(Model, frozen=True):
     @property
     def claimable(self) -> bool:
         """Whether claims may have its devices: replicas are counted by kubelet alone."""
-        return self.replicas.count == 1 or self.sharing.allow_multiple_allocations
+        return self.replicas.most == 1 or self.sharing.allow_multiple_allocations
 
     def _attribute_limits(self) -> Iterator[Problem]:
         limit = names.ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES
@@ -388,7 +412,7 @@ class Config(Model, frozen=True, kw_only=True):
     def label_rules(self) -> tuple[LabelRule, ...]:
         """How each label of the Node is made."""
         mig = frozenset(resource.name for resource in self.resources if resource.of_subsystem("nvidia-mig"))
-        replicas = {resource.name: resource.replicas.count for resource in self.resources}
+        replicas = {resource.name: resource.replicas.most for resource in self.resources}
         return label_rules(self.node_labels, replicas, mig)
 
     @property

@@ -24,6 +24,7 @@ PLAIN_FIELDS = {
     "driver": "kernel driver that is bound, of the device or its nearest ancestor that has one",
     "pci": "PCI address of the device or its nearest PCI ancestor: 0000:3b:00.0",
     "pcie_root": "PCIe root complex: pci0000:3a",
+    "pcie_switch": "PCIe switch that the device hangs on: address of its upstream port; empty at a root port",
     "numa": "NUMA node; empty when the firmware says none",
     "iommu_group": "IOMMU group number of the device or its nearest PCI ancestor",
     "nvidia.uuid": "GPU UUID, as nvidia-smi -L prints it",

@@ -8,12 +8,12 @@ keeps everybody else's, and since 1.36 refuses writes to them.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from drabridge.dra.claim_objects import ClaimObjects
+from drabridge.dra.facts import Observer, StatusWritten
 from drabridge.dra.records import ClaimRecord, ClaimRecords, RecordState
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.inventory.model import Presence, Snapshot
@@ -21,8 +21,6 @@ from drabridge.kube.api import InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.offers.reported_health import health_of
 from drabridge.system.untrusted import reading
-
-log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 AFTER_SECONDS = 0.02  # until then kubelet has its answer, which nothing here may delay
@@ -32,8 +30,9 @@ READY = "Ready"
 class StatusWriter:
     """Writes the status of claims one after the other; a claim that is asked for twice is written once."""
 
-    def __init__(self, claims: ClaimObjects, records: ClaimRecords, driver: str) -> None:
+    def __init__(self, claims: ClaimObjects, records: ClaimRecords, driver: str, observer: Observer) -> None:
         self._claims = claims
+        self._observer = observer
         self._changed: set[str] = set()  # devices in another state than they were: their claims are due
         self._driver = driver
         self._records = records
@@ -82,12 +81,13 @@ class StatusWriter:
                 if record is not None and record.state is RecordState.COMPLETED:
                     with reading(f"claim {record.claim}"):
                         await self._apply(record, read=not anew or attempt > 1)
+                    self._observer(StatusWritten(uid))
                 return
             except NotFoundError:
                 return
             except DrabridgeError as error:
                 if attempt == ATTEMPTS or isinstance(error, InvalidError) or not isinstance(error, ClusterError):
-                    log.warning("claim status not written", extra={"claim": uid, "reason": str(error)})
+                    self._observer(StatusWritten(uid, str(error)))
                     return
             await asyncio.sleep(next(delays))
 

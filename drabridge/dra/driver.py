@@ -149,7 +149,7 @@ class DraDriver:
         self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, self._ports.observer)
         self._server = DraServers(sockets, self._preparer, self._health, self._registration, self._ports.observer)
-        self._status = StatusWriter(self._claims, records, config.driver)
+        self._status = StatusWriter(self._claims, records, config.driver, ports.observer)
         self._publisher: Publisher | None = None
         self._seen: Snapshot | None = None  # what _look() looked at last
         self._offered: dict[str, Device] = {}  # of ``_seen``: the devices of resources that claims may get
@@ -363,7 +363,8 @@ class DraDriver:
         self._desired_seq = self._ledger_service.ledger.seq
         unwell = bool(self.records.error or self._ports.unwell())
         known = snapshot, self._ledger_service.ledger, self._config
-        pool = pool_of(*known, self._node, self._ports.clock(), unwell=unwell, kept=self._ports.kept)
+        kept, paused = self._ports.kept, self._ports.paused()
+        pool = pool_of(*known, self._node, self._ports.clock(), unwell=unwell, kept=kept, paused=paused)
         return desired_slices(pool, features)
 
     def _observe(self, fact: Fact) -> None:

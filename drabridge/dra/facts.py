@@ -57,6 +57,13 @@ class PublishFailed(Struct, frozen=True):
     error: str
 
 
+class StatusWritten(Struct, frozen=True):
+    """A claim's ``status.devices`` was brought up to date, or given up: ``error`` says why."""
+
+    claim: str  # its UID
+    error: str = ""
+
+
 class LeaseOutcome(StrEnum):
     """How a claim's wait for its lease ended; a bounded label."""
 
@@ -76,5 +83,5 @@ class LeaseEnded(Struct, frozen=True):
     reason: str = ""
 
 
-Fact = ClaimHandled | LeaseEnded | Requested | RegistrationChanged | SlicesPublished | PublishFailed
+Fact = ClaimHandled | LeaseEnded | Requested | RegistrationChanged | SlicesPublished | PublishFailed | StatusWritten
 Observer = Callable[[Fact], None]

@@ -58,4 +58,5 @@ class DraPorts(Struct, frozen=True, kw_only=True):
     unwell: Callable[[], str] = str  # why no claim could be granted now; "" if one could
     on_synced: Callable[[], None] = lambda: None  # the API server has the slices that it should have
     kept: Callable[[Entry], bool] = lambda _: False  # whether a device is not for claims now, by its turn
+    paused: Callable[[], Mapping[str, str]] = dict  # devices that nobody new gets for now, each with the reason
     clock: Callable[[], float] = time.time

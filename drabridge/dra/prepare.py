@@ -171,6 +171,11 @@ class Preparer:
     async def _prepare_anew(self, allocation: ClaimAllocation) -> tuple[PreparedDevice, ...]:
         snapshot = self._ports.inventory()
         plans = self._planner.plan(allocation, snapshot)
+        paused = self._ports.paused()
+        for result in allocation.results:
+            if result.device in paused and not result.admin:
+                why = f"device {result.device} is given to nobody new because of {paused[result.device]}"
+                raise NotReadyError(why, hint="Its vendor's manager is at work; kubelet tries again")
         await self._confirm([name for plan in plans for name in plan.device.cdi_devices])
         record = ClaimRecord(
             allocation.claim,

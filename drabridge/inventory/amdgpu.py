@@ -100,6 +100,7 @@ def properties_of(sysname: str, holder: str, topology: Topology) -> Mapping[str,
         found |= {
             "KFD_NODE": node.number,
             "UNIQUE_ID": node.properties.get("unique_id", ""),
+            "XGMI_HIVE": node.properties.get("hive_id", "").removeprefix("0"),  # 0: linked to no other GPU
             "GFX_VERSION": node.properties.get("gfx_target_version", ""),
             "SIMD_UNITS": node.properties.get("simd_count", ""),
             "COMPUTE_UNITS": _compute_units(node.properties),

@@ -40,7 +40,7 @@ from drabridge.inventory.container_edits import (
 from drabridge.inventory.host import Host
 from drabridge.inventory.identity import Candidate, DeviceIdentity, Key, assign, id_of, name_of
 from drabridge.inventory.last_values import LastKnown
-from drabridge.inventory.match import holds
+from drabridge.inventory.match import holds, matches
 from drabridge.inventory.model import Collision, Device, Presence
 from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
 from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, separate
@@ -314,6 +314,7 @@ class DeviceBuilder:
         cdi: ChosenCdi,
     ) -> Device:
         resource, udev, values = match.resource, match.udev, source.lookup(self._host)
+        counts = resource.replicas
         published = self.last.of(identity.id, resource, values)
         nodes = resolve_nodes(resource.nodes, source, self._host)
         mounts, missing_mounts = resolve_mounts(resource.mounts, source, self._host)
@@ -342,14 +343,14 @@ class DeviceBuilder:
             cdi_devices=() if falls_back else cdi.names,
             fallback=instead.fallback,
             cdi_missing="; ".join(cdi.missing) if falls_back else "",
-            numa_nodes=topology.numa_nodes(udev),
+            numa_nodes=topology.numa_nodes(udev) if resource.numa else (),
             pci_bus_id=topology.own_pci_bus_id(udev),
             pcie_root=topology.pcie_root(udev),
             root=root,
             also_at=tuple(sorted(also_at | nodes.places | instead.places | cdi.places)),
             attributes=MappingProxyType(dict(published.attributes)),
             capacity=MappingProxyType(dict(published.capacity)),
-            replicas=resource.replicas.count,
+            replicas=next((one.count for one in counts.other_counts if matches(udev, one.match)), counts.count),
             serial=serial_of(udev) if resource.evict_holders is not None else "",
             presence=Presence.FAULTY if failures else Presence.PRESENT,
             reason="; ".join(failures),

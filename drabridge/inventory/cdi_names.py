@@ -7,7 +7,6 @@ What one file defines: :mod:`drabridge.inventory.cdi_file`. When files are looke
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,17 +17,15 @@ from drabridge.system.untrusted import cut
 if TYPE_CHECKING:
     from drabridge.inventory.cdi_file import SpecNames
 
-SPEC_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))  # container-device-interface, pkg/cdi/spec-dirs.go
 NAMED = 3  # other names in a reason: enough to see that a file has indices where UUIDs were asked for
 
-_HINTS = MappingProxyType(
-    {"nvidia.com": "run nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, or restart nvidia-cdi-refresh"}
-)
+_ANY_PROGRAM = "its vendor's program writes that file"
 
 
-def spec_directories(ours: Path) -> tuple[Path, ...]:
-    """Return the directories that runtimes read, the least important first. ``ours``: where the agent writes."""
-    return SPEC_DIRECTORIES if ours in SPEC_DIRECTORIES else (*SPEC_DIRECTORIES, ours)
+def _nvidias_hint(name: str, directory: str) -> str:
+    """What makes a file with this name: by UUID not in all versions of nvidia-ctk unless it is said."""
+    by_uuid = " --device-name-strategy=uuid" if name.startswith(("GPU-", "MIG-")) else ""
+    return f"run nvidia-ctk cdi generate{by_uuid} --output={directory}/nvidia.yaml, or restart nvidia-cdi-refresh"
 
 
 class CdiNames(Struct, frozen=True):
@@ -50,7 +47,8 @@ class CdiNames(Struct, frozen=True):
         if both := self.conflicts.get(name):
             where = " and in ".join(map(cut, both))  # kubelet is told, and takes no name of a file that is no text
             return f"CDI device {name} is in {where}, so runtimes take neither: remove one of them"
-        hint = _HINTS.get(name.partition("/")[0], "its vendor's program writes that file")
+        nvidias = name.startswith("nvidia.com/") and self.directories
+        hint = _nvidias_hint(name.partition("=")[2], self.directories[0]) if nvidias else _ANY_PROGRAM
         kind = name.partition("=")[0] + "="
         others = sorted(one.removeprefix(kind) for one in self.places if one.startswith(kind))[:NAMED]
         said = f"; files have the names {', '.join(others)}" if others else ""

@@ -36,6 +36,7 @@ class HealthWatch:
         self._on_fact = on_fact
         self._nvml: NvmlClient | None = None
         self._checks: ExecChecks | None = None
+        self._pause = ""  # why NVML must not be asked now
         self.news = False
 
     @property
@@ -57,11 +58,18 @@ class HealthWatch:
                 from drabridge.inventory.nvml import NvmlClient
 
                 self._nvml = NvmlClient(self._take_news, self._on_fact)
+                self._nvml.pause(self._pause)
             self._nvml.start(settings)
         elif self._nvml is not None:
             self._nvml.stop()
             self._nvml = None
             self._take_news()
+
+    def pause_nvml(self, why: str) -> None:
+        """Let go of NVIDIA's driver while there is a reason; "" goes on. What NVML said last stays."""
+        self._pause = why
+        if self._nvml is not None:
+            self._nvml.pause(why)
 
     async def nvml_answered(self) -> None:
         """Wait until NVML has answered, where it is asked, for ``NVML_SECONDS`` at most."""

@@ -11,12 +11,12 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from drabridge.inventory.behind import behind
-from drabridge.inventory.cdi_names import SPEC_DIRECTORIES
 from drabridge.inventory.event_source import DATABASE
 from drabridge.inventory.health_files import HealthFiles
 from drabridge.inventory.udev_device import VALUE_LIMIT_CHARS, clean
 from drabridge.inventory.vfio import why_not_viable
 from drabridge.system.files import read_if_there
+from drabridge.system.paths import CDI_SPECS
 
 
 class HostPaths(Struct, frozen=True):
@@ -24,7 +24,7 @@ class HostPaths(Struct, frozen=True):
 
     proc: Path = Path("/proc")
     udev_database: Path = DATABASE
-    cdi: tuple[Path, ...] = SPEC_DIRECTORIES  # where runtimes look for CDI files
+    cdi: tuple[Path, ...] = CDI_SPECS  # where runtimes look for CDI files
 
 
 class NodeStat(Struct, frozen=True):

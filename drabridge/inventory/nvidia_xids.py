@@ -1,8 +1,9 @@
 """Tell which XIDs are an application's fault: they say nothing about the GPU.
 
-The numbers are those that NVIDIA's own programs ignore: NVIDIA/k8s-device-plugin internal/rm/health.go, and
-kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/device_health.go (xidsToSkip); the texts are those of
-https://docs.nvidia.com/deploy/xid-errors/ (catalog). Every other XID counts.
+The numbers are those that NVIDIA's own programs ignore (NVIDIA/k8s-device-plugin internal/rm/health.go, and
+kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/device_health.go, xidsToSkip), but for two that NVIDIA's
+catalogue has otherwise (https://docs.nvidia.com/deploy/xid-errors/): 94 asks for the application to be started again,
+109, which those programs ignore, for a reset of the GPU. Every other XID counts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,6 @@ APPLICATION_XIDS: Mapping[int, str] = MappingProxyType(
         43: "GPU stopped processing",
         45: "preemptive cleanup, due to previous errors",
         68: "video processor exception",
-        109: "context switch timeout",
+        94: "contained memory error",
     }
 )

@@ -85,6 +85,9 @@ class NvmlClient:
         self._process: asyncio.subprocess.Process | None = None
         self._answered = asyncio.Event()
         self._again = asyncio.Event()  # start anew at once
+        self._pause = ""  # why no process may run
+        self._allowed = asyncio.Event()
+        self._allowed.set()
         self._addresses: frozenset[str] | None = None  # of the GPUs that the driver's files showed last
         self.notes: list[str] = []
         self.problem = ""
@@ -105,6 +108,15 @@ class NvmlClient:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._answered.wait()
+
+    def pause(self, why: str) -> None:
+        """End the process, which keeps the driver in use, and start none while there is a reason; "" goes on."""
+        self._pause = why
+        if why:
+            self._allowed.clear()
+            self._again.set()
+        else:
+            self._allowed.set()
 
     def stop(self) -> None:
         """End the process. Does not wait for it."""
@@ -135,11 +147,17 @@ class NvmlClient:
     async def _run(self) -> None:
         failures = 0
         while True:
+            if self._pause:
+                self._tell(f"it is not asked because of {self._pause}")
+                self._answered.set()
+                await self._allowed.wait()
             began = time.monotonic()
             self._again.clear()
             why = await self._watch()
             if time.monotonic() - began > STABLE_SECONDS:
                 failures = 0
+            if self._pause:
+                continue
             if why:
                 self._tell(why)
             self._answered.set()

@@ -30,6 +30,7 @@ _PLAIN: Mapping[str, Callable[[UdevDevice], str]] = MappingProxyType(
         "driver": lambda device: bound_driver(device),
         "pci": topology.pci_bus_id,
         "pcie_root": topology.pcie_root,
+        "pcie_switch": topology.pcie_switch,
         "numa": lambda device: "".join(map(str, topology.numa_nodes(device))),
         "iommu_group": topology.iommu_group,
     }

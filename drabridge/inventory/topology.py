@@ -84,6 +84,17 @@ def pcie_root(device: UdevDevice) -> str:
     return next((part for part in PurePosixPath(function.syspath).parts if _PCI_ROOT.fullmatch(part)), "")
 
 
+def pcie_switch(device: UdevDevice) -> str:
+    """The PCI address of the nearest PCIe switch above the device: of its upstream port; empty without one.
+
+    A switch is two ports in a row, below a root port: what hangs on one of the lower ones can reach what hangs on
+    another without the root. Which kind of port a function is would be in its configuration space.
+    """
+    function = pci_function(device)
+    above = () if function is None else tuple(n.sysname for n in function.ancestors() if n.subsystem == "pci")
+    return above[1] if len(above) > 2 else ""
+
+
 def iommu_group(device: UdevDevice) -> str:
     """The number of the IOMMU group, as in /dev/vfio/<number>; empty without an IOMMU."""
     for node in device.lineage():

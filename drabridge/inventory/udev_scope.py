@@ -55,7 +55,7 @@ def scope_of_all(configs: Iterable[Config]) -> UdevScope:
 def scope_of(config: Config) -> UdevScope:
     """What matching, identity, nodes, attributes and health of this configuration may read."""
     rules = [rule for resource in config.resources for rule in enumerated(resource)]
-    tests = [test for rule in rules for test in tests_of(rule)]
+    tests = [test for resource in config.resources for rule in _looked_at(resource) for test in tests_of(rule)]
     fields = [*(field for resource in config.resources for field in fields_of(resource)), *label_fields(config)]
     subsystems = [subsystems_of(rule) for rule in rules]
     return UdevScope(
@@ -84,6 +84,12 @@ def enumerated(resource: Resource) -> Iterator[Predicate]:
     yield any_of(resource.match)
     if resource.group is not None and resource.group.scope != "parent":  # ancestors are read with every device
         yield any_of(resource.group.match)
+
+
+def _looked_at(resource: Resource) -> Iterator[Predicate]:
+    """And the predicates that tell its devices apart."""
+    yield from enumerated(resource)
+    yield from (any_of(other.match) for other in resource.replicas.other_counts)
 
 
 def partition_link(resource: Resource) -> str:
@@ -175,7 +181,7 @@ def needs_database(resource: Resource) -> bool:
 
 def database_reads(resource: Resource) -> Iterator[str]:
     """What this resource reads that only udevd knows, as its configuration writes it: ``property:ID_PATH``, ``tag``."""
-    for test in (test for rule in enumerated(resource) for test in tests_of(rule)):
+    for test in (test for rule in _looked_at(resource) for test in tests_of(rule)):
         if test.source in _FROM_UDEVD or (test.source is Source.PROPERTY and _is_udevds(test.key)):
             yield test.label.replace(".", ":", 1)
     for field in fields_of(resource):

@@ -32,6 +32,7 @@ class LabelsSeen(Struct, frozen=True):
     uid: str  # of the Node
     labels: Mapping[str, str]
     managers: Mapping[str, tuple[tuple[str, str], ...]]
+    taints: frozenset[str] = frozenset()  # the keys of its taints
 
 
 class LabelPlan(Struct, frozen=True):
@@ -53,7 +54,9 @@ def labels_of(node: Json) -> LabelsSeen:
                 owner = (str(entry.get("manager") or ""), str(entry.get("operation") or ""))
                 managers[field[2:]] = (*managers.get(field[2:], ()), owner)
     uid = str(metadata.get("uid") or "")
-    return LabelsSeen(uid, {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()}, managers)
+    taints = frozenset(str(taint.get("key")) for taint in (node.get("spec") or {}).get("taints") or ())
+    labels = {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()}
+    return LabelsSeen(uid, labels, managers, taints)
 
 
 def plan(seen: LabelsSeen, wanted: Mapping[str, str], manager: str) -> LabelPlan:

@@ -58,7 +58,7 @@ class LegacyContext(Struct, frozen=True):
     ``devices`` returns the inventory's current records by name. ``resolve`` reads a device's nodes anew from its stable
     identity (stat calls only), because a number may have changed since the last event. ``confirm_cdi`` looks for CDI
     devices of other programs, and raises HostError for one that is in no file. ``now`` returns wall seconds. ``kept``
-    returns the devices that are kept for claims.
+    returns the devices that are kept for claims, ``paused`` those that nobody new gets for now, each with the reason.
     """
 
     ledger_service: LedgerAccess
@@ -68,6 +68,7 @@ class LegacyContext(Struct, frozen=True):
     confirm_cdi: Callable[[Collection[str]], Awaitable[None]] = _all_there
     now: Callable[[], float] = time.time
     kept: Callable[[], Collection[str]] = tuple
+    paused: Callable[[], Mapping[str, str]] = dict
 
 
 CdiNames = list[tuple[str, ...]]  # of each device, as kubelet is told
@@ -102,6 +103,7 @@ class LegacyResource:
         self._confirm_cdi = context.confirm_cdi
         self._now = context.now
         self._kept = context.kept
+        self._paused = context.paused
         self._list: DeviceList = Broadcast()
         self._ids = KubeletIds()
         self._refused: set[str] = set()  # units refused while nothing can be granted: the disk is full, or the like
@@ -151,6 +153,7 @@ class LegacyResource:
             former=self._ids.former(),
             refused=self._refused if self._cannot_grant else None,
             kept=self._kept(),
+            paused=self._paused(),
         )
         self._list.publish(
             tuple(
@@ -177,6 +180,7 @@ class LegacyResource:
         units = self._by_device(ids)
         if self._ids.former():
             self._refuse_surplus(ids)
+        self._refuse_paused(units)
         self._refuse_one_path(units)
         begun: list[_Answer] = []
         event = events.Allocate(units, self._now(), self.resource)
@@ -272,6 +276,18 @@ class LegacyResource:
                     "NOT_FOUND",
                     f"{self.resource} has no share {unit} to give: {owner[unit]} has fewer replicas than before",
                     hint="kubelet chose it before it knew; delete the pod, its replacement gets another",
+                )
+
+    def _refuse_paused(self, units: Mapping[str, Sequence[str]]) -> None:
+        """Raise AllocationError for a device that nobody new gets, which kubelet chose before it knew."""
+        for name, sign in self._paused().items():
+            entry = self._ledger_service.ledger.entries.get(name)
+            held = entry.hold.units if entry is not None and entry.hold is not None else ()
+            if not set(units.get(name, ())) <= set(held):
+                raise AllocationError(
+                    "FAILED_PRECONDITION",
+                    f"{name} is given to nobody new because of {sign}",
+                    hint="its vendor's manager is at work; delete the pod, its replacement waits until that is done",
                 )
 
     def _refuse_one_path(self, names: Iterable[str]) -> None:

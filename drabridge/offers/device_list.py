@@ -40,6 +40,7 @@ def legacy_list(
     former: Mapping[str, Collection[str]] = _NONE,
     refused: Collection[str] | None = None,
     kept: Collection[str] = (),
+    paused: Collection[str] = (),
 ) -> tuple[ListedUnit, ...]:
     """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
 
@@ -58,6 +59,8 @@ def legacy_list(
 
     What pods have of a device that is out of service is Unhealthy as well, or the next pod would be sent for it and
     refused; but not while kubelet may be admitting those pods.
+
+    ``paused``: devices that nobody new gets for now; what pods have of them stays Healthy.
     """
     entries = of_resource(ledger, resource)
     if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
@@ -75,6 +78,8 @@ def legacy_list(
             healthy = set(theirs).difference(refused)
         elif healthy and cordoned_by(ledger, entry) is not None:
             healthy = theirs if _may_admit(ledger, entry, at) else ()
+        elif healthy and entry.name in paused:
+            healthy = theirs
         elif healthy and entry.name in former:
             healthy = {*theirs, *(unit for unit in units if not surplus(entry, unit))}
         every = healthy is units

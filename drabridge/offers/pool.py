@@ -7,7 +7,7 @@ claims may hold, but that is not available now, stays and has a taint, so that p
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from drabridge.offers.slices import CapacityPolicy, Effect, Offer, Pool, Taint
 PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration
 
 UNWELL = "node-unwell"  # the value of the taint while grants would fail; /readyz has the reason
+PAUSED = "paused"  # the value of the taint while a vendor's manager changes driver or partitions
 _OFFERED_LANES = frozenset({Lane.DRA, Lane.SHARED})
 
 
@@ -35,15 +36,16 @@ def pool_of(
     *,
     unwell: bool = False,
     kept: Callable[[Entry], bool] = lambda _: False,
+    paused: Collection[str] = (),
 ) -> Pool:
     """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
 
     ``unwell``: the node could not grant any of its free devices. ``kept``: whether a device is not for claims now
-    (:mod:`drabridge.offers.turns`).
+    (:mod:`drabridge.offers.turns`). ``paused``: devices that nobody new gets for now.
     """
     resources = {resource.name: resource for resource in config.resources}
     counters = _counters(snapshot, resources)
-    context = _Context(ledger, config, counters, at, kept)
+    context = _Context(ledger, config, counters, at, kept, paused)
     offers = [
         context.offer(device, entry, resources[device.resource])
         for device in snapshot.devices
@@ -86,6 +88,7 @@ class _Context(Struct, frozen=True):
     counters: Mapping[str, Mapping[str, int]]
     at: float
     kept: Callable[[Entry], bool]
+    paused: Collection[str]
 
     def offer(self, device: Device, entry: Entry, resource: Resource) -> Offer:
         """The offer of one device."""
@@ -121,6 +124,8 @@ class _Context(Struct, frozen=True):
             since = entry.presence_since + settings.gone_after_seconds
             lasting = self.at >= since
             yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE, since * lasting)
+        elif entry.name in self.paused:
+            yield Taint(f"{prefix}/unavailable", PAUSED)
         elif not eligibility.dra_schedulable(self.ledger, entry):
             yield Taint(f"{prefix}/unavailable", _reason(self.ledger, entry))
         elif self.kept(entry):  # as while the last pod had it: the next one is under way, and no write is due

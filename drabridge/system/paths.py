@@ -10,6 +10,7 @@ from drabridge.errors import ConfigError
 
 KUBELET_ROOT = Path("/var/lib/kubelet")
 CDI_DIRECTORY = Path("/var/run/cdi")
+CDI_SPECS = (Path("/etc/cdi"), CDI_DIRECTORY)  # container-device-interface, pkg/cdi/spec-dirs.go
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another text after each boot (random(4))
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in a pod: token, certificate, namespace
 SUN_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) less the NUL, linux/un.h
@@ -25,6 +26,7 @@ class Paths(Struct, frozen=True):
     device_plugins: Path  # does not follow --root-dir: a constant in kubelet (devicemanager/manager.go)
     state: Path  # ours: ledger, claim records, control socket
     cdi: Path
+    cdi_specs: tuple[Path, ...] = CDI_SPECS  # where the runtime looks for files, the least important first
 
     @classmethod
     def of(
@@ -35,6 +37,7 @@ class Paths(Struct, frozen=True):
         device_plugins: Path | None = None,
         state: Path | None = None,
         cdi: Path = CDI_DIRECTORY,
+        cdi_specs: tuple[Path, ...] = CDI_SPECS,
     ) -> Paths:
         """Return the paths of ``driver``'s agent; the defaults are kubelet's own.
 
@@ -45,8 +48,9 @@ class Paths(Struct, frozen=True):
             device_plugins=device_plugins or kubelet / "device-plugins",
             state=state or kubelet / "plugins" / driver,
             cdi=cdi,
+            cdi_specs=cdi_specs if cdi in cdi_specs else (*cdi_specs, cdi),
         )
-        for path in (paths.kubelet, paths.device_plugins, paths.state, paths.cdi):
+        for path in (paths.kubelet, paths.device_plugins, paths.state, *paths.cdi_specs):
             if not path.is_absolute():
                 raise ConfigError(f"{path} is a relative path", hint="Kubelet and the runtime need absolute ones")
         for socket in (paths.control_socket, paths.podresources_socket, paths.kubelet_socket):

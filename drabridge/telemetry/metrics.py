@@ -130,6 +130,12 @@ TABLE: dict[str, Definition] = {
         ),
         Definition("hold_reason", "gauge", ("reason",), "Devices by the reason why they are still held."),
         Definition("lane_devices", "gauge", ("resource", "lane"), "Devices by lane."),
+        Definition(
+            "claim_status_writes",
+            "counter",
+            ("result",),
+            "Writes of a claim's `status.devices` that ended: OK, or failed (the pod runs all the same).",
+        ),
         Definition("leases", "counter", ("resource", "result"), "Leases that ended, by outcome; once for each device."),
         Definition(
             "lease_duration_seconds",

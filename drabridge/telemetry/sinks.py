@@ -17,6 +17,7 @@ from drabridge.dra.facts import (
     RegistrationChanged,
     Requested,
     SlicesPublished,
+    StatusWritten,
 )
 from drabridge.dra.facts import Fact as DraFact
 from drabridge.inventory.facts import (
@@ -182,6 +183,10 @@ class Sinks:
                 self._metrics.count("resourceslice_publish", "OK")
             case PublishFailed():
                 self._metrics.count("resourceslice_publish", "failed")
+            case StatusWritten():
+                self._metrics.count("claim_status_writes", "failed" if fact.error else "OK")
+                if fact.error:
+                    log.warning("claim status not written", extra={"claim": fact.claim, "reason": fact.error})
             case RegistrationChanged():
                 self._metrics.count("registrations", "dra", "", "OK" if fact.registered else "refused")
                 log.info(

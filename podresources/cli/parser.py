@@ -18,6 +18,7 @@ INTERVAL_FLOOR_SECONDS = 1.0
 RESOLVE_OPTIONS = {
     "agent_socket": "--agent-socket",
     "host_root": "--host-root",
+    "cdi_dir": "--cdi-dir",
     "slices": "--slices",
     "kubeconfig": "--kubeconfig",
     "node": "--node",
@@ -244,6 +245,14 @@ def _add_resolve(sub: argparse.ArgumentParser) -> None:
     )
     resolve.add_argument(
         "--host-root", type=Path, metavar="PATH", help="where the node's files are mounted (default: /)"
+    )
+    resolve.add_argument(
+        "--cdi-dir",
+        type=Path,
+        action="append",
+        metavar="PATH",
+        help="where CDI files are, below --host-root; repeat it for several (default: /var/run/cdi,\n"
+        "/run/cdi and /etc/cdi)",
     )
     resolve.add_argument(
         "--slices",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podresources.errors import NodeError
+from podresources.resolve.cdi import FOLDERS
 from podresources.resolve.resolver import NodePaths, Resolver
 from podresources.socket_path import DEFAULT_SOCKET
 
@@ -29,7 +30,8 @@ def make_resolver(options: Namespace, *, wait: bool) -> Resolver:
         )
     agents = None if options.agent_socket is None else tuple(options.agent_socket)
     slices = _slices(options, wait=wait) if options.slices else None
-    return Resolver(NodePaths(root, agents, _kubelet(options)), slices=slices)
+    folders = FOLDERS if options.cdi_dir is None else tuple(options.cdi_dir)
+    return Resolver(NodePaths(root, agents, _kubelet(options), folders), slices=slices)
 
 
 def _kubelet(options: Namespace) -> Path | None:

@@ -9,7 +9,7 @@ cmd/gpu-kubelet-plugin/cdi.go).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from podresources.resolve.facts import NOTHING, DeviceFacts, text
 from podresources.resolve.files import Stamp, UnreadableFileError, names, read, stamp
 from podresources.resolve.hardware import Hardware
 
-FOLDERS = ("var/run/cdi", "run/cdi", "etc/cdi")
+FOLDERS = (Path("/var/run/cdi"), Path("/run/cdi"), Path("/etc/cdi"))
 """Where runtimes look (CDI specification, "Overview"); ``/var/run`` is a link to ``/run`` on most hosts."""
 
 MOST_EDITS = 4096  # nodes and variables of one device
@@ -58,10 +58,10 @@ class _File(Struct, frozen=True):
 
 
 class CdiFiles:
-    """The CDI files below ``root``, each read again only when it changed."""
+    """The CDI files in ``folders`` below ``root``, each read again only when it changed."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, folders: Sequence[Path] = FOLDERS) -> None:
+        self._folders = [root / str(folder).lstrip("/") for folder in folders]
         self._files: dict[Path, _File] = {}
 
     def refresh(self) -> list[str]:
@@ -91,8 +91,8 @@ class CdiFiles:
 
     def _paths(self) -> Iterator[Path]:
         seen: set[Path] = set()
-        for folder in FOLDERS:
-            directory = (self._root / folder).resolve()
+        for folder in self._folders:
+            directory = folder.resolve()
             if directory in seen:
                 continue
             seen.add(directory)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from podresources.model import AllocationKey, Api, PodAllocation
 from podresources.resolve import cdi
 from podresources.resolve.agent import ASK_SECONDS, Agents, sockets
-from podresources.resolve.cdi import CdiFiles, ClaimDeviceKey, claim_device_key
+from podresources.resolve.cdi import FOLDERS, CdiFiles, ClaimDeviceKey, claim_device_key
 from podresources.resolve.checkpoints import Checkpoints
 from podresources.resolve.facts import NOTHING, DeviceFacts, Resolution, merge
 from podresources.resolve.hardware import Hardware
@@ -49,12 +49,13 @@ class NodePaths(Struct, frozen=True):
     """Where the node's files are.
 
     ``agents``: sockets of drabridge; None for every one in kubelet's ``plugins``. ``kubelet``: its --root-dir; None for
-    the usual one below ``root``.
+    the usual one below ``root``. ``cdi``: the folders of CDI files, as the node has them.
     """
 
     root: Path = Path("/")
     agents: tuple[Path, ...] | None = None
     kubelet: Path | None = None
+    cdi: tuple[Path, ...] = FOLDERS
 
     @property
     def of_kubelet(self) -> Path:
@@ -105,7 +106,7 @@ class Resolver:
         self._slices = slices
         self._agent_seconds = agent_seconds
         self._agents = Agents()
-        self._cdi = CdiFiles(self._paths.root)
+        self._cdi = CdiFiles(self._paths.root, self._paths.cdi)
         self._metadata = MetadataFiles(self._paths.plugins)
         self._hardware = Hardware(self._paths.root)
         self._checkpoints = Checkpoints(self._paths.of_kubelet)

@@ -28,7 +28,9 @@ def lists(kubelet: SimKubelet) -> list[dict[str, str]]:
 async def test_refusals_are_counted_by_reason() -> None:
     async with bridge() as (agent, cluster, _):
         faults, kubelet = cluster.api.faults, cluster.kubelets["node-a"]
+        faults.fail(ALWAYS, 422, verb="patch", resource="resourceclaims")
         name = await held_by_claim(agent, cluster)
+        await until(lambda: metric(agent, "claim_status_writes_total", result="failed"), 10, agent.text)
         faults.fail(ALWAYS, 403, verb="create", resource="events")
         assert (await allocate(plugin_socket(agent), [name]))[0] == "FAILED_PRECONDITION"
         assert await metric(agent, "arbitration_refusals_total", resource=RESOURCE, reason="claim-held") == 1

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -213,3 +214,41 @@ async def test_an_equal_device_plugged_in_at_a_held_devices_place_is_not_taken_f
 
 async def _collision(agent: AgentProcess) -> bool:
     return bool((await agent.status())["collisions"])
+
+
+async def test_a_disk_that_the_host_has_mounted_is_offered_to_nobody_until_it_is_free(
+    loop: Loops, no_udevd: None, tmp_path: Path
+) -> None:
+    """A pod would write below the host's file system. Who holds a disk may mount it."""
+    del no_udevd
+    image, place = formatted(tmp_path / "image"), tmp_path / "place"
+    place.mkdir()
+    disk = Path(f"/dev/{loop.add(0)}")
+    with attached(loop, 0, image), contextlib.ExitStack() as at_first:
+        at_first.enter_context(mounted(disk, place))
+        async with node(by_name(loop), DRIVER) as (agent, kubelet):
+            await until(lambda: counted(kubelet) == (0, 1), 10, agent.text)
+            assert (await agent.device(disk.name))["reason"] == f"the host uses it: {disk.name} is mounted"
+            at_first.close()
+            await until(lambda: counted(kubelet) == (1, 1), 10, agent.text)
+            assert (await kubelet.run_pod(pod("a", resource=RESOURCE))).phase is Phase.RUNNING
+            with mounted(disk, place):
+                await asyncio.sleep(4)
+                assert counted(kubelet) == (1, 1), "as the pod itself may do"
+
+
+def formatted(image: Path) -> Path:
+    """Make a file with an empty file system in it."""
+    image.write_bytes(b"")
+    os.truncate(image, 8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    return image
+
+
+@contextlib.contextmanager
+def mounted(disk: Path, place: Path) -> Iterator[None]:
+    subprocess.run(["mount", "-o", "ro,noload", disk, place], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", place], check=True)

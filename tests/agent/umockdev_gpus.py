@@ -243,6 +243,18 @@ async def amd_partitions_are_claimed_by_the_examples_of_its_driver() -> None:
 
 
 @case
+async def amd_gpus_are_given_to_nobody_new_while_their_manager_partitions_them() -> None:
+    bed_of("amd-mi308x-cpx")
+    async with bridge(example("amd-gpu"), driver="gpu.amd.com") as (agent, cluster, _):
+        await until(lambda: ids(cluster, "amd.com/gpu") == PARTITIONS | OTHERS, 15, agent.text)
+        taint = {"key": "amd-dcm", "value": "up", "effect": "NoExecute"}
+        cluster.api.objects.modify("nodes", "node-a", lambda one: one["spec"].update(taints=[taint]))
+        await until(lambda: ids(cluster, "amd.com/gpu") == set(), 15, agent.text)
+        cluster.api.objects.modify("nodes", "node-a", lambda one: one["spec"].pop("taints"))
+        await until(lambda: ids(cluster, "amd.com/gpu") == PARTITIONS | OTHERS, 15, agent.text)
+
+
+@case
 async def amd_errors_that_were_not_corrected_make_it_unhealthy_until_they_are_gone() -> None:
     bed = bed_of("amd-mi308x-cpx")
     async with bridge(example("amd-gpu"), driver="gpu.amd.com") as (agent, cluster, _):

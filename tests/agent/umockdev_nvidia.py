@@ -23,6 +23,7 @@ from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from tests.agent.umockdev_examples import EXAMPLES
 from tests.agent.umockdev_gpus import ids, limits_pod, published
+from tests.agent.umockdev_nvml import worker as nvml_worker
 from tests.support import machines
 from tests.support.agent_on_cluster import bridge, claim_and_pod
 from tests.support.agent_process import AgentProcess, metric
@@ -200,21 +201,21 @@ async def an_xid_of_an_instance_costs_the_others_nothing() -> None:
         for count, (gpu, uuid) in enumerate(((1, of_pod), (0, of_claim)), 1):
             (gi,) = (gi for gi, _, _ in DIVIDED if mig_uuid(gpu, gi) == uuid)
             here.standin.event(gpu, 31, gi, 0)  # the application's own fault
-            here.standin.event(gpu, 94, gi, 0)
+            here.standin.event(gpu, 95, gi, 0)
             await until(partial(_counted, agent, count), 10, agent.text)
         await until(lambda: here.ids(SMALL) == FOR_PODS - {of_pod}, 5, agent.text)
         assert here.health(pod) == {"resourceID": of_pod, "health": "Unhealthy"}
         await until(lambda: here.health(claim)["health"] == "Unhealthy", 5, lambda: str(here.health(claim)))
-        assert here.health(claim) == {"resourceID": name, "health": "Unhealthy", "message": "XID 94"}
+        assert here.health(claim) == {"resourceID": name, "health": "Unhealthy", "message": "XID 95"}
         await until(lambda: _tainted(cluster), 5, agent.text)
-        assert _tainted(cluster) == {of_claim.lower(): [("xid-94", "NoSchedule")]}
+        assert _tainted(cluster) == {of_claim.lower(): [("xid-95", "NoSchedule")]}
         assert here.ids(GPU) == {GPUS[3]}
         for one in ("a", "c"):
             assert cluster.get("pods", one)["status"]["phase"] == "Running"  # type: ignore[index]
 
 
 async def _counted(agent: AgentProcess, count: int) -> bool:
-    return await metric(agent, "nvml_xids_total", xid="94") == count
+    return await metric(agent, "nvml_xids_total", xid="95") == count
 
 
 def _tainted(cluster: SimCluster) -> dict[str, list[tuple[str, str]]]:
@@ -243,6 +244,42 @@ async def instances_that_others_make_and_remove_are_followed_without_a_resync() 
         await here.generated([*ALL, *halves])
         assert await here.names(LARGE) == {f"{KIND}={uuid}" for uuid in halves}
         assert here.cluster.get("pods", "a")["status"]["phase"] == "Running"  # type: ignore[index]
+
+
+@case
+async def while_nvidias_manager_is_at_work_nvml_is_let_go_and_nobody_new_gets_a_device() -> None:
+    """Else the driver is in use when the manager unloads it, and pods begin on GPUs that are being divided."""
+    async with node() as here:
+        agent, cluster = here.agent, here.cluster
+        await here.generated(ALL)
+        held = here.device(await here.pod(limits_pod("a", SMALL), "a"))
+        claim = await here.pod(claim_pod("c", "mig.nvidia.com", PROFILE), "c")
+        before, pid = published(cluster), nvml_worker(agent)
+        assert pid
+        label(cluster, **{"nvidia.com/gpu.deploy.device-plugin": "paused-for-mig-change"})
+        await until(lambda: here.ids(SMALL) == {held} and here.ids(GPU) == set(), 10, agent.text)
+        await until(lambda: not nvml_worker(agent), 10, agent.text)
+        await until(lambda: _tainted(cluster) == {name: [("paused", "NoSchedule")] for name in before}, 10, agent.text)
+        assert here.health(claim)["health"] == "Healthy", "who has a device keeps it"
+        assert any("paused-for-mig-change" in note for note in (await agent.status())["notes"])
+        assert (await agent.ask("/readyz"))[0] == 200
+        await cluster.apply(claim_pod("d", "gpu.nvidia.com"))
+        label(cluster, **{"nvidia.com/gpu.deploy.device-plugin": "true", "nvidia.com/mig.config.state": "rebooting"})
+        await asyncio.sleep(1)
+        assert (here.ids(GPU), nvml_worker(agent)) == (set(), 0)
+        assert cluster.get("pods", "d")["status"].get("phase") == "Pending"  # type: ignore[index]
+        # What the manager made is found when it is done.
+        here.divide(3, (1, "3g.40gb", 0))
+        label(cluster, **{"nvidia.com/mig.config.state": "success"})
+        await until(lambda: here.ids(LARGE) | set(published(cluster)) >= {mig_uuid(3, 1)}, 20, agent.text)
+        await until(lambda: here.ids(SMALL) == FOR_PODS and _tainted(cluster) == {}, 10, agent.text)
+        assert nvml_worker(agent) not in (0, pid)
+        await cluster.wait_pod("d")
+
+
+def label(cluster: SimCluster, **labels: str) -> None:
+    """Set labels of the Node, as a manager does."""
+    cluster.api.objects.modify("nodes", "node-a", lambda one: one["metadata"].setdefault("labels", {}).update(labels))
 
 
 @case

@@ -207,6 +207,17 @@ def test_other_programs_cdi_files_are_mounted_where_they_are_used(
     assert {path: writable for path, (_, writable) in mounted(values).items() if "cdi" in path} == expected
 
 
+def test_cdi_folders_are_those_of_the_nodes_runtime() -> None:
+    talos = ["/var/cdi/static", "/var/cdi/dynamic"]
+    resource = {"name": "a.com/b", "match": [{"subsystem": "pci"}], "cdiDevices": ["a.com/b={sysname}"]}
+    values = {"cdiDir": talos[1], "cdiSpecDirs": talos, "config": {"resources": [resource]}}
+    found = {path: writable for path, (_, writable) in mounted(values).items() if "cdi" in path}
+    assert found == {talos[0]: False, talos[1]: True}
+    arguments = pod(values)["containers"][0]["args"]
+    at = arguments.index("--cdi-spec-dirs")
+    assert arguments[at + 1 : at + 3] == talos
+
+
 @pytest.mark.parametrize(("events", "host"), [("kernel", False), ("udev", True), ("auto", True), (None, True)], ids=str)
 def test_the_hosts_network_comes_with_the_event_source_that_needs_it_and_udevs_database_always(
     events: str | None, host: bool

@@ -10,6 +10,7 @@ import pytest
 
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.claim_status import StatusWriter
+from drabridge.dra.facts import Fact, StatusWritten
 from drabridge.dra.records import ClaimRecords, RecordStore
 from drabridge.inventory.model import Presence, Snapshot
 from drabridge.system.io_thread import IoThread
@@ -67,15 +68,18 @@ async def test_a_writer_that_meets_a_damaged_record_goes_on(tmp_path: Path, capl
     """The record is damaged between the claim's preparation and the write of its status."""
     caplog.set_level(logging.WARNING)
     records = ClaimRecords(RecordStore(tmp_path), IoThread("records"), "boot")
-    writer = StatusWriter(ClaimObjects(None), records, DRIVER)  # type: ignore[arg-type]
+    told: list[Fact] = []
+    writer = StatusWriter(ClaimObjects(None), records, DRIVER, told.append)  # type: ignore[arg-type]
     task = asyncio.create_task(writer.run())
     for uid, damage in (("a", tmp_path.joinpath("a.json").mkdir), ("b", lambda: (tmp_path / "b.json").write_text("{"))):
         damage()
         writer.claim_prepared(uid)
         await asyncio.sleep(0.01)
-    await until(lambda: len(caplog.records) == 2)
+    await until(lambda: len(caplog.records) == len(told) == 1)
     assert not task.done()
-    assert [record.message for record in caplog.records] == ["claim status not written", "claim record quarantined"]
+    assert caplog.records[0].message == "claim record quarantined"
+    assert isinstance(told[0], StatusWritten)
+    assert told[0].error
     writer.inventory_changed(Snapshot(1, (gpu(1),)))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -107,8 +111,7 @@ async def test_a_new_claim_is_read_once_and_its_status_written_once() -> None:
         assert asked == ["get", "patch"]
 
 
-async def test_a_later_claim_of_the_same_name_gets_no_status(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
+async def test_a_later_claim_of_the_same_name_gets_no_status() -> None:
     async with a_node() as node:
         claim = node.claims.add("cl", "gpu-1")
         await node.prepared(claim)
@@ -124,5 +127,5 @@ async def test_a_later_claim_of_the_same_name_gets_no_status(caplog: pytest.LogC
 
         await until(lambda: asked() == ["patch", "get"], why="the refusal, and the look at why")
         assert conditions(node, "cl") == []
-        assert "claim status not written" not in caplog.text
+        assert not any(isinstance(one, StatusWritten) and one.error for one in node.facts)
         assert await node.unprepare(claim) == {claim.uid: ""}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from drabridge.dra.facts import StatusWritten
 from drabridge.inventory.model import Presence
 from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, gpu
 from tests.support.waiting import until
@@ -192,12 +193,12 @@ async def test_the_status_of_a_claim_follows_its_devices_and_leaves_other_driver
         assert "nic-0" not in json.dumps(ours)  # never sent, not even unchanged
 
 
-async def test_a_status_that_is_refused_is_reported_and_the_claim_works(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_status_that_is_refused_is_reported_and_the_claim_works() -> None:
     async with a_node(gates={"DRAResourceClaimDeviceStatus": True}) as node:
         node.api.faults.fail(20, 422, verb="patch", resource="resourceclaims")
         claim = node.claims.add("cl", "gpu-0")
         assert await node.prepared(claim)
-        await until(lambda: "claim status not written" in caplog.text, why="the warning")
+        await until(lambda: any(isinstance(one, StatusWritten) and one.error for one in node.facts), why="the fact")
 
 
 async def test_both_can_be_switched_off() -> None:

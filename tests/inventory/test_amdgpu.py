@@ -83,3 +83,10 @@ def test_compute_units_that_cannot_be_computed_are_left_out(tmp_path: Path, unit
     node(tmp_path, "3", GPU.replace("simd_per_cu 4", f"simd_per_cu {units}"))
     found = amdgpu.properties_of("renderD129", "/nonexistent/0001:0a:00.0", amdgpu.read_topology(tmp_path))
     assert "AMDGPU_COMPUTE_UNITS" not in found
+
+
+@pytest.mark.parametrize(("said", "hive"), [("hive_id 7203405203", "7203405203"), ("hive_id 0", None), ("", None)])
+def test_gpus_that_xgmi_links_name_one_hive(tmp_path: Path, said: str, hive: str | None) -> None:
+    node(tmp_path, "3", f"{GPU}{said}\n")
+    found = amdgpu.properties_of("renderD129", "/nonexistent/0001:0a:00.0", amdgpu.read_topology(tmp_path))
+    assert found.get("AMDGPU_XGMI_HIVE") == hive

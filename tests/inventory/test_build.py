@@ -10,6 +10,8 @@ from drabridge.inventory.builder import BuildResult, DeviceBuilder
 from drabridge.inventory.model import Device, DeviceNode, Mount, Presence, Semver
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice
+from drabridge.inventory.udev_scope import scope_of
+from drabridge.offers.attributes import describe
 from tests.support.hardware import MemoryHost, config, record
 
 BUS = record("/sys/devices/pci0000:00/0000:00:14.0", "pci", attributes={"numa_node": "0"})
@@ -231,6 +233,26 @@ def test_mounts_exist_or_are_optional_or_make_faulty() -> None:
     assert device.mounts == (Mount("/etc/card/A1", "/etc/card", True),)
     broken = one([card()], host, mounts=[{"hostPath": "/nowhere"}])
     assert broken.reason == "/nowhere cannot be mounted: it does not exist"
+
+
+SIZES = (("80", 4), ("[18]0", 1))
+
+
+def test_devices_of_one_name_may_have_different_numbers_of_replicas() -> None:
+    replicas = {"count": 2, "otherCounts": [{"match": [{"attr": {"size": size}}], "count": n} for size, n in SIZES]}
+    for size, count in (("80", 4), ("10", 1), ("24", 2)):
+        record = card(attributes={"serial": "A1", "size": size})
+        assert len(one([record], MemoryHost(HOST), replicas=replicas).units) == count
+    resource = RESOURCE | {"replicas": replicas}
+    assert "size" in scope_of(config(resource)).attributes
+    assert not config(resource | {"replicas": replicas | {"count": 1}}).resources[0].claimable
+
+
+def test_a_resource_may_say_that_its_numa_node_does_not_matter() -> None:
+    assert one([card()], MemoryHost(HOST)).numa_nodes == (0,)
+    device = one([card()], MemoryHost(HOST), numa=False)
+    assert device.numa_nodes == ()
+    assert "resource.kubernetes.io/numaNode" not in describe(device)[0]
 
 
 def test_replicas_are_ids_of_one_device() -> None:

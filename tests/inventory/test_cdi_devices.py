@@ -60,8 +60,8 @@ async def test_a_device_is_healthy_while_its_cdi_device_is_in_a_file(tmp_path: P
         device = only(watched.snapshots[-1])
         assert device.presence is Presence.FAULTY
         assert device.reason == (
-            f"{GONE} {tmp_path}: run nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml, or restart "
-            "nvidia-cdi-refresh"
+            f"{GONE} {tmp_path}: run nvidia-ctk cdi generate --device-name-strategy=uuid "
+            f"--output={tmp_path}/nvidia.yaml, or restart nvidia-cdi-refresh"
         )
         write_spec(path, "GPU-zero")
         device = only(await watched.snapshot_with(is_(Presence.PRESENT)))

@@ -19,7 +19,6 @@ from drabridge.errors import HostError
 from drabridge.inventory import cdi_index
 from drabridge.inventory.cdi_file import FILE_BYTES_MAX
 from drabridge.inventory.cdi_index import CdiIndex
-from drabridge.inventory.cdi_names import spec_directories
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.waiting import HANG_SECONDS, until
 
@@ -66,12 +65,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cdi_index, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(cdi_index, "AGAIN_SECONDS", 0.02)
     monkeypatch.setattr(cdi_index, "SETTLE_SECONDS", 0.3)
-
-
-def test_the_directories_are_those_of_runtimes_and_our_own() -> None:
-    etc, run = Path("/etc/cdi"), Path("/var/run/cdi")
-    assert spec_directories(run) == (etc, run)
-    assert spec_directories(Path("/opt/cdi")) == (etc, run, Path("/opt/cdi"))
 
 
 async def test_what_is_there_is_known_at_once(tmp_path: Path) -> None:

@@ -193,6 +193,8 @@ def test_why_a_device_is_missing_says_what_to_do() -> None:
     assert none.missing("a.com/b=c").endswith(": its vendor's program writes that file")
     indices = CdiNames(none.directories, places={f"nvidia.com/gpu={n}": "/etc/cdi/x" for n in range(8)} | {B: "x"})
     assert indices.missing(A).endswith("nvidia-cdi-refresh; files have the names 0, 1, 2")
+    by_uuid = "cdi generate --device-name-strategy=uuid --output="  # else it would write the same names again
+    assert all(by_uuid in indices.missing(f"nvidia.com/gpu={uuid}") for uuid in ("GPU-1", "MIG-1"))
     twice = CdiNames(none.directories, conflicts={A: ("/etc/cdi/x.yaml", "/etc/cdi/y.yaml")})
     assert twice.missing(A) == (
         "CDI device nvidia.com/gpu=a is in /etc/cdi/x.yaml and in /etc/cdi/y.yaml, so runtimes take neither: "

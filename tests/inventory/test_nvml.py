@@ -177,8 +177,8 @@ async def test_an_xid_of_a_mig_instance_is_its_alone_and_one_of_the_gpu_is_every
     standin = StandIn(tmp_path)
     standin.mig(0, (9, "1g.10gb", 0), (10, "1g.10gb", 1))
     async with client(standin) as here:
-        standin.event(0, 94, 9, 0)
-        await here.until(lambda: here.failures(mig_uuid(0, 9)) == ["XID 94"])
+        standin.event(0, 95, 9, 0)
+        await here.until(lambda: here.failures(mig_uuid(0, 9)) == ["XID 95"])
         assert here.failures(UUIDS[0]) == here.failures(mig_uuid(0, 10)) == []
         standin.event(0, 48)
         await here.until(lambda: here.failures(UUIDS[0]) == ["XID 48"])

@@ -76,3 +76,24 @@ def test_a_device_on_another_bus_has_no_pci_address_of_its_own(below: tuple[str,
         device = record(f"{device.syspath}/{subsystem}{level}", subsystem, device)
     assert topology.own_pci_bus_id(device) == address
     assert topology.pci_bus_id(device) == FUNCTION, "{pci} says where it is"
+
+
+@pytest.mark.parametrize(
+    ("above", "switch"),
+    [
+        ((), ""),
+        (("0000:3a:00.0",), ""),  # at a root port
+        (("0000:3a:00.0", "0000:3b:00.0"), ""),  # behind a bridge
+        (("0000:3a:00.0", "0000:3b:00.0", "0000:3c:04.0"), "0000:3b:00.0"),
+        (("0000:3a:00.0", "0000:3b:00.0", "0000:3c:04.0", "0000:3d:00.0", "0000:3e:08.0"), "0000:3d:00.0"),  # nearest
+    ],
+)
+def test_devices_of_one_pcie_switch_name_it(above: tuple[str, ...], switch: str) -> None:
+    """A GPU and a network card that name one switch reach each other without the root complex."""
+    device = ROOT
+    for address in (*above, "0000:5e:00.0"):
+        device = record(f"{device.syspath}/{address}", "pci", device)
+    for name in ("drm/card0", "drm/card0/renderD128"):
+        assert topology.pcie_switch(device) == switch
+        device = record(f"{device.syspath}/{name}", "drm", device)
+    assert topology.pcie_switch(record("/sys/devices/virtual/misc/kvm", "misc")) == ""

@@ -195,6 +195,6 @@ def test_the_mounts_and_the_role_for_resolving_are_what_it_reads() -> None:
     assert all(mount["readOnly"] for mount in mounts["volumeMounts"])
     node = NodePaths()
     checkpoint = (node.of_kubelet / DEVICES).parent
-    assert set(paths.values()) == {str(node.plugins), str(checkpoint), f"/{FOLDERS[0]}", f"/{LOGS}"}
+    assert set(paths.values()) == {str(node.plugins), str(checkpoint), str(FOLDERS[0]), f"/{LOGS}"}
     assert str(node.plugins) == f"/{KUBELET}/plugins"
     assert role["rules"] == [{"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list"]}]

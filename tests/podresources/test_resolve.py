@@ -582,6 +582,23 @@ async def test_options_that_would_do_nothing_are_refused(arguments: list[str], s
     assert said in done.err
 
 
+async def test_cdi_files_are_looked_for_where_the_nodes_runtime_looks(tmp_path: Path) -> None:
+    """Talos has others than most: without the option its claims have no UUID."""
+    files = NodeFiles(tmp_path)
+    files.nvidia_driver()
+    files.nvidia_claim(CLAIM_UID, 0)
+    talos = tmp_path / "var/cdi/dynamic"
+    talos.parent.mkdir(parents=True)
+    (tmp_path / "var/run/cdi").rename(talos)
+    folders = ("--cdi-dir", "/var/cdi/static", "--cdi-dir", "/var/cdi/dynamic")
+    async with kubelet({"List": says(listing(nvidia_pod())), "Get": get_answer(nvidia_pod())}) as server:
+        for more, known in ((folders, True), ((), False)):
+            done = await run(
+                *("list", "--resolve", "-o", "json", "--socket", server.path, "--host-root", tmp_path, *more)
+            )
+            assert bool(json.loads(done.out)["allocations"][0]["resolved"]["uuid"]) is known, done.err
+
+
 async def test_a_host_root_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> None:
     async with node() as server:
         done = await run("list", "--resolve", "--socket", server.path, "--host-root", tmp_path / "none")

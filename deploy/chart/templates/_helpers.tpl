@@ -72,7 +72,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- range .Values.config.resources -}}
 {{- if .cdiDevices -}}
 {{- $dirs = list -}}
-{{- range list "/etc/cdi" "/var/run/cdi" -}}
+{{- range $.Values.cdiSpecDirs -}}
 {{- if not (has . (append $.Values.extraHostPaths $.Values.cdiDir)) -}}{{- $dirs = append $dirs . -}}{{- end -}}
 {{- end -}}
 {{- end -}}

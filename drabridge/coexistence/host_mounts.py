@@ -1,0 +1,93 @@
+"""Tell which block devices the host itself uses: with a file system that is mounted, or as swap.
+
+A pod that gets such a disk writes below a mounted file system. A pod may mount what it holds; so it counts for devices
+that nobody holds. The kernel says it of most file systems (/sys/fs), for all mount namespaces; of the others only what
+is mounted in this namespace, or in the first process's where that can be read, is known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from drabridge.inventory.model import Device
+
+DEPTH = 8  # a crypt on a volume on a RAID on partitions is 4
+
+Number = str  # "8:1"
+
+
+class HostMounts:
+    """What is below ``sys`` and ``proc`` says. Reads files of the kernel's that no disk can stop."""
+
+    def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> None:
+        self._sys = sys
+        self._proc = proc
+
+    def used(self, devices: Iterable[Device]) -> Mapping[str, str]:
+        """Return those of the devices that the host uses, by name, each with the reason."""
+        disks = {device.name: numbers for device in devices if (numbers := numbers_of(device))}
+        if not disks:
+            return {}
+        busy = self._busy()
+        found = {}
+        for name, numbers in disks.items():
+            if used := sorted(busy.keys() & {above for number in numbers for above in self._above(number, DEPTH)}):
+                found[name] = f"the host uses it: {', '.join(busy[number] for number in used)}"
+        return found
+
+    def _busy(self) -> dict[Number, str]:
+        """Return the block devices with a mounted file system, or swap, each in words."""
+        found: dict[Number, str] = {}
+        for process in ("1", "self"):
+            for line in _lines(self._proc / process / "mountinfo"):
+                fields = line.split()
+                if len(fields) > 4 and (name := self._name(fields[2])):
+                    found[fields[2]] = f"{name} is mounted"
+        for kind in _names(self._sys / "fs"):
+            folder = self._sys / "fs" / kind
+            groups = [folder, *(folder / one / "devices" for one in _names(folder) if kind == "btrfs")]
+            for name in (name for group in groups for name in _names(group)):
+                if number := self._number(name):
+                    found[number] = f"{name} is mounted"
+        for line in _lines(self._proc / "swaps")[1:]:
+            if line.startswith("/dev/") and (number := self._number(name := os.path.basename(line.split()[0]))):
+                found[number] = f"{name} is swap"
+        return found
+
+    def _above(self, number: Number, depth: int) -> Iterator[Number]:
+        """Yield the number, and those of the volumes that are made of it: device-mapper, md."""
+        yield number
+        place = self._sys / "dev/block" / number
+        for holder in _names(place / "holders") if depth else ():
+            if above := self._number(holder):
+                yield from self._above(above, depth - 1)
+
+    def _number(self, name: str) -> Number:
+        """Return the number of a block device; empty for what is none."""
+        return "".join(_lines(self._sys / "class/block" / name / "dev")[:1]).strip()
+
+    def _name(self, number: Number) -> str:
+        place = self._sys / "dev/block" / number
+        return place.resolve().name if place.exists() else ""
+
+
+def numbers_of(device: Device) -> set[Number]:
+    """Return the numbers of a device's block nodes, and of the partitions of those."""
+    own = {f"{node.major}:{node.minor}" for node in device.nodes if node.kind == "b"}
+    return own | {place[1:] for place in device.also_at if own and place.startswith("b") and place[1:2].isdecimal()}
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
