@@ -1,0 +1,60 @@
+"""``python -m tests.glue --minutes 5``: tell random stories of a node with the real agent, and judge each."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+
+from tests.glue import processes
+from tests.glue.story import WORLDS, Story
+
+
+class _Lines(logging.Formatter):
+    """The agent's lines with their fields, and the story's seconds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = logging.LogRecord("", 0, "", 0, "", (), None).__dict__
+        fields = " ".join(f"{key}={value}" for key, value in record.__dict__.items() if key not in told and key != "message")
+        text = f"{time.monotonic() - processes.START_SECONDS:8.2f}  [{processes.PROCESS.get().name}] {record.getMessage()} {fields}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.glue", description=__doc__)
+    parser.add_argument("--stories", type=int, default=10, help="so many of each world (default 10)")
+    parser.add_argument("--minutes", type=float, default=0.0, help="stories until so many minutes have passed")
+    parser.add_argument("--seed", type=int, default=1, help="of the first story")
+    parser.add_argument("--steps", type=int, default=25, help="happenings in a story (default 25)")
+    parser.add_argument("--world", choices=[one.name for one in WORLDS], help="this one alone")
+    parser.add_argument("--verbose", action="store_true", help="print what happens, and the agent's log")
+    given = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # one seed is to be one story
+        os.execve(sys.executable, [sys.executable, "-m", "tests.glue", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+    logging.basicConfig(level=logging.INFO if given.verbose else logging.CRITICAL + 1)
+    logging.getLogger().handlers[0].setFormatter(_Lines())
+    began, told, bad = time.monotonic(), 0, 0
+    starts = 0
+    for seed in range(given.seed, sys.maxsize):
+        if given.minutes and time.monotonic() - began > 60 * given.minutes:
+            break
+        if not given.minutes and seed >= given.seed + given.stories:
+            break
+        for world in WORLDS:
+            if given.world in (None, world.name):
+                story = Story(world, seed, given.steps).run()
+                told += 1
+                starts += story.node.runtime.starts
+                if story.faults or given.verbose:
+                    print(f"world {world.name}, seed {seed}:", *story.told, sep="\n", flush=True)
+                    print(*story.faults, sep="\n", flush=True)
+                bad += bool(story.faults)
+    seconds = time.monotonic() - began
+    print(f"{told} stories, {starts} containers with devices, {bad} with faults, {seconds:.0f} s")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
