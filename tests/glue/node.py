@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,22 +22,29 @@ from drabridge.agent.endpoints import ControlRequests, Views
 from drabridge.agent.main import Agent
 from drabridge.agent.options import Options
 from drabridge.config.schema import Config
+from drabridge.coordinator.main import Coordinator
+from drabridge.errors import DrabridgeError
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.model import Device, Snapshot
+from drabridge.kube.claim_hints import LEASES, lock_name
+from drabridge.kube.leader_election import Election
 from drabridge.ledger.lock import LedgerLockedError, Lock
 from drabridge.ledger.model import Ledger
 from drabridge.sim.apiserver.garbage_collector import collect
 from drabridge.sim.cluster import ClusterNode, ClusterTimings, NodeTimings, SimCluster
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.scheduler.scheduler import SchedulerTimings
+from drabridge.system.port import Port
 from tests.glue.api_connection import Connection, Trouble
 from tests.glue.memory_grpc import Wire
-from tests.glue.processes import EPOCH_SECONDS, PROCESS, Process
+from tests.glue.processes import PROCESS, Process
 from tests.glue.truth import TrueRuntime
+from tests.glue.worlds import CONTROL, DRIVER, World
 
 NODE = "node-a"
 LOCK_LOOK_SECONDS = 0.02
+STOP_SECONDS = 3.0  # what the agent promises
 
 
 class FixedInventory:
@@ -143,27 +152,28 @@ async def _wait_for_lock(directory: Path) -> Lock:
 class Node:
     """One node, from :meth:`open` to :meth:`close`."""
 
-    def __init__(self, root: Path, config: str, devices: tuple[Device, ...], dice: random.Random) -> None:
+    def __init__(self, root: Path, world: World, dice: random.Random) -> None:
         self._root = root
-        self.dice = dice
-        self.devices = devices
+        self._world = world
         self.trouble = Trouble(dice)
         self.wire = Wire(lambda: dice.uniform(0.0005, 0.002) + (dice.random() < 0.05) * dice.uniform(0.0, 0.1))
         self._config = root / "config.yaml"
-        self._config.write_text(config)
+        self._config.write_text(world.config)
         self._boot_id = root / "boot_id"
         self._boot_id.write_text("boot-1\n")
         timings = ClusterTimings(Timings(), SchedulerTimings(), NodeTimings(sync_seconds=0.2))
-        self.runtime = TrueRuntime({one.name: one.root for one in devices})
+        self.runtime = TrueRuntime({one.name: one.root for one in world.devices}, shareable=world.shareable)
         self.cluster = _Cluster(root, timings=timings, runtime=lambda _: self.runtime, seed=dice.getrandbits(32))
         self.runtime.objects = self.cluster.api.objects
         self.kubelet = self.cluster.kubelets[NODE]
         self.agents: list[tuple[Process, asyncio.Task[None]]] = []  # the oldest first
+        self._coordinator: Process | None = None
+        self._stops: dict[Process, Callable[[], None]] = {}
         self._stack = contextlib.ExitStack()
 
     async def open(self) -> None:
         """Start the cluster, no agent yet."""
-        FixedInventory.listed = self.devices
+        FixedInventory.listed = self._world.devices
         self._stack.enter_context(self.wire.in_place())
         self._stack.enter_context(self._edges())
         await self.cluster.start()
@@ -171,19 +181,17 @@ class Node:
     async def close(self) -> None:
         while self.agents:
             await self.kill_agent()
+        await self.kill_coordinator()
         await self.cluster.stop()
         self._stack.close()
         AGENTS.clear()
 
     @contextlib.contextmanager
     def _edges(self) -> Iterator[None]:
-        def connect(*_: Any) -> Connection:
-            return Connection(self.cluster.api.objects, self.trouble)
-
         with contextlib.ExitStack() as stack:
             for name, stand_in in (
-                ("drabridge.kube.connection.connect", connect),
-                ("drabridge.agent.standby.connect", connect),
+                ("drabridge.kube.connection.connect", self._connect),
+                ("drabridge.agent.standby.connect", self._connect),
                 ("drabridge.agent.standby._wait_for_lock", _wait_for_lock),
                 ("drabridge.agent.standby.Inventory", FixedInventory),
                 ("drabridge.agent.standby.Watcher", _Watcher),
@@ -191,6 +199,7 @@ class Node:
                 ("drabridge.agent.components.Endpoints", _Endpoints),
                 ("drabridge.agent.serving.release_memory_of_start", lambda: None),
                 ("drabridge.legacy.manager.Watcher", _Watcher),
+                ("drabridge.coordinator.main.lead", _lead),
             ):
                 stack.enter_context(patch(name, stand_in))
             yield
@@ -205,7 +214,9 @@ class Node:
         )
 
         async def run() -> None:
-            await Agent(options, now=lambda: EPOCH_SECONDS + asyncio.get_running_loop().time()).run()
+            agent = Agent(options, now=time.time)
+            self._stops[process] = agent.stop
+            await agent.run()
 
         self.agents.append((process, process.start(run())))
 
@@ -218,32 +229,69 @@ class Node:
     async def stop_agent(self) -> None:
         """Ask the oldest agent to end, and wait for it."""
         process, task = self.agents.pop(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await process.kill()
+        self._stops[process]()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await task
+        finally:
+            await process.kill()
+
+    # --- the coordinator
+
+    def start_coordinator(self) -> None:
+        self._coordinator = process = Process("coordinator")
+        connections = (self._connect(), self._connect())
+
+        async def run() -> None:
+            election = Election(lock_name(DRIVER), CONTROL, "the only one")
+            await Coordinator(connections, DRIVER, election, lambda: connections[0], Port("")).run()
+
+        process.start(run())
+
+    async def kill_coordinator(self) -> None:
+        if self._coordinator is not None:
+            await self._coordinator.kill()
+
+    def _connect(self, *_: Any) -> Connection:
+        return Connection(self.cluster.api.objects, self.trouble)
+
+    # --- what the agent that has the ledger says
 
     @property
-    def requests(self) -> ControlRequests | None:
-        """The control requests of the agent that has the ledger."""
+    def _serving(self) -> _Endpoints | None:
         found = [AGENTS[process] for process, _ in self.agents if process in AGENTS]
-        return found[-1].requests if found else None
+        return found[-1] if found else None
 
-    async def ask(self, what: str, **body: Any) -> Mapping[str, Any]:
-        """Send a control request. Raises DrabridgeError."""
-        assert self.requests is not None
-        answer: Mapping[str, Any] = await getattr(self.requests, what)(json.dumps(body).encode())
-        return answer
+    @property
+    def serves(self) -> bool:
+        """Whether an agent has the ledger."""
+        return self._serving is not None
+
+    async def ask(self, what: str, **body: Any) -> None:
+        """Send a control request, if an agent has the ledger. Raises DrabridgeError."""
+        if self._serving is not None:
+            await getattr(self._serving.requests, what)(json.dumps(body).encode())
 
     @property
     def ledger(self) -> Ledger:
-        found = [AGENTS[process] for process, _ in self.agents if process in AGENTS]
-        return found[-1].views.state().ledger if found else Ledger()
-
-    def status(self) -> Mapping[str, Any]:
-        found = [AGENTS[process] for process, _ in self.agents if process in AGENTS]
-        return found[-1].views.document() if found else {}
+        return self._serving.views.state().ledger if self._serving is not None else Ledger()
 
     def faults(self) -> list[str]:
-        """What ended a part of the cluster, or an agent that nobody ended."""
+        """What ended an agent that nobody ended."""
         over = [task for _, task in self.agents if task.done()]
         return [f"{task.get_name()} ended: {task.exception()!r}" for task in over if not task.cancelled()]
+
+
+async def _lead(
+    election: Election, load: Callable[[], Any], started: Callable[[], None], healthy: Any, heard: Callable[[], None]
+) -> None:
+    """In place of the client library's election: there is one coordinator, and it renews its Lease."""
+    body: dict[str, Any] = {"metadata": {"name": election.name, "namespace": election.namespace}}
+    for turn in itertools.count():
+        with contextlib.suppress(DrabridgeError):
+            spec = {"holderIdentity": election.identity, "renewTime": str(turn)}
+            await load().apply(LEASES, {**body, "spec": spec}, manager="election", namespace=election.namespace)
+            heard()
+            if turn == 0:
+                started()
+        await asyncio.sleep(election.retry_seconds)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import random
 import secrets
 import selectors
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context, ContextVar
@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 from weakref import WeakSet
 
+from tests.glue import clock  # isort: skip
 from drabridge.errors import HostError
 from drabridge.system.io_thread import IoThread, Job
 
 T = TypeVar("T")
 START_SECONDS = 1_000.0  # of the clock that counts from the boot
-EPOCH_SECONDS = 1_790_000_000.0  # what the wall says is so much more
 
 
 class Process:
@@ -110,6 +110,23 @@ async def _to_thread(call: Callable[..., T], *args: Any, **more: Any) -> T:
     return call(*args, **more)
 
 
+def _flock(file: int, operation: int) -> None:
+    """Lock a file; the lock goes with the process, as the kernel has it."""
+    _real_flock(file, operation)
+    if operation & fcntl.LOCK_EX:
+        place, process = os.fstat(file).st_ino, PROCESS.get()
+
+        def unlock() -> None:
+            with contextlib.suppress(OSError):  # closed since, or another file
+                if os.fstat(file).st_ino == place:
+                    _real_flock(file, fcntl.LOCK_UN)
+
+        process.at_kill.append(unlock)
+
+
+_real_flock = fcntl.flock
+
+
 def run(seed: int, story: Callable[[random.Random], Coroutine[Any, Any, T]]) -> T:
     """Run a story to its end. One seed is one story, if ``PYTHONHASHSEED`` is the same as well."""
     loop = JumpingLoop()
@@ -134,14 +151,9 @@ def _repeatable(loop: JumpingLoop, dice: random.Random) -> Iterator[None]:
         def __init__(self, seed: Any = None) -> None:
             super().__init__(dice.getrandbits(64) if seed is None else seed)
 
-    def wall() -> float:
-        return EPOCH_SECONDS + loop.time()
-
     random.seed(dice.getrandbits(64))
     with contextlib.ExitStack() as stack:
         for owner, name, stand_in in (
-            (time, "monotonic", loop.time),
-            (time, "time", wall),
             (random, "Random", Dice),
             (uuid, "uuid4", lambda: uuid.UUID(int=dice.getrandbits(128), version=4)),
             (secrets, "token_hex", lambda count=32: f"{dice.getrandbits(8 * count):0{2 * count}x}"),
@@ -149,10 +161,11 @@ def _repeatable(loop: JumpingLoop, dice: random.Random) -> Iterator[None]:
             (secrets, "randbelow", dice.randrange),
             (asyncio, "to_thread", _to_thread),
             (os, "fsync", lambda file: None),
+            (fcntl, "flock", _flock),
             (IoThread, "submit", _submit),
             (IoThread, "wait_all", _wait_all),
         ):
             stack.enter_context(patch.object(owner, name, stand_in))
-        for name, stand_in in (("monotonic", loop.time), ("time", wall)):
-            stack.enter_context(patch(f"drabridge.ledger.service.{name}", stand_in))
+        clock.follow(loop.time)
+        stack.callback(clock.follow, None)
         yield
