@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 import time
 
 from tests.glue import processes  # first: it brings the clock
+from tests.glue.broken import BROKEN
 from tests.glue.story import Story
 from tests.glue.worlds import WORLDS
 
@@ -31,6 +33,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=25, help="happenings in a story (default 25)")
     parser.add_argument("--world", choices=[one.name for one in WORLDS], help="this one alone")
     parser.add_argument("--verbose", action="store_true", help="print what happens, and the agent's log")
+    parser.add_argument("--broken", choices=BROKEN, help="break the agent in this way first")
+    parser.add_argument("--stop", action="store_true", help="stop at the first story with a fault")
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # one seed is to be one story
         os.execve(sys.executable, [sys.executable, "-m", "tests.glue", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
@@ -45,13 +49,16 @@ def main() -> int:
             break
         for world in WORLDS:
             if given.world in (None, world.name):
-                story = Story(world, seed, given.steps).run()
+                with BROKEN[given.broken]() if given.broken else contextlib.nullcontext():
+                    story = Story(world, seed, given.steps).run()
                 told += 1
                 starts += story.starts
                 if story.faults or given.verbose:
                     print(f"world {world.name}, seed {seed}:", *story.told, sep="\n", flush=True)
                     print(*story.faults, sep="\n", flush=True)
                 bad += bool(story.faults)
+        if bad and given.stop:
+            break
     seconds = time.monotonic() - began
     print(f"{told} stories, {starts} containers with devices, {bad} with faults, {seconds:.0f} s")
     return int(bad > 0)

@@ -31,6 +31,7 @@ from drabridge.kube.claim_hints import LEASES, lock_name
 from drabridge.kube.leader_election import Election
 from drabridge.ledger.lock import LedgerLockedError, Lock
 from drabridge.ledger.model import Ledger
+from drabridge.ledger.service import LedgerService
 from drabridge.sim.apiserver.garbage_collector import collect
 from drabridge.sim.cluster import ClusterNode, ClusterTimings, NodeTimings, SimCluster
 from drabridge.sim.kubelet.timings import Timings
@@ -39,10 +40,9 @@ from drabridge.system.port import Port
 from tests.glue.api_connection import Connection, Trouble
 from tests.glue.memory_grpc import Wire
 from tests.glue.processes import PROCESS, Process
-from tests.glue.truth import TrueRuntime
-from tests.glue.worlds import CONTROL, DRIVER, World
+from tests.glue.truth import Promises, TrueRuntime
+from tests.glue.worlds import CONTROL, DRIVER, NODE, World
 
-NODE = "node-a"
 LOCK_LOOK_SECONDS = 0.02
 STOP_SECONDS = 3.0  # what the agent promises
 
@@ -112,8 +112,14 @@ class _Endpoints:
     """Keeps what the control socket would serve."""
 
     def __init__(self, views: Views, requests: ControlRequests, *_: Any) -> None:
-        self.views, self.requests = views, requests
+        self.requests = requests
+        self.service: LedgerService = requests.drain.__self__._ledger_service  # type: ignore[attr-defined]
         AGENTS[PROCESS.get()] = self
+        self.service.subscribe(_Endpoints.ledger_changed)
+
+    @staticmethod
+    def ledger_changed(ledger: Ledger, effects: object) -> None:
+        """The node of the story replaces it."""
 
     async def open(self) -> None: ...
 
@@ -166,6 +172,7 @@ class Node:
         self.cluster = _Cluster(root, timings=timings, runtime=lambda _: self.runtime, seed=dice.getrandbits(32))
         self.runtime.objects = self.cluster.api.objects
         self.kubelet = self.cluster.kubelets[NODE]
+        self.promises = Promises(self.cluster.api.objects, self.kubelet)
         self.agents: list[tuple[Process, asyncio.Task[None]]] = []  # the oldest first
         self._coordinator: Process | None = None
         self._stops: dict[Process, Callable[[], None]] = {}
@@ -200,6 +207,7 @@ class Node:
                 ("drabridge.agent.serving.release_memory_of_start", lambda: None),
                 ("drabridge.legacy.manager.Watcher", _Watcher),
                 ("drabridge.coordinator.main.lead", _lead),
+                ("tests.glue.node._Endpoints.ledger_changed", self.promises.ledger_changed),
             ):
                 stack.enter_context(patch(name, stand_in))
             yield
@@ -274,7 +282,7 @@ class Node:
 
     @property
     def ledger(self) -> Ledger:
-        return self._serving.views.state().ledger if self._serving is not None else Ledger()
+        return self._serving.service.ledger if self._serving is not None else Ledger()
 
     def faults(self) -> list[str]:
         """What ended an agent that nobody ended."""

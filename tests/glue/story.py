@@ -20,8 +20,8 @@ from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.cluster import LINGER_SECONDS_ANNOTATION, RUN_SECONDS_ANNOTATION
 from drabridge.sim.kubelet.faults import ListFault
 from tests.glue import processes
-from tests.glue.node import NODE, Node
-from tests.glue.worlds import DEVICE, DRIVER, NAMESPACE, World
+from tests.glue.node import Node
+from tests.glue.worlds import DRIVER, NAMESPACE, NODE, World
 
 Json = dict[str, Any]
 CALM_SECONDS = 300.0  # in which somebody who waits is served; kubelet tries a claim again after 60 to 90
@@ -80,7 +80,7 @@ class Story:
         except (TimeoutError, DrabridgeError) as error:
             self.faults.append(f"the story broke off: {type(error).__name__}: {error}")
         finally:
-            self.faults += [*node.runtime.conflicts, *node.faults()]
+            self.faults += [*node.runtime.conflicts, *node.promises.broken, *node.faults()]
             self.starts = node.runtime.starts
             for task in self._passing:
                 task.cancel()

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from drabridge.inventory.model import device_id_of
+from drabridge.ledger.model import ClaimPhase, Ledger
+from drabridge.offers.slices import lease_condition, lease_denied_condition
 from drabridge.sim.apiserver.objects import Objects
+from drabridge.sim.apiserver.store import Change
+from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.runtime import MemoryRuntime, RunOptions
+from tests.glue.worlds import DRIVER, NODE
 
+GIVEN = (ClaimPhase.GRANTED, ClaimPhase.PREPARED)
+LEASE, DENIED = lease_condition(DRIVER), lease_denied_condition(DRIVER)
 Use = tuple[str, str, str]  # device, "limits" or the claim's name, the pod's UID
 
 
@@ -62,3 +70,66 @@ class TrueRuntime(MemoryRuntime):
         if same and limits == 0:
             return not self.shareable and one[1] != other[1]  # pods may share a claim
         return same or self._roots.get(one[0]) == other[0] or self._roots.get(other[0]) == one[0]
+
+
+class Promises:
+    """What the agent promises its peers, checked at each change: of the ledger, and of the API server's objects.
+
+    - What a claim was granted, kubelet gives to nobody: it does not count it as healthy.
+    - A claim is told of its lease while it is granted, and of a denial while no slice offers what it was denied.
+    """
+
+    def __init__(self, objects: Objects, kubelet: SimKubelet) -> None:
+        self.broken: list[str] = []
+        self.ledger = Ledger()  # of the agent that has it, as it was last
+        self._objects = objects
+        self._kubelet = kubelet
+        objects.store.subscribe(self._written)
+
+    def ledger_changed(self, ledger: Ledger, effects: object) -> None:
+        """Take the ledger as the agent has it now."""
+        self.ledger = ledger
+        if not self._kubelet.is_running:
+            return
+        healthy = self._kubelet.process.manager.state.healthy
+        for entry in ledger.entries.values():
+            granted = [held.claim for held in entry.holders if held.phase in GIVEN]
+            if granted and any(device_id_of(unit) == entry.device.id for unit in healthy.get(entry.device.resource, ())):
+                self._note(f"kubelet may give {entry.name} away, which claim {granted[0].name} was granted")
+
+    def _written(self, change: Change) -> None:
+        if change.resource.plural != "resourceclaims" or change.type != "MODIFIED":
+            return
+        before, after = _told(change.previous or {}), _told(change.object)
+        for device in after[LEASE] - before[LEASE] - _admin(change.object):
+            entry = self.ledger.entries.get(device)
+            held = entry.claim(change.object["metadata"]["uid"]) if entry is not None else None
+            if held is None or held.phase not in GIVEN:
+                self._note(f"claim {change.object['metadata']['name']} was told that it has {device}: it has not")
+        for device in after[DENIED] - before[DENIED] - _admin(change.object):
+            if device in self._offered():
+                self._note(f"claim {change.object['metadata']['name']} was denied {device}, which is still offered")
+
+    def _offered(self) -> set[str]:
+        slices = self._objects.peek("resourceslices", fields=f"spec.nodeName={NODE}")
+        return {one["name"] for part in slices for one in part["spec"].get("devices") or () if not one.get("taints")}
+
+    def _note(self, words: str) -> None:
+        if words not in self.broken:
+            self.broken.append(words)
+
+
+def _told(claim: Mapping[str, Any]) -> dict[str, set[str]]:
+    """The devices whose conditions are true, by condition."""
+    found: dict[str, set[str]] = {LEASE: set(), DENIED: set()}
+    for one in claim.get("status", {}).get("devices", ()):
+        for condition in one.get("conditions", ()):
+            if condition["status"] == "True" and condition["type"] in found and one["pool"] == NODE:
+                found[condition["type"]].add(one["device"])
+    return found
+
+
+def _admin(claim: Mapping[str, Any]) -> set[str]:
+    results = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ())
+    holds = {one["device"] for one in results if not one.get("adminAccess")}
+    return {one["device"] for one in results} - holds

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from drabridge.inventory.model import Device
 
-DRIVER, NAMESPACE, CONTROL = "glue.example.com", "default", "kube-system"
+DRIVER, NODE, NAMESPACE, CONTROL = "glue.example.com", "node-a", "default", "kube-system"
 DEVICE, WHOLE, PART = "example.com/device", "example.com/whole", "example.com/part"
 HEAD = f"apiVersion: drabridge/v1alpha1\nkind: AgentConfig\ndriver: {DRIVER}\n"
 Lanes = Mapping[str, Any]
