@@ -49,7 +49,7 @@ def main() -> int:
             break
         for world in WORLDS:
             if given.world in (None, world.name):
-                with BROKEN[given.broken]() if given.broken else contextlib.nullcontext():
+                with BROKEN[given.broken].breaks() if given.broken else contextlib.nullcontext():
                     story = Story(world, seed, given.steps).run()
                 told += 1
                 starts += story.starts

@@ -1,4 +1,4 @@
-"""Glue that is broken on purpose: the stories must find each."""
+"""Glue that is broken on purpose. Each has a story that finds it."""
 
 from __future__ import annotations
 
@@ -7,55 +7,72 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from drabridge.dra.claim_objects import ClaimObjects
+from msgspec import Struct
+
 from drabridge.dra.deallocation import Deallocations
 from drabridge.dra.leases import Leases
 from drabridge.evidence.kubelet import KubeletEvidence
-from drabridge.lanes.acknowledgements import KubeletAcknowledgements
-from drabridge.ledger.events import WithdrawnFromKubelet
+from drabridge.lanes.acknowledgements import ApiServerAcknowledgements, KubeletAcknowledgements
+from drabridge.ledger.events import NoClaimListed, WithdrawnFromKubelet, WithdrawnFromSlices
 from drabridge.ledger.model import Entry
 
+_leases = Leases.__init__
 
-async def _nobody(self: KubeletEvidence) -> frozenset[Any]:
+
+class Broken(Struct, frozen=True):
+    """``found_in``: the world and the seed of a story that finds it."""
+
+    found_in: tuple[str, int]
+    breaks: Callable[[], AbstractContextManager[Any]]
+
+
+async def _nothing(self: KubeletEvidence) -> frozenset[Any]:
     return frozenset()
 
 
-async def _at_once(self: KubeletAcknowledgements, revoked: list[Entry]) -> float:
+async def _believe_kubelet(self: KubeletAcknowledgements, revoked: list[Entry]) -> float:
     service = self._ledger_service
     for entry in revoked:
         await service.apply(WithdrawnFromKubelet(entry.name, service.ledger.seq, service.now()))
     return 1.0
 
 
-_apply = ClaimObjects.apply_devices
+async def _believe_slices(self: ApiServerAcknowledgements, revoked: list[Entry]) -> None:
+    service = self._ledger_service
+    for entry in revoked:
+        await service.apply(WithdrawnFromSlices(entry.name, service.ledger.seq, service.now()))
 
 
-async def _whatever_it_is_now(self: ClaimObjects, *given: Any, resource_version: str = "", **more: Any) -> None:
-    await _apply(self, *given, **more)
+async def _believe_claims(self: ApiServerAcknowledgements, quiescing: list[Entry]) -> float:
+    service = self._ledger_service
+    for entry in quiescing:
+        await service.apply(NoClaimListed(entry.name, service.ledger.seq, service.now()))
+    return 1.0
 
 
 async def _never(self: Deallocations, claim: Any) -> bool:
     return False
 
 
-BROKEN: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
-    "kubelet is not asked whether it has given a device up": lambda: patch.object(
-        KubeletAcknowledgements, "fetch", _at_once
+def _without_slices(self: Leases, *given: Any, **more: Any) -> None:
+    _leases(self, *given, **{**more, "synced_seq": lambda: 1 << 60})
+
+
+BROKEN: Mapping[str, Broken] = {
+    "kubelet is not asked whether it has given a device up": Broken(
+        ("shared", 301), lambda: patch.object(KubeletAcknowledgements, "fetch", _believe_kubelet)
     ),
-    "pods that kubelet shows do not stop an acknowledgement": lambda: patch.object(KubeletEvidence, "shown", _nobody),
-    "what kubelet still offers does not stop an acknowledgement": lambda: patch.object(
-        KubeletEvidence, "allocatable", _nobody
+    "what kubelet still offers does not count": Broken(
+        ("shared", 301), lambda: patch.object(KubeletEvidence, "allocatable", _nothing)
     ),
-    "a lease is told of whatever the claim is now": lambda: patch.object(
-        ClaimObjects, "apply_devices", _whatever_it_is_now
+    "a denial does not wait for the slices": Broken(
+        ("shared", 315), lambda: patch.object(Leases, "__init__", _without_slices)
     ),
-    "a claim's deallocation is never asked about": lambda: patch.object(
-        Deallocations, "release_if_deallocated", _never
+    "a claim's deallocation is never asked about": Broken(
+        ("shared", 301), lambda: patch.object(Deallocations, "release_if_deallocated", _never)
     ),
-    "a claim whose lease is not told is followed for ever": lambda: patch.object(
-        Leases, "awaited", lambda self, claim: claim.uid in self._untold.values()
-    ),
-    "overlapping hardware is nobody's": lambda: patch(
-        "drabridge.ledger.transitions.claims.overlap", lambda tx, entry, uid="": None
+    "a move to the legacy lane asks for no slices and no claims": Broken(
+        ("lanes", 301),
+        lambda: patch.multiple(ApiServerAcknowledgements, fetch_slices=_believe_slices, fetch_claims=_believe_claims),
     ),
 }

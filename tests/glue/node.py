@@ -167,7 +167,9 @@ class Node:
         self._config.write_text(world.config)
         self._boot_id = root / "boot_id"
         self._boot_id.write_text("boot-1\n")
-        timings = ClusterTimings(Timings(), SchedulerTimings(), NodeTimings(sync_seconds=0.2))
+        patience = dice.choice((8.0, 40.0, 600.0))  # bindingTimeout of the scheduler's configuration; 600 by default
+        scheduler = SchedulerTimings(binding_timeout_seconds=patience, binding_poll_seconds=dice.choice((1.0, 5.0)))
+        timings = ClusterTimings(Timings(), scheduler, NodeTimings(sync_seconds=0.2))
         self.runtime = TrueRuntime({one.name: one.root for one in world.devices}, shareable=world.shareable)
         self.cluster = _Cluster(root, timings=timings, runtime=lambda _: self.runtime, seed=dice.getrandbits(32))
         self.runtime.objects = self.cluster.api.objects

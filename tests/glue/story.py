@@ -34,6 +34,7 @@ kind: DeviceClass
 metadata: {{name: any}}
 spec: {{selectors: [{{cel: {{expression: "device.driver == '{DRIVER}'"}}}}]}}
 """
+GONE = {"deletionTimestamp": ""}
 ADMIN = {"name": "m", "exactly": {"deviceClassName": "any", "allocationMode": "All", "adminAccess": True}}
 
 
@@ -163,7 +164,11 @@ class Story:
         elif shape < 0.35:
             self.say(f"pods {name} and {name}-too with one claim")
             await self._apply(self._claim(name, 1), self._pod(name, {}, [name]), self._pod(f"{name}-too", {}, [name]))
-        elif shape < 0.45 and self.world.admin:
+        elif shape < 0.5 and (known := [one["metadata"]["name"] for one in self.node.cluster.api.objects.peek("resourceclaims")]):
+            claim = self.dice.choice(known)
+            self.say(f"pod {name} with the claim {claim}")
+            await self._apply(self._pod(name, {}, [claim]))
+        elif shape < 0.6 and self.world.admin:
             self.say(f"pod {name} with admin access to all")
             await self._apply(self._claim(name, 0), self._pod(name, {}, [name]))
         else:
@@ -182,7 +187,8 @@ class Story:
         with contextlib.suppress(ApiError):
             objects.delete("pods", name, NAMESPACE, grace_seconds=0 if force or elsewhere else None)
         others = [one for one in self._pods() if one["metadata"]["name"] != name]
-        for claim in {*_claims(pod)}.difference(*map(_claims, others)):
+        kept = self.dice.random() < 0.3
+        for claim in () if kept else sorted({*_claims(pod)}.difference(*map(_claims, others))):
             with contextlib.suppress(ApiError):
                 objects.delete("resourceclaims", claim, NAMESPACE)
 
@@ -315,7 +321,9 @@ class Story:
         while pods := self._pods():
             over = [pod for pod in pods if pod["status"].get("phase") != "Pending" or "deletionTimestamp" in pod["metadata"]]
             bound_elsewhere = [pod for pod in pods if pod["spec"].get("nodeName") not in (None, NODE)]
-            for pod in (*over, *bound_elsewhere):
+            claims = {one["metadata"]["name"]: one["metadata"] for one in self.node.cluster.api.objects.peek("resourceclaims")}
+            hopeless = [pod for pod in pods if any("deletionTimestamp" in claims.get(one, GONE) for one in _claims(pod))]
+            for pod in (*over, *bound_elsewhere, *hopeless):
                 self._delete(pod)
             if len(pods) != before:
                 since, before = loop.time(), len(pods)
