@@ -42,6 +42,7 @@ class Trouble:
         self.lost = 0.0  # chance that a request or its answer does not arrive
         self.doubled = 0.0  # chance that a watch event, or a request, comes twice
         self.away = asyncio.Event()  # nobody reaches the server, and watches are cut
+        self.before_apply: Callable[[Json], None] = lambda body: None  # what happens while a write is under way
 
     def calm(self) -> None:
         self.late_seconds = self.lost = self.doubled = 0.0
@@ -140,10 +141,12 @@ class Connection:
         by = Writer(manager=manager, version=kind.version, force=force)
         where: Any = {"namespace": namespace, "subresource": subresource, "by": by}
         name = str(body["metadata"]["name"])
-        done, _ = await self._ask(
-            lambda: self._objects.apply(kind.plural, name, _body(kind, body), **where), write=True
-        )
-        return done
+
+        def apply() -> Json:
+            self._trouble.before_apply(dict(body))
+            return self._objects.apply(kind.plural, name, _body(kind, body), **where)[0]
+
+        return await self._ask(apply, write=True)
 
     async def delete(
         self, kind: Kind, name: str, *, namespace: str = "", uid: str = "", resource_version: str = ""

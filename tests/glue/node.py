@@ -283,6 +283,12 @@ class Node:
             await getattr(self._serving.requests, what)(json.dumps(body).encode())
 
     @property
+    def service(self) -> LedgerService:
+        """The ledger's service of the agent that has it."""
+        assert self._serving is not None
+        return self._serving.service
+
+    @property
     def ledger(self) -> Ledger:
         return self._serving.service.ledger if self._serving is not None else Ledger()
 
