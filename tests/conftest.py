@@ -7,7 +7,6 @@ such a marker that skips itself fails the run, and so does a marker that no test
 
 from __future__ import annotations
 
-import tests.glue.clock  # isort: skip  # first: defaults of functions keep the clock that they find
 import os
 from collections import Counter
 from collections.abc import Generator

@@ -369,7 +369,9 @@ class Leases:
             "message": message[:1024],
             "lastTransitionTime": now,
         }
-        by_place = {(use.device, use.share): use for use in wanted.uses if use.lease}  # one device may be of two requests
+        by_place = {
+            (use.device, use.share): use for use in wanted.uses if use.lease
+        }  # one device may be of two requests
         entries = [self._entry(use, state) for use in by_place.values()]
         # A manager of its own: the status that is written after Prepare must not take the condition away.
         manager, seen = lease_condition(self._driver), wanted.resource_version

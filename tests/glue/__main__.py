@@ -19,9 +19,10 @@ class _Lines(logging.Formatter):
     """The agent's lines with their fields, and the story's seconds."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = logging.LogRecord("", 0, "", 0, "", (), None).__dict__
-        fields = " ".join(f"{key}={value}" for key, value in record.__dict__.items() if key not in told and key != "message")
-        text = f"{time.monotonic() - processes.START_SECONDS:8.2f}  [{processes.PROCESS.get().name}] {record.getMessage()} {fields}"
+        usual = logging.LogRecord("", 0, "", 0, "", (), None).__dict__.keys() | {"message"}
+        fields = " ".join(f"{key}={value}" for key, value in record.__dict__.items() if key not in usual)
+        seconds, who = time.monotonic() - processes.START_SECONDS, processes.PROCESS.get().name
+        text = f"{seconds:8.2f}  [{who}] {record.getMessage()} {fields}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -37,7 +38,9 @@ def main() -> int:
     parser.add_argument("--stop", action="store_true", help="stop at the first story with a fault")
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # one seed is to be one story
-        os.execve(sys.executable, [sys.executable, "-m", "tests.glue", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.glue", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
+        )
     logging.basicConfig(level=logging.INFO if given.verbose else logging.CRITICAL + 1)
     logging.getLogger().handlers[0].setFormatter(_Lines())
     began, told, bad = time.monotonic(), 0, 0

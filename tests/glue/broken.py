@@ -12,8 +12,8 @@ from msgspec import Struct
 from drabridge.dra.deallocation import Deallocations
 from drabridge.dra.leases import Leases
 from drabridge.evidence.kubelet import KubeletEvidence
-from drabridge.lanes.acknowledgements import ApiServerAcknowledgements, KubeletAcknowledgements
-from drabridge.ledger.events import NoClaimListed, WithdrawnFromKubelet, WithdrawnFromSlices
+from drabridge.lanes.acknowledgements import KubeletAcknowledgements
+from drabridge.ledger.events import WithdrawnFromKubelet
 from drabridge.ledger.model import Entry
 
 _leases = Leases.__init__
@@ -37,19 +37,6 @@ async def _believe_kubelet(self: KubeletAcknowledgements, revoked: list[Entry]) 
     return 1.0
 
 
-async def _believe_slices(self: ApiServerAcknowledgements, revoked: list[Entry]) -> None:
-    service = self._ledger_service
-    for entry in revoked:
-        await service.apply(WithdrawnFromSlices(entry.name, service.ledger.seq, service.now()))
-
-
-async def _believe_claims(self: ApiServerAcknowledgements, quiescing: list[Entry]) -> float:
-    service = self._ledger_service
-    for entry in quiescing:
-        await service.apply(NoClaimListed(entry.name, service.ledger.seq, service.now()))
-    return 1.0
-
-
 async def _never(self: Deallocations, claim: Any) -> bool:
     return False
 
@@ -60,7 +47,7 @@ def _without_slices(self: Leases, *given: Any, **more: Any) -> None:
 
 BROKEN: Mapping[str, Broken] = {
     "kubelet is not asked whether it has given a device up": Broken(
-        ("shared", 301), lambda: patch.object(KubeletAcknowledgements, "fetch", _believe_kubelet)
+        ("shared", 302), lambda: patch.object(KubeletAcknowledgements, "fetch", _believe_kubelet)
     ),
     "what kubelet still offers does not count": Broken(
         ("shared", 301), lambda: patch.object(KubeletEvidence, "allocatable", _nothing)
@@ -70,9 +57,5 @@ BROKEN: Mapping[str, Broken] = {
     ),
     "a claim's deallocation is never asked about": Broken(
         ("shared", 301), lambda: patch.object(Deallocations, "release_if_deallocated", _never)
-    ),
-    "a move to the legacy lane asks for no slices and no claims": Broken(
-        ("lanes", 301),
-        lambda: patch.multiple(ApiServerAcknowledgements, fetch_slices=_believe_slices, fetch_claims=_believe_claims),
     ),
 }

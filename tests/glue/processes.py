@@ -50,7 +50,7 @@ class Process:
         await asyncio.wait(tasks, timeout=600.0) if tasks else None
 
 
-PROCESS: ContextVar[Process] = ContextVar("process", default=Process("the world"))
+PROCESS: ContextVar[Process] = ContextVar("process", default=Process("the world"))  # noqa: B039
 
 
 class _JumpingSelector(selectors.DefaultSelector):

@@ -151,7 +151,11 @@ class Story:
         }
 
     async def _limits_pod(self) -> None:
-        name, count, resource = self._name(), self.dice.randint(1, self.world.most), self.dice.choice(self.world.resources)
+        name, count, resource = (
+            self._name(),
+            self.dice.randint(1, self.world.most),
+            self.dice.choice(self.world.resources),
+        )
         self.say(f"pod {name} with {count} {resource} by limits")
         await self._apply(self._pod(name, {resource: count}, ()))
 
@@ -164,7 +168,9 @@ class Story:
         elif shape < 0.35:
             self.say(f"pods {name} and {name}-too with one claim")
             await self._apply(self._claim(name, 1), self._pod(name, {}, [name]), self._pod(f"{name}-too", {}, [name]))
-        elif shape < 0.5 and (known := [one["metadata"]["name"] for one in self.node.cluster.api.objects.peek("resourceclaims")]):
+        elif shape < 0.5 and (
+            known := [one["metadata"]["name"] for one in self.node.cluster.api.objects.peek("resourceclaims")]
+        ):
             claim = self.dice.choice(known)
             self.say(f"pod {name} with the claim {claim}")
             await self._apply(self._pod(name, {}, [claim]))
@@ -319,10 +325,16 @@ class Story:
         loop = asyncio.get_running_loop()
         since, before = loop.time(), -1
         while pods := self._pods():
-            over = [pod for pod in pods if pod["status"].get("phase") != "Pending" or "deletionTimestamp" in pod["metadata"]]
+            over = [
+                pod for pod in pods if pod["status"].get("phase") != "Pending" or "deletionTimestamp" in pod["metadata"]
+            ]
             bound_elsewhere = [pod for pod in pods if pod["spec"].get("nodeName") not in (None, NODE)]
-            claims = {one["metadata"]["name"]: one["metadata"] for one in self.node.cluster.api.objects.peek("resourceclaims")}
-            hopeless = [pod for pod in pods if any("deletionTimestamp" in claims.get(one, GONE) for one in _claims(pod))]
+            claims = {
+                one["metadata"]["name"]: one["metadata"] for one in self.node.cluster.api.objects.peek("resourceclaims")
+            }
+            hopeless = [
+                pod for pod in pods if any("deletionTimestamp" in claims.get(one, GONE) for one in _claims(pod))
+            ]
             for pod in (*over, *bound_elsewhere, *hopeless):
                 self._delete(pod)
             if len(pods) != before:
@@ -352,7 +364,10 @@ class Story:
     def _seen(self) -> str:
         """Everything that a person would look at."""
         objects = self.node.cluster.api.objects
-        rows = [f"{one.name}: {one.owner} in {one.lane}, {one.hold} {one.claims}" for one in self.node.ledger.entries.values()]
+        rows = [
+            f"{one.name}: {one.owner} in {one.lane}, {one.hold} {one.claims}"
+            for one in self.node.ledger.entries.values()
+        ]
         for claim in objects.peek("resourceclaims"):
             status = claim["status"]
             devices = [one["device"] for one in status.get("allocation", {}).get("devices", {}).get("results", ())]

@@ -112,7 +112,11 @@ def test_a_denied_claim_is_offered_elsewhere_first() -> None:
         denied: list[str] = []
         node.kubelet.faults.podresources = ListFault.ERROR
         node.cluster.api.objects.store.subscribe(
-            lambda change: denied.append(str(change.object)) if "lease-denied" in str(change.object.get("status", {}).get("devices")) else None
+            lambda change: (
+                denied.append(str(change.object))
+                if "lease-denied" in str(change.object.get("status", {}).get("devices"))
+                else None
+            )
         )
         await ask_for(story, "c")
         await asyncio.sleep(45.0)
@@ -125,7 +129,7 @@ def test_a_denied_claim_is_offered_elsewhere_first() -> None:
 
 
 def test_a_late_write_of_an_ended_coordinator_is_mended_within_a_minute() -> None:
-    """A leader that stood still in the middle of a write goes on when another one leads: a claim would miss its hint."""
+    """A leader that stood still in a write goes on when another one leads: a claim would miss its hint."""
 
     async def whole(dice: random.Random) -> None:
         objects: Objects = SimApiServer().objects

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.glue.broken import BROKEN
+from tests.glue.worlds import WORLDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,16 +24,18 @@ def stories(*words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_nobody_shares_a_device_or_waits_for_ever() -> None:
+@pytest.mark.parametrize("world", [one.name for one in WORLDS])
+def test_nobody_shares_a_device_or_waits_for_ever(world: str) -> None:
     """Two pods with one device, a pod that never starts, a device that never comes back: of all that none."""
-    status, text = stories("--stories", "3")
+    status, text = stories("--stories", "3", "--world", world)
     assert status == 0, text
     told = re.fullmatch(r"(\d+) stories, (\d+) containers.*", text.splitlines()[-1])
-    assert told and int(told[2]) > 2 * int(told[1]), "stories in which nothing runs find nothing"
+    assert told
+    assert int(told[2]) > int(told[1]), "stories in which nothing runs find nothing"
 
 
 @pytest.mark.parametrize("way", BROKEN)
 def test_broken_glue_is_found(way: str) -> None:
     world, seed = BROKEN[way].found_in
-    status, text = stories("--stories", "1", "--seed", str(seed), "--world", world, "--broken", way)
+    status, text = stories("--stories", "10", "--stop", "--seed", str(seed), "--world", world, "--broken", way)
     assert status == 1, text

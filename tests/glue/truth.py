@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drabridge.inventory.model import device_id_of
-from drabridge.ledger.model import ClaimPhase, Ledger
+from drabridge.ledger.model import ClaimPhase, Lane, Ledger, Owner
 from drabridge.offers.slices import lease_condition, lease_denied_condition
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.store import Change
@@ -76,6 +76,7 @@ class Promises:
     """What the agent promises its peers, checked at each change: of the ledger, and of the API server's objects.
 
     - What a claim was granted, kubelet gives to nobody: it does not count it as healthy.
+    - What pods may have is in no slice, unless as something to lease.
     - A claim is told of its lease while it is granted, and of a denial while no slice offers what it was denied.
     """
 
@@ -94,12 +95,18 @@ class Promises:
         healthy = self._kubelet.process.manager.state.healthy
         for entry in ledger.entries.values():
             granted = [held.claim for held in entry.holders if held.phase in GIVEN]
-            if granted and any(device_id_of(unit) == entry.device.id for unit in healthy.get(entry.device.resource, ())):
+            if granted and any(
+                device_id_of(unit) == entry.device.id for unit in healthy.get(entry.device.resource, ())
+            ):
                 self._note(f"kubelet may give {entry.name} away, which claim {granted[0].name} was granted")
 
     def _written(self, change: Change) -> None:
         if change.resource.plural != "resourceclaims" or change.type != "MODIFIED":
             return
+        for device in _allocated(change.object) - _allocated(change.previous or {}):
+            entry = self.ledger.entries.get(device)
+            if entry is not None and (entry.owner, entry.lane, entry.move) == (Owner.NONE, Lane.LEGACY, None):
+                self._note(f"{device} is for pods, and a slice offered it to claim {change.object['metadata']['name']}")
         before, after = _told(change.previous or {}), _told(change.object)
         for device in after[LEASE] - before[LEASE] - _admin(change.object):
             entry = self.ledger.entries.get(device)
@@ -127,6 +134,13 @@ def _told(claim: Mapping[str, Any]) -> dict[str, set[str]]:
             if condition["status"] == "True" and condition["type"] in found and one["pool"] == NODE:
                 found[condition["type"]].add(one["device"])
     return found
+
+
+def _allocated(claim: Mapping[str, Any]) -> set[str]:
+    """The devices that a claim holds here without a lease."""
+    results = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ())
+    mine = (one for one in results if one["pool"] == NODE and not one.get("adminAccess"))
+    return {one["device"] for one in mine if not one.get("bindingConditions")}
 
 
 def _admin(claim: Mapping[str, Any]) -> set[str]:

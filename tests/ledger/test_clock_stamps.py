@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.ledger.events import AgentStarted, CheckpointRead, ClaimDeallocated, KubeletStarted, Observed, SetLane, Unprepare
+from drabridge.ledger.events import (
+    AgentStarted,
+    CheckpointRead,
+    ClaimDeallocated,
+    KubeletStarted,
+    Observed,
+    SetLane,
+    Unprepare,
+)
 from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, LedgerDevice, Move, MoveStep, Owner
 from drabridge.ledger.transitions.recovery import with_waits_begun_anew
 from tests.support.ledger_node import CLAIM, NOON, PODS, Node, allocate, device, prepare
@@ -54,7 +62,7 @@ def test_a_move_and_its_pauses_are_counted_from_the_restart() -> None:
 
 @pytest.mark.parametrize("step", [0.0, 3600.0, -3600.0])
 def test_what_may_run_on_is_waited_for_in_full_after_a_start(step: float) -> None:
-    """A claim that is unprepared while its pod's processes have a grace period: the clock is set while no agent runs."""
+    """The processes of a claim's pod have a grace period, and the clock is set while no agent runs."""
     node = Node(device(0, Lane.DRA))
     node.yes(prepare(0, at=NOON))
     node.yes(Unprepare(CLAIM.uid, NOON, lingers=60.0))
