@@ -78,7 +78,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
-    def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
+    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:  # type: ignore[override]
         """Signals are for real processes."""
 
 

@@ -77,7 +77,7 @@ def test_no_lease_is_told_of_an_allocation_that_came_after_it() -> None:
         def allocate_again(body: dict[str, Any]) -> None:
             if body.get("status", {}).get("devices") and not again:
                 found, objects = claim(node, "c"), node.cluster.api.objects
-                for status in ({}, found["status"]):
+                for status in (dict[str, Any](), found["status"]):
                     objects.update({**claim(node, "c"), "status": status}, subresource="status")
                 again.append(node.service.submit(ClaimDeallocated(found["metadata"]["uid"], time.time())))
 
