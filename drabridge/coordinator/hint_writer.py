@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 COALESCE_SECONDS = 0.05  # changes of one pool that come together are one write
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts for one pool
-LOOK_SECONDS = 300.0  # all ConfigMaps are compared this often: somebody may have changed or removed one
+LOOK_SECONDS = 60.0  # all ConfigMaps are compared this often: an ended leader may write late, and people change things
 MANAGER = "drabridge-coordinator"
 
 

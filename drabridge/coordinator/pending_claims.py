@@ -27,7 +27,6 @@ class _Result(TypedDict, total=False):
     pool: str | None
     device: str | None
     shareID: str | None
-    adminAccess: bool | None
     bindingConditions: list[str] | None
 
 
@@ -94,7 +93,7 @@ def waiting_claim(obj: Json, driver: str) -> WaitingClaim:
 
 
 def _waits_for(allocation: Json, devices: Any, driver: str) -> Iterator[str]:
-    """Yield the pool of each device that needs a lease and is neither leased nor denied."""
+    """Yield the pool of each device that needs a word of its agent, admin access as well, and has none yet."""
     condition = lease_condition(driver)
     ends = {condition, lease_denied_condition(driver)}
     ended = {
@@ -104,9 +103,7 @@ def _waits_for(allocation: Json, devices: Any, driver: str) -> Iterator[str]:
         and any(one.get("type") in ends and one.get("status") == "True" for one in entry.get("conditions") or ())
     }
     for result in (allocation.get("devices") or {}).get("results") or ():
-        if result.get("driver") != driver or result.get("adminAccess"):
-            continue
-        if condition not in (result.get("bindingConditions") or ()):
+        if result.get("driver") != driver or condition not in (result.get("bindingConditions") or ()):
             continue
         if (result["pool"], result["device"], result.get("shareID") or "") not in ended:
             yield str(result["pool"])

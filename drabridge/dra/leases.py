@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 FIRST_SECONDS = 0.02  # the scheduler names the node about 10 ms before it writes the allocation
 AGAIN_SECONDS = 0.1  # and after that, longer each time
 SHOWN_SECONDS = 5.0  # a denial waits so long for the slices, before it is looked at again
-WATCH_ON_SECONDS = 30.0  # what names the claims is followed for so long without a device to lease
+WATCH_ON_SECONDS = 30.0  # what names the claims is followed for so long without a shared device
 TELL_TIMES = 3  # a claim that was changed meanwhile is read again so many times
 REMEMBERED = 1024  # claims whose denials are counted
 _TRANSIENT = frozenset({RefusalCode.STARTING, RefusalCode.NOT_DURABLE})
@@ -58,6 +58,9 @@ class LeaseRules(Struct, frozen=True):
 class LeaseTo(Struct, frozen=True):
     """An allocated claim's devices here, if some need a lease. ``shown``: of each that does, the conditions set.
 
+    The scheduler also waits for a condition of what the claim has admin access to, which holds nothing: it is set with
+    the others, or at once.
+
     What is told of it is told of this ``resource_version``: a claim that was allocated anew is looked at again.
     """
 
@@ -65,6 +68,11 @@ class LeaseTo(Struct, frozen=True):
     uses: tuple[DeviceUse, ...]
     shown: tuple[frozenset[str], ...]
     resource_version: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether a device is to be leased."""
+        return any(use.lease and not use.admin for use in self.uses)
 
     def is_told(self, condition: str) -> bool:
         """Whether every device has the condition already."""
@@ -129,7 +137,7 @@ class Leases:
         return self._denials.get(claim.uid, 0)
 
     async def run(self) -> None:
-        """Serve until cancelled. ``names`` is run only while there is a device to lease, or a lease to end."""
+        """Serve until cancelled. ``names`` is run only while there is a shared device, or a lease to end."""
         unsubscribe = self._ledger_service.subscribe(lambda ledger, effects: self.wake())
         idle_since = 0.0
         try:
@@ -149,10 +157,7 @@ class Leases:
 
     def _needed(self) -> bool:
         entries = self._ledger_service.ledger.entries.values()
-        return any(
-            (entry.lane is Lane.SHARED and entry.owner not in (Owner.LEGACY, Owner.DRA_PREPARED)) or entry.denied
-            for entry in entries
-        )
+        return any(entry.lane is Lane.SHARED or entry.denied for entry in entries)  # admin access may be to any
 
     def _serve_claims(self) -> None:
         """Begin with the claims that nobody looks at, and forget those that are not named any more."""
@@ -208,6 +213,9 @@ class Leases:
         pods = await self._names.pods(key, obj)
         if not pods:
             return False  # nobody waits for it, or nobody can say which scheduler does
+        if not wanted.holds:
+            await self._tell(wanted, lease_condition(self._driver), "AdminAccess", "admin access holds no device")
+            return True
         if self._supported() is None:
             return False
         others = await self._others(wanted, pods)
@@ -262,7 +270,7 @@ class Leases:
                 other = lease_to(obj, self._driver, self._pool)
             if other is None:
                 return None
-            if other.uses and not other.is_told(lease_condition(self._driver)):
+            if other.holds and not other.is_told(lease_condition(self._driver)):
                 found.append(other)
         return found
 
@@ -361,7 +369,10 @@ class Leases:
             "message": message[:1024],
             "lastTransitionTime": now,
         }
-        entries = [self._entry(use, state) for use in wanted.uses if use.lease and not use.admin]
+        by_place = {
+            (use.device, use.share): use for use in wanted.uses if use.lease
+        }  # one device may be of two requests
+        entries = [self._entry(use, state) for use in by_place.values()]
         # A manager of its own: the status that is written after Prepare must not take the condition away.
         manager, seen = lease_condition(self._driver), wanted.resource_version
         await self._claims.apply_devices(wanted.claim, entries, manager=manager, resource_version=seen)
@@ -390,7 +401,7 @@ def lease_to(obj: Json, driver: str, pool: str) -> LeaseTo | None:
         raise PeerError("an allocated claim has no UID")
     claim = ClaimRef(uid, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
     uses = tuple(result.use() for result in allocation_of(claim, obj, driver).results if result.pool == pool)
-    if not any(use.lease and not use.admin for use in uses):
+    if not any(use.lease for use in uses):
         return LeaseTo(claim, (), (), "")
     shown = _conditions(status.get("devices") or (), uses, driver, pool)
     return LeaseTo(claim, uses, shown, str(metadata.get("resourceVersion") or ""))
@@ -406,8 +417,8 @@ def _conditions(
         for entry in entries
         if (entry.get("driver"), entry.get("pool")) == (driver, pool)
     }
-    leased = [use for use in uses if use.lease and not use.admin]
-    return tuple(shown.get((use.device, use.share.id if use.share else ""), frozenset()) for use in leased)
+    leased = [(use.device, use.share.id if use.share else "") for use in uses if use.lease]
+    return tuple(shown.get(place, frozenset()) for place in leased)
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:

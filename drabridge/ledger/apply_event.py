@@ -31,7 +31,7 @@ from drabridge.ledger.ownership import begin_move
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.table import TABLE, DeviceSignal, Transition
 from drabridge.ledger.transaction import RequestedUse, Transaction
-from drabridge.ledger.transitions.recovery import without_future_stamps
+from drabridge.ledger.transitions.recovery import with_waits_begun_anew
 
 _DEFAULT = LedgerPolicy()
 Table = Mapping[tuple[DeviceSignal, Owner, Lane], Transition]
@@ -261,7 +261,7 @@ def _agent_started(tx: Transaction, event: ev.AgentStarted) -> None:
     """Merge what the ledger, kubelet and the CDI files say. A device is held if any of them says so."""
     answers = [KubeletAnswer(pods) for pods in (event.listed, event.checkpoint and event.checkpoint.pods) if pods]
     for entry in tx.ledger.entries.values():
-        if (corrected := without_future_stamps(entry, event.at)) is not entry:
+        if (corrected := with_waits_begun_anew(entry, event.at)) is not entry:
             tx.touched[entry.name] = replace(corrected, seq=tx.seq)
         _signal(tx, DeviceSignal.RECOUNT, entry.device.name, None)
         if evidence := shown_on(answers, entry):

@@ -92,6 +92,44 @@ async def test_claims_of_templates_and_of_extended_resources_are_leased() -> Non
         assert await metric(agent, "leases_total", resource=RESOURCE, result="granted") == 3
 
 
+ADMIN = """\
+apiVersion: v1
+kind: Namespace
+metadata: {name: monitoring, labels: {resource.kubernetes.io/admin-access: "true"}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: NAME, namespace: monitoring}
+spec:
+  devices:
+    requests:
+    - {name: all, exactly: {deviceClassName: mem, allocationMode: All, adminAccess: true}}
+    MORE
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME, namespace: monitoring}
+spec:
+  resourceClaims: [{name: c, resourceClaimName: NAME}]
+  containers: [{name: main, image: x, resources: {claims: [{name: c}]}}]
+"""
+
+
+async def test_a_pod_with_admin_access_to_shared_devices_starts_and_takes_none() -> None:
+    """The scheduler waits for a word about each of them: without one a monitoring pod would never start."""
+    async with bridge(SHARED) as (agent, cluster, _):
+        await offered_twice(agent, cluster)
+        await cluster.apply(ADMIN.replace("NAME", "looks").replace("MORE", ""))
+        await cluster.wait_pod("looks", namespace="monitoring")
+        assert await owners(agent) == ["none"] * 4
+        await cluster.delete("pods", "looks", "monitoring")  # what starts containers here takes any access for a use
+        await cluster.apply(
+            ADMIN.replace("NAME", "looks-and-has").replace("MORE", "- {name: one, exactly: {deviceClassName: mem}}")
+        )
+        await cluster.wait_pod("looks-and-has", namespace="monitoring")
+        assert await owners(agent) == ["dra-prepared", "none", "none", "none"]
+
+
 async def test_a_pod_that_kubelet_is_quicker_with_wins_and_the_claim_waits_for_a_device() -> None:
     async with bridge(SHARED) as (agent, cluster, _):
         await offered_twice(agent, cluster)

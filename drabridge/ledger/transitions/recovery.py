@@ -64,25 +64,28 @@ def reboot(tx: Transaction, entry: Entry, argument: None) -> Outcome:
     return recount(tx, entry, argument)
 
 
-def without_future_stamps(entry: Entry, at: float) -> Entry:
-    """Return the entry with no time stamp later than ``at`` (seconds); the same object if there is none.
+def with_waits_begun_anew(entry: Entry, at: float) -> Entry:
+    """Return the entry as it is for an agent that starts at ``at`` (seconds); the same object if nothing changes.
 
-    A node's clock may be set back between two runs of the agent. Waits count from stamps, and one from the future would
-    make a wait last until the clock gets there. Set to now, each wait is kept in full once more.
+    A node's clock may have been set between two runs of the agent. Set back, a wait that counts from a stamp would last
+    until the clock gets there; so no stamp is later than ``at``. Set forward, a wait for what may still run would be
+    over at once; so each that is under way is kept in full once more.
     """
     hold, move = entry.hold, entry.move
-    if hold is not None and max(hold.allocated_at, hold.last_seen, hold.absent_since) > at:
+    if hold is not None and (hold.absences or hold.unseen_since or max(hold.allocated_at, hold.last_seen) > at):
         hold = replace(
             hold,
             allocated_at=min(hold.allocated_at, at),
             last_seen=min(hold.last_seen, at),
-            absent_since=min(hold.absent_since, at),
+            absences=0,
+            absent_since=0.0,
+            unseen_since=0.0,
         )
     if move is not None and max(move.since, move.step_since) > at:
         move = replace(move, since=min(move.since, at), step_since=min(move.step_since, at))
     claims = entry.claims
-    if any(held.since > at for held in claims):
-        claims = tuple(replace(held, since=min(held.since, at)) for held in claims)
+    if any(held.since > at or held.lingers for held in claims):
+        claims = tuple(replace(held, since=at if held.lingers else min(held.since, at)) for held in claims)
     own = (entry.since, entry.presence_since, entry.legacy_until)
     if hold is entry.hold and move is entry.move and claims is entry.claims and max(own) <= at:
         return entry

@@ -173,7 +173,7 @@ def release(objects: Objects) -> None:
     """Drop reservations of pods that ended or are gone.
 
     Then deallocate what nobody reserves any more, and delete generated claims. An allocation whose binding failed
-    is the scheduler's to take back.
+    is the scheduler's to take back, unless the claim is being deleted (``syncClaim`` of 1.36.3).
     """
     pods = {pod["metadata"]["uid"]: pod for pod in objects.peek("pods")}
     for claim in objects.peek("resourceclaims"):
@@ -183,7 +183,8 @@ def release(objects: Objects) -> None:
         gone = [uid for uid in for_pods if uid not in pods or ended(pods[uid])]
         for uid in gone:
             unreserve(objects, claim, uid)
-        if gone and "allocation" in status and len(gone) == len(reserved):
+        unused = len(gone) == len(reserved)
+        if unused and ((gone and "allocation" in status) or (meta.get("deletionTimestamp") and meta.get("finalizers"))):
             deallocate(objects, claim)
         left = objects.find("resourceclaims", meta["name"], meta["namespace"])
         if left is not None and _generated_for_nobody(claim, pods) and not meta.get("deletionTimestamp"):

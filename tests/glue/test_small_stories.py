@@ -1,0 +1,171 @@
+"""The smallest stories of what the random ones are about, each with its own order of messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from drabridge.coordinator.hint_writer import MANAGER, HintWriter
+from drabridge.coordinator.pending_claims import PendingClaims, waiting_claim
+from drabridge.kube.claim_hints import hints_name, hints_object
+from drabridge.ledger.events import ClaimDeallocated
+from drabridge.ledger.model import Owner
+from drabridge.sim.apiserver.objects import Objects, Writer
+from drabridge.sim.apiserver.server import SimApiServer
+from drabridge.sim.kubelet.faults import ListFault
+from tests.glue import processes
+from tests.glue.api_connection import Connection, Trouble
+from tests.glue.node import Node
+from tests.glue.story import CLASS, Story
+from tests.glue.worlds import CONTROL, DRIVER, NAMESPACE, NODE, SHARED, World
+from tests.support.waiting import short_directory
+
+Script = Callable[[Node, Story], Awaitable[None]]
+
+
+def play(script: Script, world: World = SHARED) -> None:
+    """Run a script on a node whose agent serves; what is promised must hold all the time."""
+
+    async def whole(dice: random.Random) -> None:
+        story.dice, story._began = dice, 0.0
+        node = story.node = Node(root, world, dice)
+        try:
+            await node.open()
+            await node.cluster.apply(CLASS)
+            node.start_agent()
+            await asyncio.sleep(20.0)
+            await script(node, story)
+            assert [*node.runtime.conflicts, *node.promises.broken, *node.faults()] == []
+        finally:
+            await node.close()
+
+    story = Story(world, 1, 0)
+    with short_directory() as root:
+        processes.run(1, whole)
+
+
+def claim(node: Node, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = node.cluster.api.objects.get("resourceclaims", name, NAMESPACE)
+    return found
+
+
+def device_of(node: Node, name: str) -> str:
+    results = claim(node, name)["status"].get("allocation", {}).get("devices", {}).get("results", ())
+    return str(next((one["device"] for one in results), ""))
+
+
+def phase(node: Node, name: str) -> str:
+    found = node.cluster.api.objects.find("pods", name, NAMESPACE)
+    return str(found["status"].get("phase")) if found else ""
+
+
+async def ask_for(story: Story, name: str, *, limits: bool = False, count: int = 1) -> None:
+    if limits:
+        await story._apply(story._pod(name, {"example.com/device": count}, ()))
+    else:
+        await story._apply(story._claim(name, count), story._pod(name, {}, [name]))
+
+
+def test_no_lease_is_told_of_an_allocation_that_came_after_it() -> None:
+    """While the condition is on its way the claim is deallocated and allocated again: its device may be a pod's now."""
+
+    async def script(node: Node, story: Story) -> None:
+        def allocate_again(body: dict[str, Any]) -> None:
+            if body.get("status", {}).get("devices") and not again:
+                found, objects = claim(node, "c"), node.cluster.api.objects
+                for status in (dict[str, Any](), found["status"]):
+                    objects.update({**claim(node, "c"), "status": status}, subresource="status")
+                again.append(node.service.submit(ClaimDeallocated(found["metadata"]["uid"], time.time())))
+
+        again: list[object] = []
+        node.trouble.before_apply = allocate_again
+        await ask_for(story, "c")
+        await asyncio.sleep(30.0)
+        assert again
+        assert phase(node, "c") == "Running"
+
+    play(script)
+
+
+def test_a_claim_waits_while_kubelet_says_nothing_and_is_served_when_it_does() -> None:
+    async def script(node: Node, story: Story) -> None:
+        node.kubelet.faults.podresources = ListFault.ERROR
+        await ask_for(story, "c")
+        await asyncio.sleep(15.0)
+        assert node.ledger.entries[device_of(node, "c")].owner is Owner.DRA_PENDING
+        assert phase(node, "c") == "Pending"
+        node.kubelet.faults.podresources = ListFault.NONE
+        await asyncio.sleep(15.0)
+        assert phase(node, "c") == "Running"
+
+    play(script)
+
+
+def test_a_denied_claim_is_offered_elsewhere_first() -> None:
+    """Kubelet gives up nothing in time: the claim is denied, and the slice says so before the claim does."""
+
+    async def script(node: Node, story: Story) -> None:
+        denied: list[str] = []
+        node.kubelet.faults.podresources = ListFault.ERROR
+        node.cluster.api.objects.store.subscribe(
+            lambda change: (
+                denied.append(str(change.object))
+                if "lease-denied" in str(change.object.get("status", {}).get("devices"))
+                else None
+            )
+        )
+        await ask_for(story, "c")
+        await asyncio.sleep(45.0)
+        assert denied
+        node.kubelet.faults.podresources = ListFault.NONE
+        await asyncio.sleep(60.0)
+        assert phase(node, "c") == "Running"
+
+    play(script)
+
+
+def test_a_late_write_of_an_ended_coordinator_is_mended_within_a_minute() -> None:
+    """A leader that stood still in a write goes on when another one leads: a claim would miss its hint."""
+
+    async def whole(dice: random.Random) -> None:
+        objects: Objects = SimApiServer().objects
+        pending = PendingClaims(DRIVER, lambda pool: writer.changed(pool))
+        writer = HintWriter((Connection(objects, Trouble(dice)),), DRIVER, CONTROL, lambda: pending, lambda how: None)
+        pending.listed(())
+        work = asyncio.ensure_future(writer.run())
+        pending.changed("ADDED", waiting_claim(WAITS, DRIVER))
+        await asyncio.sleep(5.0)
+        name = hints_name(DRIVER, NODE)
+
+        def hints() -> str:
+            return str(objects.get("configmaps", name, CONTROL)["data"]["claims"])
+
+        assert "the-claim" in hints()
+        late = Writer(manager=MANAGER, force=True)
+        objects.apply("configmaps", name, hints_object(DRIVER, NODE, "[]"), namespace=CONTROL, by=late)
+        await asyncio.sleep(61.0)
+        assert "the-claim" in hints()
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+    processes.run(1, whole)
+
+
+CONDITION = f"{DRIVER}/lease"
+RESULT = {"driver": DRIVER, "pool": NODE, "device": "d0", "bindingConditions": [CONDITION], "adminAccess": True}
+WAITS: dict[str, Any] = {
+    "metadata": {"namespace": NAMESPACE, "name": "the-claim", "uid": "u", "resourceVersion": "5"},
+    "status": {"allocation": {"devices": {"results": [RESULT]}}},
+}
+
+
+def test_a_coordinator_names_claims_with_admin_access_until_they_are_told() -> None:
+    """The scheduler waits for a word about these, too."""
+    told = {"driver": DRIVER, "pool": NODE, "device": "d0", "conditions": [{"type": CONDITION, "status": "True"}]}
+    assert waiting_claim(WAITS, DRIVER).pools == (NODE,)
+    assert waiting_claim({**WAITS, "status": {**WAITS["status"], "devices": [told]}}, DRIVER).pools == ()
