@@ -99,6 +99,7 @@ def child(reader: Reader, seconds: float, first: int, last: Path) -> int:
 def keep(reader: Reader, data: bytes) -> Path:
     """Keep an input that failed as an example that the tests try."""
     path = CORPUS / reader.name / f"{CRASH}{hashlib.sha256(data).hexdigest()[:12]}"
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     return path
 

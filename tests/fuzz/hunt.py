@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +21,7 @@ from tests.fuzz.reader import Reader
 
 MOST_SECONDS = 5.0  # of the processor, for one input; the slowest good one takes 0.1 s
 MOST_MIB = 128  # that one input may add to the process's peak
+SMALLER_SECONDS = 20.0  # to make a failure small
 AT_ONCE = 100  # inputs of one round of Hypothesis, which makes a failure small at its end
 
 
@@ -39,7 +40,9 @@ class Failure(Struct):
     error: BaseException
 
 
-def hunt(reader: Reader, seconds: float, first: int, note: Callable[[bytes], None] = lambda data: None) -> tuple[int, Failure | None]:
+def hunt(
+    reader: Reader, seconds: float, first: int, note: Callable[[bytes], None] = lambda data: None
+) -> tuple[int, Failure | None]:
     """Return how many inputs the reader was given, and the first failure. ``note`` is told each before it is read."""
     seeds = list(reader.seeds().values())
     assert seeds, f"tests/fuzz/corpus/{reader.name} has no good input"
@@ -55,32 +58,43 @@ def hunt(reader: Reader, seconds: float, first: int, note: Callable[[bytes], Non
 
 
 def one_round(
-    reader: Reader, read: Callable[[bytes], None], seeds: Sequence[bytes], number: int, most: int,
+    reader: Reader,
+    read: Callable[[bytes], None],
+    seeds: Sequence[bytes],
+    number: int,
+    most: int,
     note: Callable[[bytes], None] = lambda data: None,
 ) -> tuple[int, Failure | None]:
     """Give a reader so many inputs, which the number decides."""
     count = 0
-    last = b""
+    found: Failure | None = None
+    over = float("inf")
 
     @seed(number)
     @settings(
         max_examples=most, deadline=None, database=None, report_multiple_bugs=False,
         phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck),
-    )
+    )  # fmt: skip
     @given(st.sampled_from(range(len(seeds))), st.randoms(use_true_random=False))
     def given_one(chosen: int, rng: random.Random) -> None:
-        nonlocal count, last
+        nonlocal count, found, over
+        if time.monotonic() > over:
+            return
         count += 1
-        last = Mutator(rng, seeds, reader.form).one(seeds[chosen])
-        note(last)
-        with bounded():
-            read(last)
+        data = Mutator(rng, seeds, reader.form).one(seeds[chosen])
+        note(data)
+        try:
+            with bounded():
+                read(data)
+        except Exception as error:
+            if found is None or len(data) < len(found.data):
+                found = Failure(data, error)
+            over = min(over, time.monotonic() + SMALLER_SECONDS)
+            raise
 
-    try:
+    with suppress(Exception):  # what failed is in ``found``
         given_one()
-    except Exception as error:  # the last input that was tried is the small one
-        return count, Failure(last, error)
-    return count, None
+    return count, found
 
 
 @contextmanager

@@ -90,6 +90,20 @@ def manifests(root: Path) -> Iterator[Read]:
 
 
 @contextmanager
+def undo(root: Path) -> Iterator[Read]:
+    """Converted manifests on the way back: the comments at their end may say anything."""
+
+    def read(data: bytes) -> None:
+        text = text_of(data)
+        if not isinstance(text, Finding):
+            found = reverse(text)
+            assert found.text == text or not found.findings
+            reverse(text, undo=text)
+
+    yield read
+
+
+@contextmanager
 def folders(root: Path) -> Iterator[Read]:
     """A folder with a strange kustomization, and one with a strange manifest beside a good one."""
     good = (CORPUS.parents[1] / "migrate/manifests/pod-vectoradd.yaml").read_bytes()
@@ -144,7 +158,8 @@ READERS = (
     Reader("kubeconfig", Form.YAML, "kubeconfigs", kubeconfigs),
     Reader("manifests", Form.YAML, "manifests and values of charts", manifests, _MANIFESTS),
     Reader("manifests-json", Form.JSON, "manifests as JSON", manifests),
-    Reader("folders", Form.YAML, "folders with a kustomization", folders, _MANIFESTS[:0]),
+    Reader("undo", Form.YAML, "converted manifests, on the way back", undo),
+    Reader("folders", Form.YAML, "folders with a kustomization", folders),
     Reader("plan", Form.YAML, "plans of a migration", plans),
     Reader("plan-state", Form.JSON, "what was done of a plan", plan_states),
 )
