@@ -127,7 +127,7 @@ def _agents(program: Sequence[str], arguments: argparse.Namespace) -> list[_Agen
 
 
 def _running(pods: Sequence[Any]) -> Iterator[_Agent]:
-    """Yield the agents among pods with their labels, which a tenant may write, too: theirs have no folder of the node."""
+    """Yield the agents among pods with their labels. A tenant may write these, too, but has no folder of the node."""
     for pod in pods:
         container = next((one for one in pod["spec"]["containers"] if one["name"] == CONTAINER), None)
         if container is None or pod.get("status", {}).get("phase") != "Running":

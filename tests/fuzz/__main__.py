@@ -26,9 +26,9 @@ def main() -> int:
     names = "\n".join(f"  {one.name:<16} {one.what}" for one in READERS.values())
     parser = argparse.ArgumentParser(
         prog="python -m tests.fuzz",
-        description="Give every reader of foreign bytes changed forms of good inputs. Only its own documented errors may\n"
-        "come out, in bounded time and memory. An input that fails is kept in tests/fuzz/corpus, and tried by the\n"
-        "tests from then on. Exit status 1 when there is one.",
+        description="Give every reader of foreign bytes changed forms of good inputs. Only its own documented errors\n"
+        "may come out, in bounded time and memory. An input that fails is kept in tests/fuzz/corpus, and\n"
+        "tried by the tests from then on. Exit status 1 when there is one.",
         epilog=f"readers:\n{names}\n\nexample: python -m tests.fuzz manifests config --minutes 2",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -11,9 +11,10 @@ from tests.fuzz.reader import Form
 from tests.support.strange_objects import RAW, TEXTS, Strange
 
 WORDS = (
-    *(text.encode(errors="replace") for text in TEXTS), b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"*", b"&a", b"*a", b"<<: *a",
+    *(text.encode(errors="replace") for text in TEXTS), b"\0", b"\xff\xfe", b"\xed\xa0\x80", b"*", b"&a", b"*a",
     b"!!python/name:os.system", b"!!binary x", b"? [1]", b"{{ .x }}", b"|", b">-", b"---", b"...", b"%YAML 9.9", b"\t",
-    b"- ", b"0x1F", b"1_000", b"0o17", b"2001-01-01", b"~", b".inf", b"=", b"'", b'"', b"[", b"}", b"#", b"regex:(a+)+$",
+    b"<<: *a", b"- ", b"0x1F", b"1_000", b"0o17", b"2001-01-01", b"~", b".inf", b"=", b"'", b'"', b"[", b"}", b"#",
+    b"regex:(a+)+$",
 )  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def nvml(root: Path) -> Iterator[Read]:
 
 @contextmanager
 def ledger(root: Path) -> Iterator[Read]:
-    """The ledger: whatever is on the disk, there is a result. What cannot be read is doubtful, and never a new start."""
+    """The ledger: whatever is on the disk, there is a result. What cannot be read is never a new start."""
     number = 0
 
     def read(data: bytes) -> None:

@@ -190,7 +190,7 @@ READERS = (
     Reader("claim", Form.JSON, "the claim that is to be prepared", claims_whole),
     Reader("nodes", Form.JSON, "nodes", of_kind(*NODE_VIEWS)),
     Reader("slices", Form.JSON, "slices", of_kind(*SLICE_VIEWS)),
-    Reader("objects", Form.JSON, "workloads, classes, quotas, namespaces, a coordinator's ConfigMaps", of_kind(*OTHER_VIEWS)),
+    Reader("objects", Form.JSON, "workloads, classes, quotas, namespaces, hints", of_kind(*OTHER_VIEWS)),
     Reader("lists", Form.JSON, "answers to a LIST", lists),
     Reader("events", Form.JSON, "lines of a watch", events),
     Reader("discovery", Form.JSON, "what an API server says of itself", discovery),
