@@ -16,10 +16,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from drabridge import yaml_reader
 from drabridge.errors import ConfigError
 from drabridge.kube.access import Access, Refused, credential
+from podresources.resolve.files import UnreadableFileError, read_named
 
 T = TypeVar("T")
+DEPTH_MAX, VALUES_MAX = 50, 100_000  # of YAML, aliases written out: the client's own reader takes minutes for more
 
 # The client imports pydantic, which would look for plugins: nobody else's belong into a process that runs as root.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -33,11 +36,25 @@ def configuration_of(path: Path, context: str | None = None) -> Any:
 def _loaded(path: Path, context: str | None) -> Any:
     from kubernetes import client, config
 
+    for one in str(path).split(os.pathsep):  # several, as $KUBECONFIG has them
+        _check(Path(one).expanduser())
+
     configuration = client.Configuration()
     config.load_kube_config(
         config_file=str(path), context=context, client_configuration=configuration, persist_config=False
     )
     return _checked(configuration, str(path))
+
+
+def _check(path: Path) -> None:
+    """Raise ConfigError or an error of YAML for a file that the client would read for very long."""
+    try:
+        data = read_named(path)
+        yaml_reader.read((data or b"").decode(), DEPTH_MAX, VALUES_MAX, lambda found: None)
+    except UnreadableFileError as error:
+        raise ConfigError(f"{path} is not a kubeconfig that can be used: {error.reason}") from error
+    except yaml_reader.TooLarge as error:
+        raise ConfigError(f"{path} is not a kubeconfig that can be used: its YAML is {error}") from error
 
 
 def _translated(path: Path, read: Callable[[], T]) -> T:

@@ -2,7 +2,7 @@
 
 A real agent process on a simulated cluster: pods that name other resources and claims each and are deleted by force,
 claims with 20 KB of hostile text, and machines of 1,000 devices with hostile serials and with plain ones. Anonymous
-memory counts: what was added for good must be below ``BUDGET_MIB``, and the node must serve a pod of each kind after it.
+memory counts: what is added for good must be below ``BUDGET_MIB``, and the node must serve a pod of each kind then.
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ WORDS = (
 )  # fmt: skip
 
 
+MOST_BYTES = 4 << 20  # no reader is given more
+
+
 class Mutator:
     """Makes new inputs of ``seeds``; ``rng`` decides all of it."""
 
@@ -42,7 +45,7 @@ class Mutator:
             data = self._way(data)
         if self._rng.randrange(8) == 0:
             data = self._bytes(data)
-        return data
+        return data[:MOST_BYTES]
 
     def _bytes(self, data: bytes) -> bytes:
         at = self._rng.randrange(len(data) + 1)

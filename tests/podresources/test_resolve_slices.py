@@ -245,6 +245,6 @@ def test_what_is_wrong_with_a_kubeconfig_is_told_without_its_lines(tmp_path: Pat
     """The YAML library quotes the line, which may have the token."""
     path = tmp_path / "kubeconfig"
     path.write_text("users:\n- user: {token: TOP-SECRET\nx: [")
-    with pytest.raises(ApiServerError, match="no YAML: .* in line 3") as told:
+    with pytest.raises(ApiServerError, match="no YAML: ") as told:
         of_kubeconfig(path)
     assert "SECRET" not in "".join(traceback.format_exception(told.value))

@@ -28,17 +28,13 @@ from drabridge.migrate.convert.releases import ARGO, FLUX, Release, notes_on, po
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, in_order, spliced
 from drabridge.migrate.convert.templates import KIND, Existing, Template, foreign, missing
-from drabridge.migrate.convert.undo import (
-    block_alone,
-    with_block,
-    with_templates,
-)
+from drabridge.migrate.convert.text_values import parse, parsed
+from drabridge.migrate.convert.undo import block_alone, with_block, with_templates
 from drabridge.migrate.convert.yaml_nodes import (
     NotYaml,
     Value,
     node_at,
     owner_of,
-    parse,
     same,
     starts,
     value,
@@ -88,7 +84,8 @@ class _Pod(Struct):
 class Converter:
     """The conversion of one text that is YAML or JSON."""
 
-    def __init__(self, text: str, settings: Settings, there: Iterable[Existing]) -> None:
+    def __init__(self, text: str, settings: Settings, there: Iterable[Existing], chart: str = "") -> None:
+        """``chart``: whose values the text has if it is values of a chart, where files beside it say that."""
         roots, self._is_json = parsed(text)
         self._text = text
         self._breaks = [found.start() for found in re.finditer("\n", text)]
@@ -105,7 +102,7 @@ class Converter:
         self._said: list[tuple[int, Path, str]] = []  # document, path and message of each finding
         self._patched: list[list[Path]] = [[] for _ in roots]  # what a patch takes out already
         self._of_argo: list[tuple[_Pod, Release]] = []  # what needs a patch of a chart that Argo CD installs
-        self._chart = ""  # of values in a file of their own
+        self._chart = chart  # of values in a file of their own
 
     def pods(self) -> list[_Pod]:
         """Return the pod specs that can be converted; findings say what else there is."""
@@ -114,8 +111,9 @@ class Converter:
         for number, objects in enumerate(self._objects):
             for manifest in objects:
                 found += self._of_manifest(number, manifest, taken)
-            for alone in values_alone(self._documents[number]) if not objects and len(self._objects) == 1 else ():
-                found += self._of_release(number, _NO_OBJECT, self._documents[number], taken, alone)
+        if len(self._objects) == 1 and not self._objects[0]:
+            for alone in values_alone(self._documents[0], self._chart):
+                found += self._of_release(0, _NO_OBJECT, self._documents[0], taken, alone)
         if found and not self._is_json and self._text.lstrip().startswith("{"):
             message = "kubectl takes for JSON what begins with {, and this is none"
             self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
@@ -292,9 +290,10 @@ class Converter:
             return None
         if release.kind == ARGO:
             self._of_argo.append((pod, release))
-            return "its values take no claims, and Argo CD patches nothing that Helm makes", argo.hint(
-                pod.manifest, release
-            )
+        if release.kind != FLUX:
+            tool = "Argo CD" if release.kind == ARGO else "k3s"
+            message = f"its values take no claims, and {tool} patches nothing that Helm makes"
+            return message, argo.hint(pod.manifest, release)
         if post_render.is_there(pod.manifest.body, pod.patch):
             self._patched[pod.document] += pod.asks
             return "", ""
@@ -409,19 +408,6 @@ def _patching(pods: Sequence[_Pod]) -> list[Operation]:
             bodies[pod.manifest.path] = pod.manifest
     found = ((path, post_render.in_release(bodies[path].body, some)) for path, some in patches.items())
     return [structs.replace(one, path=(*path, *one.path)) for path, one in found]
-
-
-def parsed(text: str) -> tuple[list[Node], bool]:
-    """Return the documents of a text, and whether it is JSON. Raises NotYaml."""
-    if not text.lstrip().startswith("{"):
-        return parse(text), False
-    try:
-        return parse_json(text), True
-    except NotYaml as error:
-        try:
-            return parse(text), False
-        except NotYaml:
-            raise error from None
 
 
 def templates_in(document: Value) -> Iterator[Existing]:

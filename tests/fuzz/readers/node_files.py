@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from drabridge.coexistence import other_agents
+from drabridge.config.names import is_cdi_kind, is_cdi_name
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.metadata import DeviceFacts, MetadataFiles
 from drabridge.dra.records import RecordStore
@@ -76,7 +77,8 @@ def cdi(root: Path) -> Iterator[Read]:
             with suppress(SpecError):
                 found = read_spec(data, json=as_json)
                 assert found.names
-                assert all(len(name) <= 253 for name in found.names)
+                assert is_cdi_kind(found.kind)
+                assert all(map(is_cdi_name, found.names))
         for name in ("vendor.json", "vendor.yaml", f"{DRIVER}-device-claim-{UID}.json"):
             (folder / name).write_bytes(data)
         theirs.refresh()

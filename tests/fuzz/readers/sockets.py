@@ -113,11 +113,15 @@ def exchange(address: str | tuple[str, int], data: bytes) -> bytes:
         peer.settimeout(CALL_SECONDS)
         peer.connect(address)
         parts = []
-        with suppress(BrokenPipeError, ConnectionResetError):
+        try:
             peer.sendall(data)
             peer.shutdown(socket.SHUT_WR)
             while part := peer.recv(1 << 16):
                 parts.append(part)
+        except TimeoutError:
+            raise
+        except OSError:  # it hung up first
+            pass
         return b"".join(parts)
 
 
