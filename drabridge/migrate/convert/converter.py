@@ -102,6 +102,7 @@ class Converter:
         self._said: list[tuple[int, Path, str]] = []  # document, path and message of each finding
         self._patched: list[list[Path]] = [[] for _ in roots]  # what a patch takes out already
         self._of_argo: list[tuple[_Pod, Release]] = []  # what needs a patch of a chart that Argo CD installs
+        self._asking: list[tuple[int, Path]] = []  # parts of charts' values that ask for devices
         self._chart = chart  # of values in a file of their own
 
     def pods(self) -> list[_Pod]:
@@ -253,6 +254,7 @@ class Converter:
                 body = rendered.body if rendered else at(self._documents[number], spec.path) or {}
                 plan = plan_pod(body, manifest.pods_namespace, self._settings, spec)
             except Refused as refused:
+                self._asking += [(number, spec.path)] if release is not None else []
                 path = spec.path if rendered else (*spec.path, *refused.path)
                 self._find(Level.LEFT, number, manifest, path, refused.message, refused.hint)
                 self._refused[number].add(spec.path)
@@ -261,6 +263,7 @@ class Converter:
                 continue
             pod = _Pod(number, manifest, spec.path, plan)
             if release is not None:
+                self._asking.append((number, spec.path))
                 self._chart = release.chart
                 if rendered is not None:
                     pod.asks, pod.patch = rendered.asks, post_render.patch_of(rendered, plan.operations)
@@ -310,6 +313,7 @@ class Converter:
         for pod in pods:
             patched[pod.document].update(pod.asks)
         listed: list[Listed] = []
+        above: set[tuple[int, Path]] = set()  # what has a mention below it
         said = Repeated()
         for number, root in enumerate(self._roots):
             for mention in mentions(root, self._pattern):
@@ -320,8 +324,13 @@ class Converter:
                 if mention.path not in patched[number] and not goes:
                     state = self._judged(number, mention, line, said)
                 listed.append(Listed(line, state, mention.name, ".".join(map(str, mention.path))))
+                above |= {(number, mention.path[:length]) for length in range(len(mention.path))}
         self.findings += said.findings()
-        return listed
+        for number, path in self._asking:
+            if (number, path) not in above:  # its keys ask for devices without their name
+                state = State.LEFT if path in self._refused[number] else State.CONVERTED
+                listed.append(Listed(self._line(number, path), state, "devices", ".".join(map(str, path))))
+        return sorted(listed, key=lambda one: one.line)
 
     def _judged(self, number: int, mention: Mention, line: int, said: Repeated) -> State:
         manifest = next((one for one in self._objects[number] if _below(mention.path, one.path)), _NO_OBJECT)

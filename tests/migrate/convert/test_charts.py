@@ -470,3 +470,19 @@ def test_what_a_chart_asks_for_by_itself_is_not_asked_for_twice() -> None:
     files = {"values.yaml": NIM, "values-prod.yaml": "replicaCount: 2\n"}
     outcomes = convert_group([Source(name, text) for name, text in files.items()], SETTINGS)
     assert [bool(one.beside) for one in outcomes] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("more", "state"), [("number: 2", State.CONVERTED), ("draDriverClass: x", State.LEFT), ("enabled: false", None)]
+)
+def test_keys_that_name_no_resource_are_in_the_list(more: str, state: State | None) -> None:
+    enabled = "" if "enabled" in more else "    enabled: true\n"
+    found = convert(f"ollama:\n  gpu:\n{enabled}    {more}\n", SETTINGS)
+    assert [(one.line, one.state, one.path) for one in found.places if one.name == "devices"] == (
+        [(2, state, "ollama.gpu")] if state else []
+    )
+
+
+def test_what_a_chart_asks_for_without_any_key_is_in_the_list() -> None:
+    found = check(release("nim-llm", "{replicas: 1}"))
+    assert [(one.state, one.path) for one in found.places] == [(State.CONVERTED, "spec.values")]
