@@ -75,7 +75,7 @@ def _inner(text: str, node: Scalar) -> Node | None:
         return None
     start = text.find("\n", node.start) + 1
     block = text[start : node.end]
-    lines = block.split("\n")
+    lines = [line.removesuffix("\r") for line in block.split("\n")]
     first = next((line for line in lines if line.strip()), "")
     indent = len(first) - len(first.lstrip(" "))
     if "\n".join(line[indent:] for line in lines).rstrip("\n") != node.text.rstrip("\n"):
