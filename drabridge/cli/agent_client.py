@@ -78,7 +78,7 @@ def ask(path: Path, page: str, body: Any = None, *, seconds: float = ASK_SECONDS
         raise HostError(
             f"nobody answers on {path}", hint="The agent was killed; see its log, start it again"
         ) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ArithmeticError, ValueError, RecursionError) as error:
         raise HostError(f"the agent behind {path} does not answer: {error}", hint="See its log") from error
     finally:
         connection.close()

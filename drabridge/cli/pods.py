@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from drabridge.cli.output import as_json_or_yaml
 from drabridge.errors import ConfigError, HostError
+from podresources.table import printable
 
 SELECTOR = "app.kubernetes.io/name=drabridge"  # as the chart and the kustomize base label the pods
 CONTAINER, VOLUME = "agent", "plugin"  # of those pods; the volume has the control socket
@@ -77,9 +78,9 @@ def _print(output: str, titles: Sequence[str], answers: Sequence[subprocess.Comp
         if output in ("json", "yaml"):
             documents |= {title: _read(one.stdout, output)} if one.stdout else {}
         else:
-            print(f"{title}:\n{one.stdout}")
+            print("\n".join([f"{title}:", *map(printable, one.stdout.split("\n"))]))
         for line in one.stderr.splitlines():
-            print(f"{title}: {line}", file=sys.stderr)
+            print(f"{title}: {printable(line)}", file=sys.stderr)
     if output in ("json", "yaml"):
         print(as_json_or_yaml(documents, output))
 
@@ -126,12 +127,14 @@ def _agents(program: Sequence[str], arguments: argparse.Namespace) -> list[_Agen
 
 
 def _running(pods: Sequence[Any]) -> Iterator[_Agent]:
+    """Yield the agents among pods with their labels. A tenant may write these, too, but has no folder of the node."""
     for pod in pods:
         container = next((one for one in pod["spec"]["containers"] if one["name"] == CONTAINER), None)
         if container is None or pod.get("status", {}).get("phase") != "Running":
             continue
         mounts = {one["name"]: one["mountPath"] for one in container.get("volumeMounts", ())}
-        if VOLUME in mounts:
+        of_node = {one["name"] for one in pod["spec"].get("volumes", ()) if "hostPath" in one}
+        if VOLUME in mounts and VOLUME in of_node:
             meta = pod["metadata"]
             socket = os.path.join(mounts[VOLUME], "control.sock")
             yield _Agent(pod["spec"].get("nodeName", ""), meta["namespace"], meta["name"], socket)

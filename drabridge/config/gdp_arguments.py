@@ -9,6 +9,9 @@ from typing import Any
 
 import yaml
 
+from drabridge import yaml_reader
+
+DEPTH_MAX, VALUES_MAX = 50, 100_000  # with aliases written out
 _CONTAINERS = ("containers", "initContainers")
 _FLAG = re.compile(r"--(device|domain)(?:=(.*))?", re.DOTALL)
 
@@ -21,8 +24,9 @@ def file_of(text: str) -> str | None:
     if "--device" not in text:
         return None
     try:
+        yaml_reader.read(text, DEPTH_MAX, VALUES_MAX, lambda found: None)  # else what follows could go on for ever
         found = [flag for document in yaml.safe_load_all(text) for flag in _flags(document)]
-    except (yaml.YAMLError, ValueError, RecursionError):
+    except (yaml.YAMLError, yaml_reader.TooLarge, ValueError, RecursionError):
         return None
     devices = [value for name, value in found if name == "device"]
     if not devices:

@@ -23,6 +23,7 @@ from drabridge.errors import HostError
 from drabridge.inventory.model import Device
 from drabridge.system.files import TEMPORARY_SUFFIX, Care, read_if_there, write_atomically
 from drabridge.system.io_thread import IoThread
+from podresources.resolve import files
 
 PROBE_BYTES = 4096  # a block: a full file system may still make empty files
 
@@ -244,8 +245,8 @@ def _kind(path: Path) -> str | None:
 
 def _document(path: Path) -> dict[str, Any] | None:
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        document = json.loads(files.read(path) or b"")  # other programs write there, too
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 

@@ -27,6 +27,7 @@ from drabridge.kube.versions import METADATA_GROUP, METADATA_VERSIONS
 from drabridge.ledger.model import ClaimRef
 from drabridge.system.files import TEMPORARY_SUFFIX
 from drabridge.system.untrusted import reading
+from podresources.resolve import files
 
 KIND = "DeviceMetadata"
 CONTAINER_ROOT = "/var/run/kubernetes.io/dra-device-attributes"
@@ -224,8 +225,8 @@ def _write(path: Path, data: bytes) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     """Read the first object of the stream; None if there is none."""
     try:
-        document, _ = json.JSONDecoder().raw_decode(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        document, _ = json.JSONDecoder().raw_decode((files.read(path) or b"").decode())
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 

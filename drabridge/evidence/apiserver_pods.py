@@ -34,6 +34,7 @@ from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, Ledger, PodRef
 
 MOST_LIVING = 1024  # a node has 110 by default; more can only be written by hand, and kubelet refuses them
+MOST_UNREADABLE = 16_384  # UIDs; one more is the last that is noted, and only the next list says that it is gone
 REMEMBERED = 256  # pods that have ended: each may name claims in 4 KB. To forget one costs a wait, no more
 
 
@@ -48,7 +49,7 @@ class PodWatch:
         ours: Callable[[], Collection[str]] = frozenset,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``ours`` returns the resources that matter; it is called in another thread. ``now`` counts seconds."""
+        """``ours`` returns the resources that matter; it is called in any thread. ``now`` counts seconds."""
         self._cluster = cluster
         self._node = node
         self._selector = f"spec.nodeName={node}"
@@ -61,8 +62,8 @@ class PodWatch:
         self._gone = GonePods()
         self._ended: dict[str, PodDemand] = {}  # the oldest first
         self._listed_at = 0.0  # a pod that was gone before then was never known
-        self.sent: Counter[str] = Counter()  # by resource: pods that were sent here with limits of it
-        self._unreadable: set[str] = set()  # uids; these pods may ask for anything
+        self.sent: Counter[str] = Counter()  # by resource of ours: pods that were sent here with limits of it
+        self._unreadable: set[str] = set()  # uids; these pods may ask for anything. "": many more
         self.view = ObjectView(self._read, PodFields)
 
     def _read(self, pod: Json) -> WatchedPod:
@@ -202,7 +203,7 @@ class PodWatch:
         if kind == "DELETED":
             self.changed(kind, WatchedPod(uid, None))
         else:
-            self._unreadable.add(uid)
+            self._note_unreadable(uid)
             back = self._gone.pop(uid)
             if back is not None and self._pods is not None:  # it is not gone: the list only lacked it
                 self._pods[uid] = back
@@ -219,13 +220,16 @@ class PodWatch:
         if pod is None or pod.ended:
             self._pods.pop(one.uid, None)
         elif len(self._pods) >= MOST_LIVING and one.uid not in self._pods:
-            self._unreadable.add(one.uid)
+            self._note_unreadable(one.uid)
         else:
-            self.sent.update(() if one.uid in self._pods else pod.asked.keys())
+            self.sent.update(() if one.uid in self._pods else pod.asked.keys() & self._ours())
             self._pods[one.uid] = pod
         if pod is not None and not pod.mirror:
             self._gone.pop(pod.uid)
         self._note_end(pod)
+
+    def _note_unreadable(self, uid: str) -> None:
+        self._unreadable.add(uid if len(self._unreadable) < MOST_UNREADABLE else "")
 
     def _note_end(self, pod: PodDemand | None) -> None:
         """Note whether a pod has ended.

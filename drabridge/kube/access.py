@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from drabridge.errors import ConfigError
 from drabridge.system.paths import SERVICE_ACCOUNT
+from podresources.credential import defect
 from podresources.resolve.files import read_named
 
 KUBECONFIG_SECONDS = 60.0  # a kubeconfig may name a program that asks somebody for a token
@@ -40,15 +41,10 @@ class Refused(Struct, frozen=True, tag="refused"):
 
 
 def credential(text: str, where: str) -> str:
-    """Return a token, or the value of its header, without the space around it. Raises ConfigError, never quoting it.
-
-    A line break within it would make the HTTP library refuse the header with an error that shows it.
-    """
+    """Return a token, or the value of its header, without the space around it. Raises ConfigError, never quoting it."""
     found = text.strip()
-    if not found:
-        raise ConfigError(f"{where} is empty")
-    if not (found.isascii() and found.isprintable()):
-        raise ConfigError(f"{where} has a line break, or another character that no token has")
+    if why := defect(found):
+        raise ConfigError(f"{where} {why}")
     return found
 
 

@@ -41,9 +41,9 @@ async def policy_version(cluster: Cluster) -> str:
             group = await cluster.read(f"/apis/{POLICY_KIND.group}/{version}")
         except UnservedError:
             continue
-        names = [one.get("name") for one in group.get("resources") or () if isinstance(one, dict)]
-        if POLICY_KIND.plural in names:
-            return version
+        with reading("what the API server serves", UnreachableError):
+            if any(one.get("name") == POLICY_KIND.plural for one in group.get("resources") or ()):
+                return version
     return ""
 
 

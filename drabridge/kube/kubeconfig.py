@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from drabridge import yaml_reader
 from drabridge.errors import ConfigError
 from drabridge.kube.access import Access, Refused, credential
+from podresources.resolve.files import UnreadableFileError, read_named
+
+T = TypeVar("T")
+DEPTH_MAX, VALUES_MAX = 50, 100_000  # of YAML, aliases written out: the client's own reader takes minutes for more
 
 # The client imports pydantic, which would look for plugins: nobody else's belong into a process that runs as root.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -24,16 +30,54 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 def configuration_of(path: Path, context: str | None = None) -> Any:
     """Return the client's ``Configuration`` for a kubeconfig. Raises ConfigError."""
+    return _translated(path, lambda: _loaded(path, context))
+
+
+def _loaded(path: Path, context: str | None) -> Any:
     from kubernetes import client, config
 
+    for one in str(path).split(os.pathsep):  # several, as $KUBECONFIG has them
+        _check(Path(one).expanduser())
+
     configuration = client.Configuration()
-    try:
-        config.load_kube_config(
-            config_file=str(path), context=context, client_configuration=configuration, persist_config=False
-        )
-    except (config.ConfigException, OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not a kubeconfig that can be used: {error}") from error
+    config.load_kube_config(
+        config_file=str(path), context=context, client_configuration=configuration, persist_config=False
+    )
     return _checked(configuration, str(path))
+
+
+def _check(path: Path) -> None:
+    """Raise ConfigError or an error of YAML for a file that the client would read for very long."""
+    try:
+        data = read_named(path)
+        yaml_reader.read((data or b"").decode(), DEPTH_MAX, VALUES_MAX, lambda found: None)
+    except UnreadableFileError as error:
+        raise ConfigError(f"{path} is not a kubeconfig that can be used: {error.reason}") from error
+    except yaml_reader.TooLarge as error:
+        raise ConfigError(f"{path} is not a kubeconfig that can be used: its YAML is {error}") from error
+
+
+def _translated(path: Path, read: Callable[[], T]) -> T:
+    """Return what is read. Raises ConfigError for all that the client and the YAML library raise for strange files.
+
+    They read as if a file always had the right form. Of others than their own errors the kind alone is told: the text
+    may have a secret in it.
+    """
+    from kubernetes.config import ConfigException
+    from yaml import MarkedYAMLError
+
+    try:
+        return read()
+    except ConfigError:
+        raise
+    except (ConfigException, OSError) as error:
+        why = str(error)
+    except MarkedYAMLError as error:
+        place = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        why = f"it is no YAML: {error.problem}{place}"
+    except Exception as error:
+        why = f"it has not the form of one ({type(error).__name__})"
+    raise ConfigError(f"{path} is not a kubeconfig that can be used: {why}")
 
 
 def configuration_in_cluster() -> Any:
@@ -92,10 +136,7 @@ def _proxy(configuration: Any) -> str:
 
 def read(path: Path, context: str | None = None) -> Access:
     """Return the access that a kubeconfig gives. Raises ConfigError."""
-    try:
-        return access_of(configuration_of(path, context))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} is not a kubeconfig that can be used: {error}") from error
+    return _translated(path, lambda: access_of(_loaded(path, context)))
 
 
 def main() -> None:

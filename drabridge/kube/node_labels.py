@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -31,7 +31,7 @@ class LabelsSeen(Struct, frozen=True):
 
     uid: str  # of the Node
     labels: Mapping[str, str]
-    managers: Mapping[str, tuple[tuple[str, str], ...]]
+    managers: Mapping[str, Sequence[tuple[str, str]]]
     taints: frozenset[str] = frozenset()  # the keys of its taints
 
 
@@ -46,13 +46,13 @@ class LabelPlan(Struct, frozen=True):
 def labels_of(node: Json) -> LabelsSeen:
     """Read a Node's labels and their managers."""
     metadata = node.get("metadata") or {}
-    managers: dict[str, tuple[tuple[str, str], ...]] = {}
+    managers: dict[str, list[tuple[str, str]]] = {}
     for entry in metadata.get("managedFields") or ():
         fields = ((entry.get("fieldsV1") or {}).get("f:metadata") or {}).get("f:labels") or {}
+        owner = (str(entry.get("manager") or ""), str(entry.get("operation") or ""))
         for field in fields:
             if field.startswith("f:"):
-                owner = (str(entry.get("manager") or ""), str(entry.get("operation") or ""))
-                managers[field[2:]] = (*managers.get(field[2:], ()), owner)
+                managers.setdefault(field[2:], []).append(owner)
     uid = str(metadata.get("uid") or "")
     taints = frozenset(str(taint.get("key")) for taint in (node.get("spec") or {}).get("taints") or ())
     labels = {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()}

@@ -6,7 +6,6 @@ over values that are serialised again breaks with every field that is added (NVI
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -276,7 +275,7 @@ def decode(line: bytes) -> Json:
     if line[_CRC_DIGITS : _CRC_DIGITS + 1] != b" " or line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(body):
         raise UnreadableLedger("its checksum does not match")
     try:
-        value: Any = json.loads(body)
+        value: Any = msgspec.json.decode(body)  # it takes no text that could not be written again
     except (ValueError, RecursionError) as error:
         raise UnreadableLedger(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):

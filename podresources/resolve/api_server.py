@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from podresources.credential import defect
 from podresources.resolve.files import UnreadableFileError, read_named
 
 TIMEOUT_SECONDS = 5.0  # for each step of a request
@@ -94,20 +95,24 @@ def in_cluster(environment: Mapping[str, str] = os.environ, account: Path = SERV
 
 def of_kubeconfig(path: Path) -> ApiServer:
     """Return the API server of a kubeconfig's current context. Raises ApiServerError."""
-    from yaml import YAMLError, safe_load
+    import yaml
+    from yaml import MarkedYAMLError, YAMLError
 
     try:
         data = read_named(path)
         if data is None:
             raise ApiServerError(f"there is no kubeconfig {path}")
-        config = safe_load(data)
+        config = yaml.load(data, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 # the C one bounds depth
         context = _named(config, "contexts", config["current-context"])["context"]
         cluster = _named(config, "clusters", context["cluster"])["cluster"]
         user = _named(config, "users", context["user"])["user"]
         return _from(cluster, user, path.parent)
+    except MarkedYAMLError as error:  # its own text quotes the line, which may have the token
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ApiServerError(f"kubeconfig {path} is no YAML: {error.problem}{line}") from None
     except (UnreadableFileError, YAMLError, OSError) as error:
         raise ApiServerError(f"kubeconfig {error}") from error
-    except (KeyError, TypeError, AttributeError, ValueError, StopIteration) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, StopIteration, RecursionError) as error:
         raise ApiServerError(f"kubeconfig {path} has no complete current context ({error!r})") from error
 
 
@@ -151,8 +156,8 @@ def _text(path: Path) -> str:
 def _token(text: str, where: str) -> str:
     """Return a token without the space around it. Raises ApiServerError, never quoting it."""
     found = text.strip()
-    if not (found.isascii() and found.isprintable()):
-        raise ApiServerError(f"{where} has a line break, or another character that no token has")
+    if why := defect(found):
+        raise ApiServerError(f"{where} {why}")
     return found
 
 

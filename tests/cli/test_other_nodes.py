@@ -25,11 +25,14 @@ esac
 ROOT = "/var/lib/k0s/kubelet"
 
 
-def pod(name: str, node: str, *, phase: str = "Running", container: str = "agent") -> dict[str, Any]:
+def pod(
+    name: str, node: str, *, phase: str = "Running", container: str = "agent", source: str = "hostPath"
+) -> dict[str, Any]:
+    volumes = [{"name": "dev", "hostPath": {"path": "/dev"}}, {"name": "plugin", source: {"path": ROOT}}]
     mounts = [{"name": "dev", "mountPath": "/dev"}, {"name": "plugin", "mountPath": f"{ROOT}/plugins/x.example.com"}]
     return {
         "metadata": {"name": name, "namespace": "drabridge"},
-        "spec": {"nodeName": node, "containers": [{"name": container, "volumeMounts": mounts}]},
+        "spec": {"nodeName": node, "containers": [{"name": container, "volumeMounts": mounts}], "volumes": volumes},
         "status": {"phase": phase},
     }
 
@@ -37,6 +40,7 @@ def pod(name: str, node: str, *, phase: str = "Running", container: str = "agent
 PODS = (
     pod("pod-b", "node-b"),
     pod("pod-a", "node-a"),
+    pod("a-tenants", "node-a", source="emptyDir"),
     pod("ended", "node-c", phase="Succeeded"),
     pod("coordinator", "node-c", container="coordinator"),
 )

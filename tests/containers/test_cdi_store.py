@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +21,7 @@ from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device
 from tests.containers.cdi_samples import DEVICE, NODE, UID, read
+from tests.support.waiting import HANG_SECONDS
 
 
 def test_a_legacy_device_has_one_file_and_one_name_or_another_beside_others(store: CdiStore) -> None:
@@ -212,3 +215,16 @@ def test_a_claims_file_tells_its_uid_and_its_devices_without_any_record(store: C
     assert not is_admin_only([])
     assert claim_uid_of(store.legacy_spec(DEVICE).names[0]) == ""
     assert CdiStore(tmp_path / "none", "v.example.com").claims() == {}
+
+
+def test_nothing_waits_for_what_another_program_put_into_the_directory(tmp_path: Path) -> None:
+    """A FIFO of our name would be read until somebody writes: no claim would be prepared any more."""
+    store = CdiStore(tmp_path, "example.com")
+    (tmp_path / "target.json").write_text("{}")
+    os.mkfifo(tmp_path / "example.com-device-claim-odd.json")
+    (tmp_path / "example.com-device-claim-link.json").symlink_to("/dev/zero")
+    thread = threading.Thread(target=lambda: store.regenerate(Family.CLAIM, []), daemon=True)
+    thread.start()
+    thread.join(HANG_SECONDS)
+    assert not thread.is_alive()
+    assert [path.name for path in tmp_path.iterdir()] == ["target.json"]

@@ -65,13 +65,17 @@ def test_locks_satisfy_the_projects_ranges_and_have_hashes(lock: str, ranges: li
         assert version in requirement.specifier, f"{requirement}: {lock} has {version}"
 
 
-def test_no_program_of_the_base_runs_as_another_user(tmp_path: Path) -> None:
+def test_no_program_of_the_base_runs_as_another_user_or_stays_unlisted(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    for name in "python3", "[", "apt-get", "perl", "bash", "python3-config":
+        (tmp_path / "usr/bin" / name).write_bytes(b"")
     for name, mode in ("su", 0o4755), ("passwd", 0o6755), ("wall", 0o2755), ("ls", 0o755):
         (tmp_path / name).write_bytes(b"")
         (tmp_path / name).chmod(mode)
     subprocess.run(["sh", ROOT / "deploy/image/trim_base.sh", tmp_path], check=True)
     assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("su", "passwd", "wall", "ls")} == {0o755}
+    assert {path.name for path in (tmp_path / "usr/bin").iterdir()} == {"python3", "["}
 
 
 def test_build_in_is_what_pyproject_says() -> None:
@@ -132,6 +136,12 @@ class TestImage:
         modules = "pip ensurepip setuptools wheel hatchling grpc_tools aiohttp pytest"
         script = f'for m in {modules}; do python3 -c "import $m" 2>/dev/null && echo $m; done; true'
         assert self.shell(built, script) == ""
+
+    def test_it_has_no_program_that_is_not_listed(self, built: str) -> None:
+        text = (image.IMAGE_FOLDER / "programs.txt").read_text()
+        listed = {word for line in text.splitlines() if not line.startswith("#") for word in line.split()}
+        found = set(self.shell(built, "ls /bin /sbin /usr/bin /usr/sbin /usr/local/*bin 2>/dev/null; true").split())
+        assert {name for name in found if not name.startswith("/")} <= listed
 
     def test_version_works_without_any_permission(self, built: str) -> None:
         said = image.command(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from drabridge.evidence import apiserver_pods
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.evidence.pod_objects import WatchedPod, demand_of
@@ -74,7 +75,7 @@ def test_what_a_pod_takes(body: dict[str, Any], asked: dict[str, int] | None) ->
 
 
 def _watch(*pods: dict[str, Any]) -> PodWatch:
-    watch = PodWatch(None, "node-a", lambda: None)  # type: ignore[arg-type]
+    watch = PodWatch(None, "node-a", lambda: None, lambda: {GPU})  # type: ignore[arg-type]
     watch.listed(tuple(map(_seen, pods)))
     return watch
 
@@ -672,4 +673,21 @@ def test_pods_that_were_sent_here_are_counted_once_each_by_resource() -> None:
     for name, gpus in (("a", 1), ("b", 2), ("c", 0)):
         for _ in range(2):
             watch.changed("MODIFIED", _seen(pod(name, container("m", gpu=gpus) if gpus else container("m", cpu=1))))
-    assert watch.sent == {GPU: 2}
+    strange = pod("d", container("m", gpu=1))
+    strange["spec"]["containers"][0]["resources"]["limits"]["a.b/nobody-serves-it"] = "1"
+    watch.changed("ADDED", _seen(strange))
+    assert watch.sent == {GPU: 3}, "nobody else's names are remembered, however many pods have them"
+
+
+def test_unreadable_pods_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apiserver_pods, "MOST_UNREADABLE", 10)
+    watch = _watch()
+    many = [ObjectIdentity(uid=f"u{number}") for number in range(50)]
+    for one in many:
+        watch.unreadable("ADDED", one)
+    assert len(watch._unreadable) == 11
+    for one in many:
+        watch.unreadable("DELETED", one)
+    assert watch.unaccounted(LEDGER, _observed({})) is None, "of one that was not noted nobody knows"
+    watch.listed(())
+    assert watch.unaccounted(LEDGER, _observed({})) == {}

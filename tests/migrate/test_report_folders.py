@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from drabridge.cli import main
+from tests.migrate.cluster_objects import device_class, migrate, serving
 
 Output = pytest.CaptureFixture[str]
 DEPLOYMENT = """\
@@ -37,8 +38,9 @@ VALUES = "resources: {limits: {nvidia.com/gpu: 1}}\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two teams: what moves, what is blocked, what cannot be read, and what is no matter."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two teams: what moves, what is blocked, what cannot be read, and what is no matter. No cluster is there."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-kubeconfig"))
     for name, text in {
         "one/web.yaml": DEPLOYMENT.replace("NAME", "web").replace("SPACE", "ml"),
         "one/part.yaml": PART.replace("NAME", "part").replace("SPACE", "ml"),
@@ -120,3 +122,24 @@ def test_what_is_not_there_and_what_is_for_clusters(folder: Path, capsys: Output
     assert f"there is no {folder}/nothing" in capsys.readouterr().err
     assert report(folder, "-n", "team-a") == 2
     assert "-n and --resource are for a cluster" in capsys.readouterr().err
+
+
+async def test_the_cluster_of_the_kubeconfig_is_asked_for_its_classes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a word on the command line; what it has no class for counts with its vendor's."""
+    (folder / "one/own.yaml").write_text(DEPLOYMENT.replace("nvidia.com/gpu", "example.com/radio"))
+    code, _, said = await migrate("report", str(folder / "one"), "-o", "json")
+    assert "note: DeviceClasses are the vendors': " in said
+    assert "no-kubeconfig" in said
+    async with serving(device_class("radio.example.com", extended="example.com/radio")) as (_, kubeconfig):
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        code, out, said = await migrate("report", str(folder / "one"), "-o", "json")
+    assert (code, said) == (1, "")
+    assert json.loads(out)["devices"] == {"example.com/radio": 6, "nvidia.com/gpu": 6}
+
+
+async def test_a_cluster_that_was_named_must_answer(folder: Path) -> None:
+    code, _, said = await migrate("report", str(folder), "--kubeconfig", str(folder / "none"))
+    assert code == 2
+    assert "there is no file" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -238,3 +239,12 @@ def certificate() -> str:
         pytest.skip("this machine has no certificates")
     body = base64.encodebytes(found[0]).decode()
     return f"-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n"
+
+
+def test_what_is_wrong_with_a_kubeconfig_is_told_without_its_lines(tmp_path: Path) -> None:
+    """The YAML library quotes the line, which may have the token."""
+    path = tmp_path / "kubeconfig"
+    path.write_text("users:\n- user: {token: TOP-SECRET\nx: [")
+    with pytest.raises(ApiServerError, match="no YAML: ") as told:
+        of_kubeconfig(path)
+    assert "SECRET" not in "".join(traceback.format_exception(told.value))

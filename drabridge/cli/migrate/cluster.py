@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drabridge.errors import ConfigError
+from drabridge.errors import ConfigError, DrabridgeError
 
 if TYPE_CHECKING:
     from drabridge.kube.client import KubernetesCluster
 
 READ_SECONDS = 60.0  # for one page; an API server under load answers a LIST late (its --request-timeout is 60)
+
+SHORT_SECONDS = 5.0  # for the same where the answer is welcome, and the command goes on without
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +41,8 @@ def add_class(parser: argparse.ArgumentParser, meaning: str) -> None:
     )
 
 
-def connect(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
-    """Return the connection. ``kubeconfig``: a path, or several, as $KUBECONFIG has them."""
+def connect(kubeconfig: str | None, context: str | None, *, read_seconds: float = READ_SECONDS) -> KubernetesCluster:
+    """Return the connection. ``kubeconfig``: a path, or several, as $KUBECONFIG has them. Raises ConfigError."""
     from drabridge.kube.client import KubernetesCluster
     from drabridge.system.paths import SERVICE_ACCOUNT
 
@@ -51,7 +54,35 @@ def connect(kubeconfig: str | None, context: str | None) -> KubernetesCluster:
         raise ConfigError(f"there is no kubeconfig: {usual} does not exist", hint="Give one with --kubeconfig")
     if kubeconfig is not None and not any(Path(one).is_file() for one in kubeconfig.split(os.pathsep)):
         raise ConfigError(f"there is no file {kubeconfig}", hint="Give a kubeconfig with --kubeconfig")
-    return KubernetesCluster.from_kubeconfig(Path(said) if said else usual, context, read_seconds=READ_SECONDS)
+    return KubernetesCluster.from_kubeconfig(Path(said) if said else usual, context, read_seconds=read_seconds)
+
+
+async def classes_of(api: KubernetesCluster) -> dict[str, str]:
+    """Return DeviceClass -> its extendedResourceName, or "", of a cluster. Raises ClusterError, ConfigError."""
+    from drabridge.kube.api import device_classes, served_version
+    from drabridge.kube.json_reader import ObjectView
+    from drabridge.migrate.report import facts, fields
+
+    version = await served_version(api)
+    if not version:
+        hint = "Kubernetes 1.34 and later have resource.k8s.io/v1"
+        raise ConfigError("this API server serves no claims", hint=hint)
+    view = ObjectView(facts.class_facts, fields.ClassFields)
+    return {one.name: one.extended for one in (await api.list(device_classes(version), view=view)).items}
+
+
+def classes_if_there(arguments: argparse.Namespace) -> tuple[dict[str, str], str]:
+    """Return the DeviceClasses of the cluster that a kubeconfig names; none, and why, where it cannot be asked."""
+    try:
+        api = connect(arguments.kubeconfig, arguments.context, read_seconds=SHORT_SECONDS)
+        try:
+            return asyncio.run(classes_of(api)), ""
+        finally:
+            api.close()
+    except DrabridgeError as error:
+        if arguments.kubeconfig or arguments.context:
+            raise
+        return {}, error.message
 
 
 def _resource_class(words: str) -> tuple[str, str]:

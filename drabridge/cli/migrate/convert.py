@@ -189,23 +189,11 @@ def _of_cluster(arguments: argparse.Namespace, texts: list[str]) -> tuple[dict[s
     """Return the resources of texts for which the cluster has a DeviceClass, and those for which it has none."""
     import asyncio
 
-    from drabridge.kube.api import device_classes, served_version
-    from drabridge.kube.json_reader import ObjectView
     from drabridge.migrate.convert.default_classes import of_classes
-    from drabridge.migrate.report import facts, fields
 
     api = cluster.connect(arguments.kubeconfig, arguments.context)
-
-    async def listed() -> list[facts.ClassFacts]:
-        version = await served_version(api)
-        if not version:
-            hint = "Kubernetes 1.34 and later have resource.k8s.io/v1"
-            raise ConfigError("this API server serves no claims", hint=hint)
-        view = ObjectView(facts.class_facts, fields.ClassFields)
-        return list((await api.list(device_classes(version), view=view)).items)
-
     try:
-        return of_classes({one.name: one.extended for one in asyncio.run(listed())}, texts)
+        return of_classes(asyncio.run(cluster.classes_of(api)), texts)
     finally:
         api.close()
 

@@ -49,7 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="FOLDER",
-        help="read the manifests in these folders or files instead of a cluster: what of them could move today",
+        help="read the manifests in these folders or files instead: what of them could move today. Of a cluster, "
+        "where a kubeconfig is there, the DeviceClasses alone are asked for",
     )
     parser.add_argument(
         "-o",
@@ -128,7 +129,10 @@ def _survey(arguments: argparse.Namespace) -> int:
     progress = Progress()
     try:
         devices = {resource: Device(name) for resource, name in arguments.classes}
-        found = survey_folders(arguments.files, devices, progress)
+        classes, why = ({}, "") if devices else cluster.classes_if_there(arguments)
+        if why:
+            print(cell(f"note: DeviceClasses are the vendors': {why}"), file=sys.stderr)
+        found = survey_folders(arguments.files, devices, progress, classes)
     finally:
         progress.end()
     if arguments.output in ("json", "yaml"):

@@ -59,7 +59,7 @@ class LaneKeeper:
         for name, claims in lanes.items():
             try:
                 asked = json.loads(before.get(name) or "{}")
-            except ValueError:
+            except (ValueError, RecursionError):
                 asked = {}
             keep = self._plan.keep_for_limits
             asked = dict(asked) if isinstance(asked, dict) else {}
@@ -70,7 +70,7 @@ class LaneKeeper:
         """Return what annotations ask for. A node whose configuration decides is left out: that is not known here."""
         found: dict[str, int | str] = {}
         for name, text in annotations.items():
-            with suppress(ValueError, TypeError, KeyError):
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
                 claims = json.loads(text or "")[self._plan.resource]["dra"]
                 if claims == "*" or isinstance(claims, int):
                     found[name] = ALL if claims == "*" else claims

@@ -85,7 +85,7 @@ class State:
             return
         try:
             found = msgspec.json.decode(data, type=_Document)
-        except (msgspec.DecodeError, UnicodeError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             hint = "It says what was there before each step: restore it from a backup"
             raise ConfigError(f"{path} is damaged: {error}", hint=hint) from error
         if found.version != VERSION or found.cluster != plan.cluster:

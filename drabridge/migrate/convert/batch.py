@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
@@ -10,8 +11,12 @@ from msgspec import Struct, structs
 from drabridge.migrate.convert.conversion import Conversion, convert, existing_templates, reverse
 from drabridge.migrate.convert.left_over import Listed
 from drabridge.migrate.convert.post_render import KUSTOMIZATION, joined
+from drabridge.migrate.convert.releases import chart_by_keys
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.templates import TEMPLATES_FILE, Existing
+from drabridge.migrate.convert.yaml_nodes import NotYaml, parse, value
+
+_VALUES = re.compile(r"values", re.IGNORECASE)  # in the name of a file that Helm is given
 
 
 class Source(Struct, frozen=True):
@@ -72,12 +77,43 @@ class Outcome(Struct):
 def convert_group(sources: Sequence[Source], settings: Settings, *, can_undo: bool = True) -> list[Outcome]:
     """Convert files that are deployed together; each template is written once, into the first file that needs it."""
     there = [one for source in sources for one in existing_templates(source.text)]
+    charts = charts_beside(sources)
     outcomes: list[Outcome] = []
     for source in sources:
-        conversion = convert(source.text, settings, there, can_undo=can_undo, file=PurePath(source.name).name)
+        path = PurePath(source.name)
+        chart = charts.get(path, "")
+        conversion = convert(source.text, settings, there, can_undo=can_undo, file=path.name, chart=chart)
         there += [Existing(one.namespace, one.name, one.spec()) for one in conversion.templates]
         outcomes.append(Outcome(source, conversion))
     return outcomes
+
+
+def charts_beside(sources: Sequence[Source]) -> dict[PurePath, str]:
+    """Return file -> chart for values that come on top of others: ``values-prod.yaml`` beside ``values.yaml``.
+
+    Only one of them need have the keys that a chart is known by.
+    """
+    named = {PurePath(one.name): one.text for one in sources if _VALUES.search(PurePath(one.name).name)}
+    known = {path: chart for path, text in named.items() if (chart := _chart_of(text))}
+    found: dict[PurePath, str] = {}
+    for path in named.keys() - known.keys():
+        charts = {chart for other, chart in known.items() if _belong_together(path, other)}
+        if len(charts) == 1:
+            found[path] = charts.pop()
+    return found
+
+
+def _belong_together(one: PurePath, other: PurePath) -> bool:
+    short, long = sorted((one.stem, other.stem), key=len)
+    return one.parent == other.parent and re.match(rf"{re.escape(short)}[-_.]", long) is not None
+
+
+def _chart_of(text: str) -> str:
+    try:
+        roots = parse(text)
+    except NotYaml:
+        return ""
+    return chart_by_keys(value(roots[0])) if len(roots) == 1 else ""
 
 
 def text_of(data: bytes) -> str | Finding:

@@ -73,7 +73,8 @@ CHARTS = (
     ),
     Chart(
         ("app-template",),
-        "bjw-s-labs/helm-charts charts/library/common/templates/lib/pod/_spec.tpl (5.3.0); notes of common-4.3.0",
+        "bjw-s-labs/helm-charts charts/library/common/templates/lib/pod/_spec.tpl (5.3.0); notes of common-4.3.0; "
+        "rendered with 4.1.1 and that file's line for resourceClaims, which is what 4.1.1 lacks",
         (
             Pod(
                 "controllers.*",

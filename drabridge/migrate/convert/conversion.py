@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, field
 
-from drabridge.migrate.convert.converter import ConvertedPod, Converter, Moving, parsed, templates_in
+from drabridge.migrate.convert.converter import ConvertedPod, Converter, Moving, templates_in
 from drabridge.migrate.convert.left_over import HELM_HINT, Listed
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.splice import Unspliceable
 from drabridge.migrate.convert.templates import KIND, Existing, Template, is_template_of
+from drabridge.migrate.convert.text_values import parsed
 from drabridge.migrate.convert.undo import (
     CannotUndo,
     undone,
@@ -46,17 +47,24 @@ class Conversion(Struct):
 
 
 def convert(
-    text: str, settings: Settings, there: Iterable[Existing] = (), *, can_undo: bool = True, file: str = "values.yaml"
+    text: str,
+    settings: Settings,
+    there: Iterable[Existing] = (),
+    *,
+    can_undo: bool = True,
+    file: str = "values.yaml",
+    chart: str = "",
 ) -> Conversion:
     """Convert all pod specs of a text that can be converted whole, and say what is left and why.
 
     ``there``: templates that other files of the same place have, which are not written again. ``can_undo``: add what
-    :func:`reverse` needs. ``file``: its name, for what is written beside it. The result was parsed again and says what
+    :func:`reverse` needs. ``file``: its name, for what is written beside it. ``chart``: whose values it has, where
+    files beside it say that. The result was parsed again and says what
     it shall; where that fails, the pod spec stays.
     """
     bom, body = _split_bom(text)
     try:
-        converter = Converter(body, settings, there)
+        converter = Converter(body, settings, there, chart)
     except NotYaml as error:
         return Conversion(text, [_not_yaml(body, error)])
     pods = converter.pods()

@@ -28,17 +28,13 @@ from drabridge.migrate.convert.releases import ARGO, FLUX, Release, notes_on, po
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.splice import Edit, Operation, Unspliceable, applied, edits, in_order, spliced
 from drabridge.migrate.convert.templates import KIND, Existing, Template, foreign, missing
-from drabridge.migrate.convert.undo import (
-    block_alone,
-    with_block,
-    with_templates,
-)
+from drabridge.migrate.convert.text_values import parse, parsed
+from drabridge.migrate.convert.undo import block_alone, with_block, with_templates
 from drabridge.migrate.convert.yaml_nodes import (
     NotYaml,
     Value,
     node_at,
     owner_of,
-    parse,
     same,
     starts,
     value,
@@ -88,7 +84,8 @@ class _Pod(Struct):
 class Converter:
     """The conversion of one text that is YAML or JSON."""
 
-    def __init__(self, text: str, settings: Settings, there: Iterable[Existing]) -> None:
+    def __init__(self, text: str, settings: Settings, there: Iterable[Existing], chart: str = "") -> None:
+        """``chart``: whose values the text has if it is values of a chart, where files beside it say that."""
         roots, self._is_json = parsed(text)
         self._text = text
         self._breaks = [found.start() for found in re.finditer("\n", text)]
@@ -105,7 +102,8 @@ class Converter:
         self._said: list[tuple[int, Path, str]] = []  # document, path and message of each finding
         self._patched: list[list[Path]] = [[] for _ in roots]  # what a patch takes out already
         self._of_argo: list[tuple[_Pod, Release]] = []  # what needs a patch of a chart that Argo CD installs
-        self._chart = ""  # of values in a file of their own
+        self._asking: list[tuple[int, Path]] = []  # parts of charts' values that ask for devices
+        self._chart = chart  # of values in a file of their own
 
     def pods(self) -> list[_Pod]:
         """Return the pod specs that can be converted; findings say what else there is."""
@@ -114,8 +112,9 @@ class Converter:
         for number, objects in enumerate(self._objects):
             for manifest in objects:
                 found += self._of_manifest(number, manifest, taken)
-            for alone in values_alone(self._documents[number]) if not objects and len(self._objects) == 1 else ():
-                found += self._of_release(number, _NO_OBJECT, self._documents[number], taken, alone)
+        if len(self._objects) == 1 and not self._objects[0]:
+            for alone in values_alone(self._documents[0], self._chart):
+                found += self._of_release(0, _NO_OBJECT, self._documents[0], taken, alone)
         if found and not self._is_json and self._text.lstrip().startswith("{"):
             message = "kubectl takes for JSON what begins with {, and this is none"
             self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
@@ -255,6 +254,7 @@ class Converter:
                 body = rendered.body if rendered else at(self._documents[number], spec.path) or {}
                 plan = plan_pod(body, manifest.pods_namespace, self._settings, spec)
             except Refused as refused:
+                self._asking += [(number, spec.path)] if release is not None else []
                 path = spec.path if rendered else (*spec.path, *refused.path)
                 self._find(Level.LEFT, number, manifest, path, refused.message, refused.hint)
                 self._refused[number].add(spec.path)
@@ -263,6 +263,7 @@ class Converter:
                 continue
             pod = _Pod(number, manifest, spec.path, plan)
             if release is not None:
+                self._asking.append((number, spec.path))
                 self._chart = release.chart
                 if rendered is not None:
                     pod.asks, pod.patch = rendered.asks, post_render.patch_of(rendered, plan.operations)
@@ -292,9 +293,10 @@ class Converter:
             return None
         if release.kind == ARGO:
             self._of_argo.append((pod, release))
-            return "its values take no claims, and Argo CD patches nothing that Helm makes", argo.hint(
-                pod.manifest, release
-            )
+        if release.kind != FLUX:
+            tool = "Argo CD" if release.kind == ARGO else "k3s"
+            message = f"its values take no claims, and {tool} patches nothing that Helm makes"
+            return message, argo.hint(pod.manifest, release)
         if post_render.is_there(pod.manifest.body, pod.patch):
             self._patched[pod.document] += pod.asks
             return "", ""
@@ -311,6 +313,7 @@ class Converter:
         for pod in pods:
             patched[pod.document].update(pod.asks)
         listed: list[Listed] = []
+        above: set[tuple[int, Path]] = set()  # what has a mention below it
         said = Repeated()
         for number, root in enumerate(self._roots):
             for mention in mentions(root, self._pattern):
@@ -321,8 +324,13 @@ class Converter:
                 if mention.path not in patched[number] and not goes:
                     state = self._judged(number, mention, line, said)
                 listed.append(Listed(line, state, mention.name, ".".join(map(str, mention.path))))
+                above |= {(number, mention.path[:length]) for length in range(len(mention.path))}
         self.findings += said.findings()
-        return listed
+        for number, path in self._asking:
+            if (number, path) not in above:  # its keys ask for devices without their name
+                state = State.LEFT if path in self._refused[number] else State.CONVERTED
+                listed.append(Listed(self._line(number, path), state, "devices", ".".join(map(str, path))))
+        return sorted(listed, key=lambda one: one.line)
 
     def _judged(self, number: int, mention: Mention, line: int, said: Repeated) -> State:
         manifest = next((one for one in self._objects[number] if _below(mention.path, one.path)), _NO_OBJECT)
@@ -409,19 +417,6 @@ def _patching(pods: Sequence[_Pod]) -> list[Operation]:
             bodies[pod.manifest.path] = pod.manifest
     found = ((path, post_render.in_release(bodies[path].body, some)) for path, some in patches.items())
     return [structs.replace(one, path=(*path, *one.path)) for path, one in found]
-
-
-def parsed(text: str) -> tuple[list[Node], bool]:
-    """Return the documents of a text, and whether it is JSON. Raises NotYaml."""
-    if not text.lstrip().startswith("{"):
-        return parse(text), False
-    try:
-        return parse_json(text), True
-    except NotYaml as error:
-        try:
-            return parse(text), False
-        except NotYaml:
-            raise error from None
 
 
 def templates_in(document: Value) -> Iterator[Existing]:

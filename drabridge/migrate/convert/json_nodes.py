@@ -43,7 +43,10 @@ def documents(text: str) -> Iterator[object]:
         yield from map(loaded, parse(text))
         return
     for root in roots:
-        yield json.loads(text[root.start : root.end])
+        try:
+            yield json.loads(text[root.start : root.end])
+        except ValueError as error:  # a number with thousands of digits
+            raise NotYaml(text.count("\n", 0, root.start) + 1, str(error)) from error
 
 
 class _Reader:

@@ -191,7 +191,7 @@ class Manifest(Struct, frozen=True):
     def pods_namespace(self) -> str:
         """Return where its pods are: what installs a chart says that apart from its own namespace."""
         spec = at(self.body, ("spec",))
-        if self.kind == "HelmRelease":
+        if self.kind in ("HelmRelease", "HelmChart"):
             return text_at(spec, "targetNamespace") or self.namespace
         return text_at(at(spec, ("destination",)), "namespace") if self.kind == "Application" else self.namespace
 

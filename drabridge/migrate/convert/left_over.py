@@ -44,7 +44,7 @@ class Listed(Struct, frozen=True):
 
     def __str__(self) -> str:
         where = ":".join(part for part in (self.file, str(self.line)) if part)
-        return f"{where}: {self.state.value}: {self.name} at {self.path}"
+        return f"{where}: {self.state.value}: {self.name} at {self.path or 'what the chart asks for by itself'}"
 
 
 class Judgement(Struct, frozen=True):

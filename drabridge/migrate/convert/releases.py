@@ -1,4 +1,4 @@
-"""Find the values of charts: in a HelmRelease of Flux, in an Application of Argo CD, or alone; and the pods of them."""
+"""Find the values of charts: in an object of Flux, Argo CD or k3s, or alone; and the pods of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from drabridge.migrate.convert.charts import CHARTS, GPU, Chart, Pod, chart_of
 from drabridge.migrate.convert.kinds import Form, Manifest, PodSpec, Rendered, at, matching, text_at
@@ -15,7 +16,9 @@ from drabridge.yaml_reader import Path
 
 FLUX = "HelmRelease"
 ARGO = "Application"
+K3S = "HelmChart"
 _IN_VALUES = ("spec", "values")  # of a HelmRelease
+_IN_TEXT = ("spec", "valuesContent")  # of a HelmChart of k3s
 _SOURCES = ("spec.source", "spec.sources.*", "spec.template.spec.source", "spec.template.spec.sources.*")
 _RENDERED = "convert what Helm makes of the chart: helm template ... | drabridge migrate convert --post-renderer"
 _UNKNOWN = (
@@ -25,6 +28,13 @@ _UNKNOWN = (
 _WHERE = {
     FLUX: "Flux takes a patch in spec.postRenderers",
     ARGO: "Argo CD takes a patch in a kustomization with helmCharts",
+    K3S: "k3s and RKE2 patch nothing that Helm makes",
+}
+# kind -> keys with values that come together with those that are read
+_BESIDE = {
+    FLUX: ("valuesFrom",),
+    ARGO: ("valueFiles", "values", "valuesObject", "parameters", "fileParameters"),
+    K3S: ("set", "valuesSecrets"),
 }
 _NAME = "{name}"  # in a selector: of the part
 _KEPT, _NONE = "cpu", Leaf("0", plain=True)  # the chart may put more into a section, so no patch takes out all of it
@@ -34,7 +44,8 @@ _NOT_SET = frozenset({"", "false", "null", "~"})
 class Release(Struct, frozen=True):
     """Values of a chart in an object, or alone (an empty path): which chart, where, and in what kind of object.
 
-    ``version``: of the chart, "" where nothing says it. ``source``: the path of Argo CD's source.
+    ``version``: of the chart, "" where nothing says it. ``source``: the path of Argo CD's source. ``partial``: what the
+    chart asks for by itself is not meant: these values come on top of others.
     """
 
     chart: str
@@ -42,6 +53,7 @@ class Release(Struct, frozen=True):
     kind: str = ""
     version: str = ""
     source: Path = ()
+    partial: bool = False
 
     @property
     def row(self) -> Chart | None:
@@ -60,7 +72,7 @@ class Release(Struct, frozen=True):
 
 
 def releases(manifest: Manifest) -> Iterator[Release]:
-    """Yield the values of charts in an object of Flux or Argo CD."""
+    """Yield the values of charts in an object of Flux, Argo CD or k3s."""
     body = manifest.body
     if manifest.kind == FLUX:
         values, spec = at(body, _IN_VALUES), at(body, ("spec", "chart", "spec"))
@@ -71,18 +83,28 @@ def releases(manifest: Manifest) -> Iterator[Release]:
     elif manifest.kind in (ARGO, "ApplicationSet"):
         for pattern in _SOURCES:
             for path in matching(body, tuple(pattern.split("."))):
-                source, place = at(body, path), (*path, "helm", "valuesObject")
-                if isinstance(values := at(body, place), dict):
+                source, values = at(body, path), None
+                for key in ("values", "valuesObject"):  # the last one counts, where it has something
+                    found_there = at(body, (*path, "helm", key))
+                    if isinstance(found_there, dict) and (found_there or values is None):
+                        place, values = (*path, "helm", key), found_there
+                if values is not None:
                     chart = _chart(text_at(source, "chart"), text_at(source, "path"), values)
                     found = Release(chart, place, ARGO, text_at(source, "targetRevision"), path)
                     yield from _with_subcharts(found, values)
 
+    elif manifest.kind in (K3S, "HelmChartConfig"):
+        values, spec = at(body, _IN_TEXT), at(body, ("spec",))
+        chart = _chart(text_at(spec, "chart"), manifest.name, values)
+        if isinstance(values, dict):
+            yield from _with_subcharts(Release(chart, _IN_TEXT, K3S, text_at(spec, "version")), values)
 
-def values_alone(document: Value) -> Iterator[Release]:
-    """Yield the values of charts that are known by their keys; nothing for other documents."""
-    chart = _by_sign(document)
-    if chart is not None:
-        yield Release(chart.names[0], ())
+
+def values_alone(document: Value, chart: str = "") -> Iterator[Release]:
+    """Yield the values of charts that are known by their keys; ``chart``: whose other values are, if that is known."""
+    found = chart_by_keys(document)
+    if found or (chart and isinstance(document, dict)):
+        yield Release(found or chart, (), partial=not found)
     yield from _subcharts(Release("", ()), document)
 
 
@@ -114,7 +136,7 @@ def pods_in(release: Release, document: Value, start: Path = ()) -> Iterator[Pod
                 continue
             nameless = "it has no name to aim a patch at" if _NAME in pod.selector and not text_at(part, "name") else ""
             refused = old or nameless or _in_the_way(pod.unless, part, values)
-            yield _pod(pod, part, values, (*root, *path), release.chart, refused)
+            yield _pod(pod, part, values, (*root, *path), release, refused)
     if chart.gpu and isinstance(at(values, gpu := _keys(chart.gpu)), dict):
         yield PodSpec(
             (*root, *gpu), form=Form.OLLAMA, refused=_in_the_way(chart.unless, {}, values) or _own_limits(values)
@@ -129,15 +151,18 @@ def notes_on(release: Release, document: Value) -> Iterator[str]:
     if row is not None and row.since and not release.version:
         since = ".".join(map(str, row.since))
         yield f"its keys for claims need {release.chart} {since} or later: see which version it is"
-    helm = at(document, (*release.source, "helm")) if release.kind == ARGO else at(document, ("spec",))
-    more = [key for key in ("valuesFrom", "valueFiles", "values", "parameters", "fileParameters") if at(helm, (key,))]
-    for key in more if release.kind == ARGO else (one for one in more if one == "valuesFrom"):
-        yield f"{key} is not read: see that it brings no limits of the same devices"
+    if not release.kind:
+        yield "values of other files, or of --set, come on top: see that they bring no limits of the same devices"
+    where = (*release.source, "helm") if release.kind == ARGO else ("spec",)
+    for key in _BESIDE.get(release.kind, ()):
+        if at(document, (*where, key)) and (*where, key) != release.values[: len(where) + 1]:
+            yield f"{key} is not read: see that it brings no limits of the same devices"
 
 
-def _pod(pod: Pod, part: Value, values: Value, path: Path, chart: str, refused: str) -> PodSpec:
+def _pod(pod: Pod, part: Value, values: Value, path: Path, release: Release, refused: str) -> PodSpec:
     if pod.claims is None:
-        rendered = _rendered(pod, part, path, text_at(values, "nameOverride") or chart)
+        name = text_at(values, "nameOverride") or release.chart
+        rendered = _rendered(replace(pod, default=0) if release.partial else pod, part, path, name)
         return PodSpec(path, rendered=rendered, refused=refused)
     containers = tuple((place, role) for pattern, role in pod.containers for place in _matching(part, pattern))
     return PodSpec(path, form=Form.VALUES, containers=containers, claims=_keys(pod.claims), refused=refused)
@@ -212,6 +237,12 @@ def _chart(named: str, other: str, values: Value | None) -> str:
     if not named and values is not None and (found := _by_sign(values)) is not None:
         return found.names[0]
     return (named or other).rstrip("/").rpartition("/")[2]
+
+
+def chart_by_keys(document: Value) -> str:
+    """Return the chart that is known by keys that only its values have; "" for other documents."""
+    found = _by_sign(document)
+    return found.names[0] if found is not None else ""
 
 
 def _by_sign(values: Value) -> Chart | None:

@@ -179,7 +179,7 @@ def _read(text: str, line: int) -> Hunk:
         place, places, now, was = json.loads(text)
         if not (isinstance(place, int) and isinstance(places, int) and isinstance(now, str) and isinstance(was, str)):
             raise ValueError
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CannotUndo(line, "the comment that says what lines were cannot be read") from error
     return Hunk(place, places, now, was)
 

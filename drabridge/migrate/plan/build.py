@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError, ConfigError
 from drabridge.kube.versions import RESOURCE_GROUP
+from drabridge.migrate.convert.default_classes import of_classes
 from drabridge.migrate.installers import IN_FOLDER, IN_GIT, operator_of
 from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step, Way
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing
@@ -71,13 +72,13 @@ def choose(facts: Facts, resource: str, said: Mapping[str, str], driver: str) ->
         resource = next(iter(said or used))
     device_class = said.get(resource, "")
     if not device_class:
-        named = [one.name for one in facts.classes if one.extended == resource]
-        if not named:
+        found = of_classes({one.name: one.extended for one in facts.classes}, [resource])[0].get(resource)
+        if found is None or found.selectors or found.claims_share:
             raise ConfigError(
-                f"no DeviceClass has extendedResourceName {resource}",
+                f"no DeviceClass has extendedResourceName {resource}, and it is no vendor's that the cluster has",
                 hint=f"Say which claims are to name: --class {resource}=gpu.example.com",
             )
-        device_class = named[0]
+        device_class = found.device_class
     if not driver:
         drivers = [one.drivers for one in facts.classes if one.name == device_class]
         if not drivers or len(drivers[0]) != 1:

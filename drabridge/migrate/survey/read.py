@@ -15,13 +15,14 @@ from msgspec import Struct
 from drabridge.migrate.convert import files
 from drabridge.migrate.convert.charts import speaks_of_gpus
 from drabridge.migrate.convert.conversion import Surveyed, survey
-from drabridge.migrate.convert.default_classes import WORDS, default_devices
+from drabridge.migrate.convert.default_classes import WORDS, default_devices, of_classes
 from drabridge.migrate.convert.mentions import finder, may_name
 from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
 from drabridge.migrate.survey.tally import CHART, Subject, Survey, tool_of
 
 _ALONE = 64  # files that are read without other processes: to start these takes half a second
 _AT_ONCE = 32
+_NONE: Mapping[str, str] = {}
 
 Progress = Callable[[str, int], None]
 
@@ -34,8 +35,14 @@ class _File(Struct, frozen=True):
     unread: str = ""
 
 
-def survey_folders(paths: Sequence[Path], devices: Mapping[str, Device], progress: Progress) -> Survey:
-    """Return the survey of all manifests below the paths. ``devices``: none means the vendors' DeviceClasses."""
+def survey_folders(
+    paths: Sequence[Path], devices: Mapping[str, Device], progress: Progress, classes: Mapping[str, str] = _NONE
+) -> Survey:
+    """Return the survey of all manifests below the paths.
+
+    ``devices``: none means what a cluster's ``classes`` (DeviceClass -> its extendedResourceName) are for, and the
+    vendors' DeviceClasses for the others.
+    """
     found = files.find(paths, devices or WORDS)
     listed = [path for group in found.groups for path in group.files]
     roots = [path if path.is_dir() else path.parent for path in paths]
@@ -48,7 +55,7 @@ def survey_folders(paths: Sequence[Path], devices: Mapping[str, Device], progres
         elif one.level is Level.ERROR:
             unread.append(str(one))
     speaking = 0
-    for number, (path, file) in enumerate(zip(listed, _each(listed, devices), strict=True), 1):
+    for number, (path, file) in enumerate(zip(listed, _each(listed, devices, classes), strict=True), 1):
         progress("files", number)
         speaking += file.speaks
         unread += [file.unread] if file.unread else []
@@ -57,8 +64,8 @@ def survey_folders(paths: Sequence[Path], devices: Mapping[str, Device], progres
     return Survey(len(listed), speaking, tuple(subjects), tuple(unread))
 
 
-def _each(paths: Sequence[Path], devices: Mapping[str, Device]) -> Iterator[_File]:
-    read = functools.partial(read_file, devices=dict(devices))
+def _each(paths: Sequence[Path], devices: Mapping[str, Device], classes: Mapping[str, str]) -> Iterator[_File]:
+    read = functools.partial(read_file, devices=dict(devices), classes=dict(classes))
     if len(paths) <= _ALONE or (os.cpu_count() or 1) == 1:
         yield from map(read, paths)
         return
@@ -67,15 +74,16 @@ def _each(paths: Sequence[Path], devices: Mapping[str, Device]) -> Iterator[_Fil
         yield from pool.map(read, paths, chunksize=_AT_ONCE)
 
 
-def read_file(path: Path, devices: Mapping[str, Device]) -> _File:
+def read_file(path: Path, devices: Mapping[str, Device], classes: Mapping[str, str] = _NONE) -> _File:
     """Read one file."""
     text = files.text_of(path)
     if isinstance(text, Finding):
         return _File(False, unread=f"{path}: {text.message}")
-    named = may_name(text, devices) and _pattern_of(tuple(devices)).search(text) is not None
+    ours = tuple(devices or filter(None, classes.values()))
+    named = may_name(text, ours) and _pattern_of(ours).search(text) is not None
     if not (named or speaks_of_gpus(text)):
         return _File(False)
-    found = survey(text, Settings(devices or default_devices([text])))
+    found = survey(text, Settings(devices or {**default_devices([text]), **of_classes(classes, [text])[0]}))
     broken = next((one for one in found.findings if one.level is Level.ERROR), None)
     if broken is not None:
         return _File(True, unread=f"{path}:{broken.line}: {broken.message}")

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from drabridge.cli import main
+from drabridge.migrate.convert.batch import Source, convert_group
 from drabridge.migrate.convert.charts import CHARTS, GPU, Chart
 from drabridge.migrate.convert.conversion import convert
 from drabridge.migrate.convert.left_over import State
@@ -381,3 +382,109 @@ def test_an_application_names_no_folder_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "app.yaml").write_text(ARGO.replace("NAME", "../../up"))
     assert run("-o", "kustomize", "--to", tmp_path / "a" / "b" / "k", tmp_path / "app.yaml") == 1
     assert sorted(tree(tmp_path)) == ["app.yaml"]
+
+
+# --- values that are a text, and values of several files ------------------------------------------------------------
+
+RAY_VALUES = """\
+# ours
+head:
+  rayStartParams: {}
+worker:
+  replicas: 2   # two
+  resources:
+    limits:
+      nvidia.com/gpu: 2
+"""
+K3S = """\
+apiVersion: helm.cattle.io/v1
+kind: HelmChart
+metadata: {name: r, namespace: kube-system}
+spec:
+  chart: CHART
+  targetNamespace: media
+  valuesContent: |-
+"""
+
+
+def indented(text: str, spaces: int) -> str:
+    return "".join(f"{' ' * spaces}{line}\n" for line in text.splitlines())
+
+
+def test_an_application_has_its_values_as_a_text() -> None:
+    """The same is written as where they stand without the bar, and no other line changes."""
+    head = (
+        ARGO.replace("NAME", "a").replace("chart: jellyfin", "chart: ray-cluster").partition("      valuesObject:")[0]
+    )
+    tail = "  project: default\n"
+    text = f"{head}      values: |\n{indented(RAY_VALUES, 8)}{tail}"
+    plain = f"{head}      valuesObject:\n{indented(RAY_VALUES, 8)}{tail}"
+    found = check(text)
+    assert found.text.replace("values: |", "valuesObject:") == check(plain).text
+    said = next(yaml.safe_load_all(found.text))["spec"]["source"]["helm"]["values"]
+    assert yaml.safe_load(said)["worker"]["resources"] == {"claims": [{"name": "gpu"}]}
+    assert "replicas: 2   # two\n" in said
+    windows = check(text.replace("\n", "\r\n")).text.replace("\r\n", "\n")
+    assert windows.partition("# drabridge")[0] == found.text.partition("# drabridge")[0]
+    assert [template.namespace for template in found.templates] == ["media"]
+
+
+def test_a_folder_for_argo_cd_has_the_text_of_the_values(tmp_path: Path) -> None:
+    head, _, values = ARGO.replace("NAME", "tv").partition("      valuesObject:\n")
+    (tmp_path / "app.yaml").write_text(f"{head}      values: |\n{values}")
+    assert run("-o", "kustomize", "--to", tmp_path / "k", tmp_path / "app.yaml") == 1
+    assert (tmp_path / "k/tv/values.yaml").read_text().endswith("    nvidia.com/gpu: 1   # one\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["not a mapping\n", "a: {{ .x }}\n", "{worker: {resources: {limits: {nvidia.com/gpu: 1}}}}\n", "a: [\n"]
+)
+def test_a_text_that_is_no_block_of_values_stays_a_text(text: str) -> None:
+    head = ARGO.replace("NAME", "a").partition("      valuesObject:")[0]
+    whole = f"{head}      values: |\n{indented(text, 8)}"
+    assert check(whole).text == whole
+
+
+def test_a_chart_of_k3s_takes_claims_in_its_values_or_is_left_with_the_reason() -> None:
+    found = check(K3S.replace("CHART", "ray-cluster") + indented(RAY_VALUES, 4))
+    assert [template.namespace for template in found.templates] == ["media"]
+    assert len(found.pods) == 1
+    text = K3S.replace("CHART", "jellyfin") + "    resources: {limits: {nvidia.com/gpu: 1}}\n"
+    left = check(text)
+    assert left.text == text
+    assert [one for one in left.findings if one.level is Level.LEFT and "k3s patches nothing" in one.message]
+
+
+def test_values_that_come_on_top_of_others_are_of_the_same_chart() -> None:
+    """Helm merges them: limits that stayed in one of the files would come beside the claims of the other."""
+    on_top = "worker:\n  resources:\n    limits:\n      nvidia.com/gpu: 4\n"
+    files = {"a/values.yaml": RAY_VALUES, "a/values-prod.yaml": on_top, "a/other-values.yaml": on_top}
+    outcomes = convert_group([Source(name, text) for name, text in files.items()], SETTINGS)
+    texts = {one.source.name: one.conversion.text for one in outcomes}
+    assert yaml.safe_load(texts["a/values-prod.yaml"])["worker"]["resources"] == {"claims": [{"name": "gpu"}]}
+    assert texts["a/other-values.yaml"] == on_top, "nothing says that these are the same chart's"
+    assert outcomes[2].conversion.unfinished
+    notes = [str(one) for outcome in outcomes for one in outcome.findings()]
+    assert sum("values of other files, or of --set, come on top" in note for note in notes) == 2
+
+
+def test_what_a_chart_asks_for_by_itself_is_not_asked_for_twice() -> None:
+    files = {"values.yaml": NIM, "values-prod.yaml": "replicaCount: 2\n"}
+    outcomes = convert_group([Source(name, text) for name, text in files.items()], SETTINGS)
+    assert [bool(one.beside) for one in outcomes] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("more", "state"), [("number: 2", State.CONVERTED), ("draDriverClass: x", State.LEFT), ("enabled: false", None)]
+)
+def test_keys_that_name_no_resource_are_in_the_list(more: str, state: State | None) -> None:
+    enabled = "" if "enabled" in more else "    enabled: true\n"
+    found = convert(f"ollama:\n  gpu:\n{enabled}    {more}\n", SETTINGS)
+    assert [(one.line, one.state, one.path) for one in found.places if one.name == "devices"] == (
+        [(2, state, "ollama.gpu")] if state else []
+    )
+
+
+def test_what_a_chart_asks_for_without_any_key_is_in_the_list() -> None:
+    found = check(release("nim-llm", "{replicas: 1}"))
+    assert [(one.state, one.path) for one in found.places] == [(State.CONVERTED, "spec.values")]

@@ -136,6 +136,11 @@ async def test_the_class_and_its_driver_are_found_where_only_one_can_be_meant() 
     assert (found["resource"], found["deviceClass"], found["driver"]) == (GPU, "gpus", "gpu.example.org")
 
 
+async def test_the_vendors_class_is_meant_where_the_cluster_has_it() -> None:
+    found = await planned(node(), *deployment("web"), device_class(), words=())
+    assert {found["deviceClass"], found["driver"]} == {"gpu.nvidia.com"}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,0 +1,103 @@
+"""Read values of a chart that an object has as a text (``helm.values: |``) as if they stood there without the bar.
+
+Their lines have one indentation more than nothing, so what is read has its places in the whole text, and what changes
+lines of it changes the text within the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from drabridge.migrate.convert.json_nodes import parse_json
+from drabridge.migrate.convert.kinds import manifests, matching
+from drabridge.migrate.convert.yaml_nodes import NotYaml, owner_of, value
+from drabridge.migrate.convert.yaml_nodes import parse as parse_yaml
+from drabridge.yaml_reader import Mapping as Entries
+from drabridge.yaml_reader import Node, Path, Scalar
+from drabridge.yaml_reader import Sequence as Items
+
+_ARGO = tuple(
+    (*source.split("."), "helm", "values")
+    for source in ("spec.source", "spec.sources.*", "spec.template.spec.source", "spec.template.spec.sources.*")
+)
+# kind -> where it has values of a chart as a text. HelmChart and its HelmChartConfig are those of k3s and RKE2.
+_TEXTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "Application": _ARGO,
+    "ApplicationSet": _ARGO,
+    "HelmChart": (("spec", "valuesContent"),),
+    "HelmChartConfig": (("spec", "valuesContent"),),
+}
+_WORDS = ("values: |", "valuesContent: |")
+
+
+def parsed(text: str) -> tuple[list[Node], bool]:
+    """Return the documents of a text, and whether it is JSON. Raises NotYaml."""
+    if not text.lstrip().startswith("{"):
+        return parse(text), False
+    try:
+        return parse_json(text), True
+    except NotYaml as error:
+        try:
+            return parse(text), False
+        except NotYaml:
+            raise error from None
+
+
+def parse(text: str) -> list[Node]:
+    """Return the root of each document of YAML, with values that are texts read. Raises NotYaml."""
+    roots = parse_yaml(text)
+    if any(word in text for word in _WORDS):
+        for root in roots:
+            _read_texts(text, root)
+    return roots
+
+
+def _read_texts(text: str, root: Node) -> None:
+    for path in list(_places(root)):
+        owned = owner_of(root, path)
+        if owned is None or not isinstance(owned[0], Entries):
+            continue
+        owner, number = owned
+        key, node = owner.entries[number]
+        if isinstance(node, Scalar) and (found := _inner(text, node)) is not None:
+            owner.entries[number] = (key, found)
+
+
+def _places(root: Node) -> Iterator[Path]:
+    for manifest in manifests(value(root)):
+        for pattern in _TEXTS.get(manifest.kind, ()):
+            yield from ((*manifest.path, *path) for path in matching(manifest.body, pattern))
+
+
+def _inner(text: str, node: Scalar) -> Node | None:
+    """Return what a text says, with places in the whole text; None where it is no mapping, or written otherwise."""
+    if node.style != "|":
+        return None
+    start = text.find("\n", node.start) + 1
+    block = text[start : node.end]
+    lines = [line.removesuffix("\r") for line in block.split("\n")]
+    first = next((line for line in lines if line.strip()), "")
+    indent = len(first) - len(first.lstrip(" "))
+    if "\n".join(line[indent:] for line in lines).rstrip("\n") != node.text.rstrip("\n"):
+        return None
+    try:
+        roots = parse_yaml(block)
+    except NotYaml:
+        return None
+    if len(roots) != 1 or not isinstance(roots[0], Entries) or roots[0].flow:
+        return None
+    _shift(roots[0], start)
+    return roots[0]
+
+
+def _shift(root: Node, by: int) -> None:
+    """Move the places of a node, and of all that it has."""
+    pending: list[Node] = [root]
+    while pending:
+        node = pending.pop()
+        node.start += by
+        node.end += by
+        if isinstance(node, Entries):
+            pending += [part for entry in node.entries for part in entry]
+        elif isinstance(node, Items):
+            pending += node.items
