@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -276,11 +277,11 @@ def test_the_profiles_have_one_copy_in_the_sources() -> None:
 
 def test_a_wheel_and_the_image_get_the_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("hatchling", reason="what builds a wheel is not installed")
-    monkeypatch.setattr(hatch_build, "generate", lambda root: [])
+    monkeypatch.setattr(hatch_build, "generate", list)
     taken, nothing = {}, cast(Any, None)
     for version in ("standard", "editable"):
-        data: dict[str, dict[str, str]] = {"force_include": {}}
-        hook = hatch_build.ProtoHook(str(ROOT), {}, nothing, nothing, "", "wheel")
+        data: dict[str, Any] = {"force_include": {}, "dependencies": []}
+        hook = hatch_build.ProtoHook(str(ROOT), {}, nothing, cast(Any, SimpleNamespace(version="1")), "", "wheel")
         hook.initialize(version, data)
         taken[version] = data["force_include"]
     wanted = {str(ROOT / source): target for source, target in hatch_build.PROFILES.items()}
