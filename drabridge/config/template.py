@@ -38,6 +38,7 @@ PLAIN_FIELDS = {
     "nvidia.compute_capability": "9.0; needs the nvml extra",
     "nvidia.cuda_version": "CUDA version of the driver; needs the nvml extra",
     "nvidia.addressing_mode": "HMM or ATS, where the driver has one of them; needs the nvml extra",
+    "nvidia.clique": "NVLink domain and clique of GPUs that reach each other across nodes; needs the nvml extra",
     "nvidia.profile": "profile of a MIG instance: 1g.10gb, 1g.10gb+me; needs the nvml extra, as all below but the caps",
     "nvidia.parent_uuid": "UUID of the GPU that a MIG instance is a part of",
     "nvidia.gi_cap": "number of the /dev/nvidia-caps/nvidia-capN of a MIG instance's GPU instance",

@@ -36,7 +36,7 @@ _EXTENSION = re.compile(r"((?:\d+c\.)?\d+g\.\d+gb)\.(.+)", re.ASCII)
 _MEMORY_SLICES = 8  # of an A100 and its successors
 _AS_THE_GPU = frozenset({
     "minor", "model", "driver_version", "architecture", "brand", "compute_capability", "cuda_version",
-    "addressing_mode", "serial", "excluded",
+    "addressing_mode", "clique", "serial", "excluded",
 })  # fmt: skip
 """What is said of a GPU and true of its instances as well."""
 

@@ -70,8 +70,8 @@ class NvidiaFacts(Struct, frozen=True):
 
     Field names are those of templates without their prefix: ``uuid``, ``minor``, ``model``, ``driver_version``, and
     from NVML ``memory_mib``, ``architecture``, ``brand``, ``compute_capability``, ``cuda_version``, ``serial``,
-    ``addressing_mode``, ``mig_mode`` (enabled, disabled). With MIG enabled also what its instances share at most:
-    ``memory_slices``, ``mig_memory_mib``, ``multiprocessor_count``, ``copy_engines``, ``decoders``, ``encoders``,
+    ``addressing_mode``, ``clique``, ``mig_mode`` (enabled, disabled). With MIG enabled also what its instances share at
+    most: ``memory_slices``, ``mig_memory_mib``, ``multiprocessor_count``, ``copy_engines``, ``decoders``, ``encoders``,
     ``jpeg_engines``, ``ofa_engines``. ``mig``: the MIG instances that exist. ``failures``: why a GPU or MIG instance is
     not healthy, by UUID.
     """

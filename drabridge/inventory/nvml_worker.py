@@ -46,6 +46,7 @@ RECOVERY = {
     6: "a reset of the bus",
     7: "a reboot of the system",
 }
+FABRIC_COMPLETED = 3  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED
 GPU_RECOVERY_ACTION_FIELD = 230  # nvml.h: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; older releases of pynvml lack the name
 
 # As NVIDIA's programs write them: NVIDIA/go-nvlib pkg/nvlib/device/device.go.
@@ -122,6 +123,8 @@ class Gpu:
         uuid = self.ask("nvmlDeviceGetUUID") or self.uuid
         if uuid != self.uuid or not self._fixed:
             self.uuid, self._fixed, self._instances = uuid, self._constants(), {}
+        if "clique" not in self._fixed and (clique := self._clique()):
+            self._fixed["clique"] = clique
         mode = self.ask("nvmlDeviceGetMigMode")
         instances = list(self._mig()) if mode and mode[0] else []
         ill = self._conditions()
@@ -153,6 +156,22 @@ class Gpu:
         found["brand"] = BRANDS.get(self.ask("nvmlDeviceGetBrand"))
         found["addressing_mode"] = ADDRESSING.get(self.ask("nvmlDeviceGetAddressingMode"))
         return {name: str(value) for name, value in found.items() if value is not None}
+
+    def _clique(self) -> str:
+        """Return the NVLink domain and its part, ``<UUID>.<number>``, as GPU Feature Discovery's label has it.
+
+        Empty without a fabric that reaches other nodes, and until the driver has joined it.
+        """
+        kind = getattr(nvml, "c_nvmlGpuFabricInfo_t", None)
+        if kind is None:  # a release of pynvml without it
+            return ""
+        info = kind()
+        if self.ask("nvmlDeviceGetGpuFabricInfo", ctypes.byref(info)) is None:
+            return ""
+        domain = bytes(info.clusterUuid).hex()
+        if info.state != FABRIC_COMPLETED or info.status != 0 or not domain.strip("0"):
+            return ""
+        return f"{domain[:8]}-{domain[8:12]}-{domain[12:16]}-{domain[16:20]}-{domain[20:]}.{info.cliqueId}"
 
     # --- why it is not healthy ----------------------------------------------------------------------------------------
 

@@ -124,6 +124,18 @@ async def test_what_an_old_driver_does_not_know_is_left_out(tmp_path: Path) -> N
         assert here.nvml.notes == [f"NVML reports no XIDs of {UUIDS[0]}: its faults are seen by looking at it alone"]
 
 
+async def test_gpus_of_one_nvlink_domain_name_it_once_they_have_joined(tmp_path: Path) -> None:
+    standin = StandIn(tmp_path, 3)
+    standin.set(0, clique=7, fabric=2)  # in progress
+    standin.set(1, clique=99)
+    async with client(standin) as here:
+        assert all("clique" not in gpu for gpu in gpus_of(here.facts, 0, 1, 2))
+        standin.set(0, fabric=3)
+        await here.until(lambda: "clique" in gpus_of(here.facts, 0)[0])
+        assert gpus_of(here.facts, 0)[0]["clique"] == "a0a1a2a3-a4a5-a6a7-a8a9-aaabacadaeaf.7"
+        assert all("clique" not in gpu for gpu in gpus_of(here.facts, 1, 2))
+
+
 async def test_mig_instances_have_their_parent_profile_and_place(tmp_path: Path) -> None:
     standin = StandIn(tmp_path, 2)
     standin.mig(1, (9, "1g.10gb+me", 0), (2, "3g.40gb", 4))

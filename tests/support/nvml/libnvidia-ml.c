@@ -189,6 +189,17 @@ R nvmlDeviceGetBrand(struct handle *h, unsigned *out) { BEFORE(h->gpu); NUMBER(h
 struct addressing { unsigned version, value; };
 R nvmlDeviceGetAddressingMode(struct handle *h, struct addressing *out) { BEFORE(h->gpu); NUMBER(h->gpu, "addressing", &out->value); }
 
+struct fabric { unsigned char uuid[16]; unsigned status, clique, state; };
+R nvmlDeviceGetGpuFabricInfo(struct handle *h, struct fabric *out) {
+  unsigned long long clique, state = 3;
+  BEFORE(h->gpu);
+  if (number(h->gpu, "clique", &clique)) return NOT_SUPPORTED;
+  number(h->gpu, "fabric", &state);
+  *out = (struct fabric){{0}, 0, clique, state};
+  if (clique != 99) for (int i = 0; i < 16; i++) out->uuid[i] = 0xa0 + i;  /* 99: within the node alone */
+  return OK;
+}
+
 /* --- health --------------------------------------------------------------------------------------------------------*/
 
 R nvmlDeviceGetTemperature(struct handle *h, unsigned sensor, unsigned *out) { (void)sensor; BEFORE(h->gpu); NUMBER(h->gpu, "celsius", out); }
