@@ -144,10 +144,9 @@ def test_selectors_and_references_meet() -> None:
 def test_generated_files_are_current() -> None:
     """``python -m deploy.generate`` after a change of the chart or of the configuration model."""
     wanted = dict(files())
-    on_disk = {path: path.read_text() for path in (ABOUT, SCHEMA, SWITCH, *KUSTOMIZE.glob("*"))}
-    assert {path.name for path in on_disk} == {path.name for path in wanted}
+    assert {ABOUT, SCHEMA, SWITCH, *KUSTOMIZE.glob("*")} <= wanted.keys()
     for path, text in wanted.items():
-        assert on_disk[path] == text, f"{path.name} is not current: python -m deploy.generate"
+        assert path.read_text() == text, f"{path.name} is not current: python -m deploy.generate"
 
 
 def test_the_kustomize_base_is_the_chart_with_its_defaults() -> None:

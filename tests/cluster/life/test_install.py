@@ -76,7 +76,7 @@ def test_helm_installs_it_from_a_registry_without_values_and_a_pod_gets_a_device
         pytest.skip("this machine has no /dev/kvm")
     inside = ["nsenter", "--target", str(cluster.node().init()), "--net", "--"]  # there it is localhost
     with docker_registry.running(tmp_path, port=5000, before=inside):
-        push = [*inside, sys.executable, "-m", "deploy.release.push", dist, "--registry", where, "--plain-http"]
+        push = [*inside, sys.executable, "-m", "deploy.release.push", str(dist), "--registry", where, "--plain-http"]
         image.command(*push, seconds=300)
         words = [
             *inside,
