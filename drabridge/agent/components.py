@@ -94,7 +94,9 @@ class Current(Struct):
 class KubeletObserver:
     """Passes the DevicePlugin side's facts on, and tells the ledger of each kubelet that is seen."""
 
-    def __init__(self, ledger_service: LedgerService, sinks: Sinks, paths: Paths) -> None:
+    def __init__(self, ledger_service: LedgerService, sinks: Sinks, paths: Paths, told: Callable[[], None]) -> None:
+        """``told`` is called as soon as the ledger knows: kubelet's first list is to be that of a new kubelet."""
+        self._told = told
         self._ledger_service = ledger_service
         self._sinks = sinks
         self._paths = paths
@@ -106,10 +108,14 @@ class KubeletObserver:
         stream = isinstance(fact, deviceplugin.StreamOpened) and fact.expected  # kubelet's, not a stranger's look
         if stream or isinstance(fact, deviceplugin.KubeletSeen):
             kubelet = deviceplugin.kubelet_process(self._paths.device_plugins)
-            service = self._ledger_service
-            task = asyncio.create_task(service.apply_until_accepted(KubeletStarted(service.now(), kubelet)))
+            task = asyncio.create_task(self._tell(kubelet))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, kubelet: str) -> None:
+        service = self._ledger_service
+        await service.apply_until_accepted(KubeletStarted(service.now(), kubelet))
+        self._told()
 
 
 class Components:
@@ -160,7 +166,7 @@ class Components:
                 kept=lambda: self.turns.turns.kept_from_pods,
                 paused=self.paused,
             ),
-            KubeletObserver(ledger_service, self.sinks, paths),
+            KubeletObserver(ledger_service, self.sinks, paths, self._kubelet_known),
             standby.watcher if standby is not None else None,
         )
         self.kubelet = kubelet = KubeletEvidence(
@@ -348,6 +354,10 @@ class Components:
     def _desired_changed(self) -> None:
         self.lanes_changed.set()
         self.claims.wake()
+
+    def _kubelet_known(self) -> None:
+        self.turns.follow()
+        self.legacy.follow_ledger()
 
     def _turns_changed(self) -> None:
         self.lanes_changed.set()

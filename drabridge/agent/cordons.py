@@ -1,8 +1,9 @@
 """Keep which devices are out of service: by ``drabridge devices cordon``, and by the Node's annotation.
 
-A device is out of service while one of the two names it. What was commanded is in ``cordons.json``, over restarts. The
-Node's annotation ``<driver>/cordoned`` is ``{"<device>": "<why>"}``; until the Node is seen, it is what the ledger
-remembers beside the commands. A name that no device has is kept: the device may come back, and then nobody gets it.
+A device is out of service while one of the two names it, by its name or its id. What was commanded is in
+``cordons.json``, over restarts. The Node's annotation ``<driver>/cordoned`` is ``{"<device>": "<why>"}``; until the
+Node is seen, it is what the ledger remembers beside the commands. A name that no device has is kept: the device may
+come back, and then nobody gets it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,19 @@ class Cordons:
     @property
     def devices(self) -> Mapping[str, str]:
         """Name -> why, of each device that is out of service."""
-        return {**self._annotation, **self._commands}
+        return self.devices_with({})
+
+    def devices_with(self, names: Mapping[str, str]) -> Mapping[str, str]:
+        """Return :attr:`devices`; ``names`` are those of devices by id that the ledger may not know yet."""
+        asked = {**self._annotation, **self._commands}
+        return {names.get(one) or self._name(one): why for one, why in asked.items()}
+
+    def _name(self, name: str) -> str:
+        """Return the name of the device of this name, or of this id: people copy both."""
+        entries = self._ledger_service.ledger.entries
+        if name in entries:
+            return name
+        return next((entry.name for entry in entries.values() if entry.device.id == name), name)
 
     def notes(self) -> list[str]:
         """Say what is asked for and not done, and why, for people."""
@@ -87,7 +100,7 @@ class Cordons:
             commands = {other: why for other, why in self._commands.items() if other != name}
             if not undo:
                 commands[name] = reason
-            elif name in self._annotation:
+            elif name in map(self._name, self._annotation):
                 annotation = f"{self._driver()}/cordoned"
                 raise ConfigError(
                     f"the Node's annotation {annotation} has {name} out of service",
@@ -145,6 +158,7 @@ class Cordons:
             name = reason = None
         if not isinstance(name, str) or not isinstance(reason, str):
             raise ConfigError("a device was expected, and why", hint='{"device": "GPU-8f1c", "reason": "fan"}')
+        name = self._name(name)
         known: Collection[str] = self._ledger_service.ledger.entries.keys()
         if undo:
             known = self.devices.keys()

@@ -153,9 +153,8 @@ class ServingAgent:
         first = parts.targets.first_lanes(snapshot)
         parts.current.devices = snapshot.by_name()
         config = parts.current.config
-        self._behind = not await parts.merge.discover(
-            config, snapshot, first, parts.cordons.devices, rebooted=self._rebooted
-        )
+        cordoned = parts.cordons.devices_with({device.id: device.name for device in snapshot.devices})
+        self._behind = not await parts.merge.discover(config, snapshot, first, cordoned, rebooted=self._rebooted)
         parts.identities.save(parts.inventory.identities())
         for collision in snapshot.collisions:
             if collision not in self._collisions:

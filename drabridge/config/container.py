@@ -35,8 +35,8 @@ class NodeRule(Model, frozen=True):
     permissions: Permissions = "rw"
     """What the container may do: `r`, `w` or `rw`."""
     file_mode: FileMode | None = None
-    """Who may open it in the container, as CDI's `fileMode`: `"0660"`, or `host` for what it is on the host. What the
-    runtime does when left out: runc and crun make it `0666`. This key and the next three need CDI."""
+    """Who may open it in the container, as CDI's `fileMode`: `"0660"`, or `host` for what it is on the host. When left
+    out the runtime decides: it is the host's, or `0666`. This key and the next three need CDI."""
     uid: OwnerId | None = None
     """Its owner in the container, a number or `host`; when left out the user that the container runs as."""
     gid: OwnerId | None = None

@@ -6,7 +6,16 @@ import json
 
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.pods import Phase
-from tests.support.agent_on_cluster import allocatable, bridge, claim_pod, devices_in_slices, healthy, limits_pod, phase
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
+    allocatable,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+    phase,
+)
 from tests.support.agent_process import (
     DRIVER,
     QUICK,
@@ -148,3 +157,17 @@ async def test_a_damaged_file_of_commands_puts_nothing_back_into_service() -> No
         assert (await drabridge(agent, "devices", "uncordon", "null"))[0] == 0
         await kubelet.wait_for_resource("example.com/mem", healthy=4)
         assert not await noted(agent, "as the ledger remembers")
+
+
+async def test_kubelets_id_names_the_device_as_well() -> None:
+    """It is what people copy: a GPU's UUID, where the name has small letters alone."""
+    async with bridge(BOTH_LANES.replace('id: ["{sysname}"]', 'id: ["MEM-{sysname}"]')) as (agent, cluster, _):
+        first, second = sorted(healthy(cluster))
+        assert first.startswith("MEM-")
+        await cordon(agent, first)
+        annotate(cluster, json.dumps({second: "fan"}))
+        await until(lambda: not healthy(cluster), 10, agent.text)
+        assert not await noted(agent, "not on this node")
+        assert (await agent.device(second.lower()))["cordoned"] == "fan"
+        assert (await drabridge(agent, "devices", "uncordon", first))[0] == 0
+        await until(lambda: healthy(cluster) == {first}, 10, agent.text)

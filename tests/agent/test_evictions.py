@@ -149,7 +149,7 @@ async def test_another_device_in_its_place_counts_at_once(place: Place) -> None:
 async def test_another_serial_counts_only_for_who_had_the_one_before(place: Place) -> None:
     await place.holder()
     device = Device("gpu-0", "GPU-0", RESOURCE, serial="one")
-    for serial in ("one", "", "one"):  # not read for a moment
+    for serial in ("one", "one", ""):  # not read for a moment
         place.devices = {"gpu-0": replace(device, serial=serial)}
         await place.evictor.look()
     assert place.is_there()
@@ -173,11 +173,11 @@ async def test_a_pod_that_has_the_name_of_the_holder_is_not_the_holder(place: Pl
 
 
 async def test_without_the_proof_of_a_uid_nobody_is_evicted(place: Place) -> None:
-    await place.holder()
+    uid = await place.holder()
     hold = place.entry.hold
     assert hold is not None
-    named = (PodRef("team", "p", "main"),)
-    place.entry = replace(place.entry, hold=replace(hold, recorded=(), pods=named))  # by PodResources alone
+    named = (PodRef("team", "p", "main", uid),)
+    place.entry = replace(place.entry, hold=replace(hold, recorded=(), pods=named))  # by name, in PodResources
     place.unplug()
     place.at += 100
     await place.evictor.look()

@@ -5,7 +5,16 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from drabridge.ledger.effects import Notify, RefusalCode
-from drabridge.ledger.events import ClaimDeallocated, Cordoned, DeviceUse, Discovered, LeaseGranted, Prepare, Unprepare
+from drabridge.ledger.events import (
+    ClaimAllocated,
+    ClaimDeallocated,
+    Cordoned,
+    DeviceUse,
+    Discovered,
+    LeaseGranted,
+    Prepare,
+    Unprepare,
+)
 from drabridge.ledger.model import ClaimShare, Lane, Owner
 from tests.support.ledger_node import CLAIM, NOON, OTHER, Node, allocate, allocated, device, prepare
 
@@ -64,6 +73,7 @@ def test_claims_that_share_it_keep_their_shares_and_no_claim_joins_them() -> Non
     node.yes(share(1))
     cordoned(node, gpu_0="fan")
     assert node.no(share(2))[0] is RefusalCode.CORDONED
+    assert node.no(ClaimAllocated(OTHER, share(2).uses, NOON))[0] is RefusalCode.CORDONED
     node.yes(share(1))
     cordoned(node)
     node.yes(share(2))
