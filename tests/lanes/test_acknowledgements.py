@@ -29,6 +29,7 @@ class Service:
         self.policy = LedgerPolicy(quiesce_seconds=5.0)
         self.time = NOON + 100.0
         self.events: list[Any] = []
+        self.lists = 0  # of claims
 
     @property
     def ledger(self) -> Ledger:
@@ -49,7 +50,7 @@ class Kubelet(Struct):
     offers: frozenset[ev.Unit] | None = frozenset()
     shows: frozenset[ev.Unit] | None = frozenset()
     busy: list[str] = field(default_factory=list)
-    while_asked: dict[str, Callable[[], None]] = field(default_factory=dict)
+    while_asked: dict[str, Callable[[], object]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
     def _ask(self, what: str) -> None:
@@ -139,7 +140,7 @@ async def test_kubelet_is_not_made_to_list_while_it_offers_the_device() -> None:
 async def test_what_is_told_is_as_old_as_the_question() -> None:
     node, entry = revoked()
     service, kubelet = Service(node), Kubelet()
-    kubelet.while_asked["allocatable"] = lambda: node.yes(ev.SetLane("gpu-0", Lane.LEGACY, NOON)) and None
+    kubelet.while_asked["allocatable"] = lambda: node.yes(ev.SetLane("gpu-0", Lane.LEGACY, NOON))
     before = node.ledger.seq
     subject: Any = KubeletAcknowledgements(service, kubelet, kubelet, lambda: None)  # type: ignore[arg-type]
     await subject.fetch([entry])
@@ -177,6 +178,7 @@ def returning(step: MoveStep) -> tuple[Node, Entry]:
 
 def of_server(service: Service, slices: Slices, claims: Any = (), cluster: object = "there") -> Any:
     async def allocated() -> Any:
+        service.lists += 1
         return claims
 
     return ApiServerAcknowledgements(service, slices, Server(cluster), allocated)  # type: ignore[arg-type]
@@ -234,8 +236,10 @@ async def test_claims_are_asked_for_after_the_quiet_time_only() -> None:
 async def test_claims_that_are_not_known_stop_the_move(claims: Any, cluster: object) -> None:
     node, entry = returning(MoveStep.QUIESCING)
     service = Service(node)
-    pause = await of_server(service, Slices(), claims, cluster).fetch_claims([entry])
-    assert (service.events, pause) == ([], acknowledgements.CLAIMS_RETRY_SECONDS)
+    subject = of_server(service, Slices(), claims, cluster)
+    assert await subject.fetch_claims([entry]) == acknowledgements.CLAIMS_RETRY_SECONDS
+    await subject.fetch_claims([entry])
+    assert (service.events, service.lists) == ([], int(cluster is not None))  # a LIST costs the API server
 
 
 async def test_a_claim_that_has_the_device_keeps_it() -> None:
