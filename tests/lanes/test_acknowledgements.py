@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from drabridge.errors import ClusterError
 from drabridge.lanes import acknowledgements
@@ -46,7 +47,7 @@ class Service:
 class Kubelet(Struct):
     """Its answers, and what happens while it makes them."""
 
-    takes_lists: bool = True
+    deaf_to: frozenset[str] = frozenset()  # resources whose lists it does not take
     offers: frozenset[ev.Unit] | None = frozenset()
     shows: frozenset[ev.Unit] | None = frozenset()
     busy: list[str] = field(default_factory=list)
@@ -59,7 +60,7 @@ class Kubelet(Struct):
 
     async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
         self._ask("delivered")
-        return self.takes_lists
+        return self.deaf_to.isdisjoint(resources)
 
     @property
     def busy_ids(self) -> frozenset[str]:
@@ -97,7 +98,7 @@ async def test_kubelet_has_given_up_what_it_neither_offers_nor_shows_nor_asks_fo
 @pytest.mark.parametrize(
     "kubelet",
     [
-        Kubelet(takes_lists=False),
+        Kubelet(deaf_to=frozenset({"r"})),
         Kubelet(offers=None),
         Kubelet(offers=frozenset({UNIT})),
         Kubelet(shows=None),
@@ -135,6 +136,23 @@ async def test_kubelet_is_not_made_to_list_while_it_offers_the_device() -> None:
     kubelet = Kubelet(offers=frozenset({UNIT}))
     await asked(kubelet)
     assert kubelet.asked == ["delivered", "allocatable"]
+
+
+async def test_kubelet_is_asked_nothing_before_it_has_taken_a_list() -> None:
+    kubelet = Kubelet(deaf_to=frozenset({"r"}))
+    await asked(kubelet)
+    assert kubelet.asked == ["delivered"]
+
+
+async def test_a_resource_whose_list_is_not_taken_delays_no_other_and_is_not_given_up() -> None:
+    other = replace(device(1), device=replace(device(1).device, resource="s"))
+    node = Node(device(0), other)
+    for name in ("gpu-0", "gpu-1"):
+        node.yes(ev.SetLane(name, Lane.DRA, NOON))
+    service, kubelet = Service(node), Kubelet(deaf_to=frozenset({"s"}))
+    subject: Any = KubeletAcknowledgements(service, kubelet, kubelet, lambda: None)  # type: ignore[arg-type]
+    await subject.fetch(list(node.ledger.entries.values()))
+    assert [one.device for one in service.events] == ["gpu-0"]
 
 
 async def test_what_is_told_is_as_old_as_the_question() -> None:
