@@ -128,3 +128,4 @@ class NominatedPods:
 
     def lost(self, error: ClusterError) -> None:
         self.lost_because = str(error)
+        self._changed()  # claims that were left to it are to be asked about

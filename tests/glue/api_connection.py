@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -42,6 +43,8 @@ class Trouble:
         self.lost = 0.0  # chance that a request or its answer does not arrive
         self.doubled = 0.0  # chance that a watch event, or a request, comes twice
         self.away = asyncio.Event()  # nobody reaches the server, and watches are cut
+        self.deaf_to: set[str] = set()  # kinds that cannot be listed or watched
+        self.asked: Counter[str] = Counter()  # objects that were read, as ``plural/name``
         self.before_apply: Callable[[Json], None] = lambda body: None  # what happens while a write is under way
 
     def calm(self) -> None:
@@ -95,6 +98,7 @@ class Connection:
         return await self._ask(found)
 
     async def get(self, kind: Kind, name: str, *, namespace: str = "") -> Json:
+        self._trouble.asked[f"{kind.plural}/{name}"] += 1
         return await self._ask(lambda: self._objects.get(kind.plural, name, namespace))
 
     async def list(
@@ -106,6 +110,9 @@ class Connection:
         label_selector: str = "",
         view: ObjectView[Any] = WHOLE,
     ) -> Listing[Any]:
+        if kind.plural in self._trouble.deaf_to:
+            raise UnreachableError("it cannot be listed")
+
         def found() -> tuple[list[bytes], str]:
             listed = self._objects.peek(kind.plural, namespace or None, labels=label_selector, fields=field_selector)
             return [_bytes(kind, obj) for obj in listed], str(self._objects.store.revision)
@@ -176,6 +183,8 @@ class Connection:
         events = watch(self._objects.store, options, trouble.seconds)
         async with contextlib.aclosing(events):
             while (event := await self._next(events)) is not None:
+                if kind.plural in trouble.deaf_to:
+                    raise UnreachableError("it cannot be watched")
                 word, obj = event
                 if word == "ERROR":
                     raise ExpiredError(str(obj.get("message")))

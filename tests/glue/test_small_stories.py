@@ -21,7 +21,7 @@ from tests.glue import processes
 from tests.glue.api_connection import Connection, Trouble
 from tests.glue.node import Node
 from tests.glue.story import CLASS, Story
-from tests.glue.worlds import CONTROL, DRIVER, NAMESPACE, NODE, SHARED, World
+from tests.glue.worlds import CONTROL, COORDINATOR, DRIVER, NAMESPACE, NODE, SHARED, World
 from tests.support.waiting import short_directory
 
 Script = Callable[[Node, Story], Awaitable[None]]
@@ -103,6 +103,42 @@ def test_a_claim_waits_while_kubelet_says_nothing_and_is_served_when_it_does() -
         assert phase(node, "c") == "Running"
 
     play(script)
+
+
+def test_a_claim_that_ends_while_pods_cannot_be_followed_gives_its_device_back() -> None:
+    """Its lease is not told yet, and nobody says that its pod is gone: then the API server is asked about the claim."""
+
+    async def script(node: Node, story: Story) -> None:
+        node.kubelet.faults.podresources = ListFault.ERROR
+        await ask_for(story, "c")
+        await asyncio.sleep(5.0)
+        device = device_of(node, "c")
+        assert node.ledger.entries[device].owner is Owner.DRA_PENDING
+        node.trouble.deaf_to.add("pods")
+        objects = node.cluster.api.objects
+        objects.delete("pods", "c", NAMESPACE, grace_seconds=0)
+        objects.delete("resourceclaims", "c", NAMESPACE)
+        await asyncio.sleep(20.0)
+        assert node.ledger.entries[device].owner is Owner.NONE
+
+    play(script)
+
+
+def test_a_hint_at_a_claim_that_is_gone_is_followed_once() -> None:
+    """A coordinator's old hint must not make every agent ask about a claim for ever."""
+
+    async def script(node: Node, story: Story) -> None:
+        node.start_coordinator()
+        await asyncio.sleep(60.0)
+        hint = '[{"namespace":"default","name":"gone","uid":"u","resourceVersion":"1"}]'
+        late = Writer(manager=MANAGER, force=True)
+        node.cluster.api.objects.apply(
+            "configmaps", hints_name(DRIVER, NODE), hints_object(DRIVER, NODE, hint), namespace=CONTROL, by=late
+        )
+        await asyncio.sleep(50.0)
+        assert node.trouble.asked["resourceclaims/gone"] == 1
+
+    play(script, COORDINATOR)
 
 
 def test_a_denied_claim_is_offered_elsewhere_first() -> None:

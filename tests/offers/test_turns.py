@@ -72,7 +72,7 @@ class Node:
         most: Mapping[Side, int] = MappingProxyType({}),
     ) -> None:
         """``most``: how many devices a side wants; all if it is not there."""
-        self.most = dict.fromkeys(Side, devices) | most
+        self.most = dict.fromkeys(Side, devices) | dict(most)
         self._job_seconds = job_seconds
         self._turns_count = turns
         self.names = [f"d{index}" for index in range(devices)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from drabridge.sim.apiserver.store import Change
+from drabridge.sim.scheduler import claim_controller
 from tests.sim.scheduler.world import DRIVER, World, device
 from tests.support.waiting import until
 
@@ -104,3 +105,16 @@ async def test_a_pod_with_limits_alone_is_never_nominated(story: Story) -> None:
     story.world.pod("plain")
     await until(lambda: story.world.node_of("plain"))
     assert "nominatedNodeName" not in story.world.get("pods", "plain")["status"]
+
+
+def test_a_claim_that_nobody_reserves_any_more_goes_when_it_is_deleted() -> None:
+    """As one that was denied, and whose pod is gone: nobody tries it again, and its allocation keeps the device."""
+    world = World()
+    world.claim("c")
+    objects, where = world.objects, {"namespace": "default"}
+    finalizers = {"finalizers": [claim_controller.FINALIZER]}
+    objects.modify("resourceclaims", "c", lambda one: one["metadata"].update(finalizers), **where)
+    objects.delete("resourceclaims", "c", "default")
+    assert objects.find("resourceclaims", "c", "default")
+    claim_controller.release(objects)
+    assert not objects.find("resourceclaims", "c", "default")
