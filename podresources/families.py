@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.samples import Timestamp
 
 from podresources.features import KubeletFeatures, Support
 from podresources.model import Allocatable, Api, DeviceKey, Memory, NodeSnapshot, PodAllocation
@@ -57,6 +58,13 @@ class FamilyInput(Struct, frozen=True):
     resolved: Resolved | None = None
 
 
+class _Gauge(GaugeMetricFamily):
+    """A family of which every label may have the text of somebody else: a plugin, a driver, or what serves a socket."""
+
+    def add_metric(self, labels: Sequence[str], value: float, timestamp: Timestamp | float | None = None) -> None:
+        super().add_metric([*map(printable, labels)], value, timestamp)
+
+
 def families(view: FamilyInput, dropped: Dropped, max_series: int = MAX_SERIES) -> Iterator[Metric]:
     """Yield every family of the view, one at a time."""
     allocations = {allocation.key: allocation for allocation in view.snapshot.allocations}
@@ -95,15 +103,15 @@ def capacity_families(allocatable: Allocatable) -> Iterator[Metric]:
 def device_labels(key: DeviceKey) -> list[str]:
     """Values of ``DEVICE``: a resource for device plugins, driver and pool for DRA, the rest empty."""
     resource, driver = (key.source, "") if key.api is Api.DEVICE_PLUGIN else ("", key.source)
-    return [key.api, *map(printable, (resource, driver, key.pool, key.device, key.share_id))]
+    return [key.api, resource, driver, key.pool, key.device, key.share_id]
 
 
 def _pods(snapshot: NodeSnapshot) -> Metric:
-    return GaugeMetricFamily("podresources_pods", "Pods in kubelet's list.", value=len(snapshot.pods))
+    return _Gauge("podresources_pods", "Pods in kubelet's list.", value=len(snapshot.pods))
 
 
 def _features(features: KubeletFeatures) -> Iterator[Metric]:
-    family = GaugeMetricFamily(
+    family = _Gauge(
         "podresources_kubelet_feature",
         "Whether this kubelet has been seen to support a feature; absent while unknown.",
         labels=["feature"],
@@ -117,7 +125,7 @@ def _features(features: KubeletFeatures) -> Iterator[Metric]:
 
 
 def _allocated(allocations: Iterable[PodAllocation], known: Iterable[DeviceKey]) -> Metric:
-    family = GaugeMetricFamily(
+    family = _Gauge(
         "podresources_allocated_devices",
         "Devices that at least one container holds; a shared device counts once.",
         labels=["api", "resource", "driver", "pool"],
@@ -129,7 +137,7 @@ def _allocated(allocations: Iterable[PodAllocation], known: Iterable[DeviceKey])
 
 
 def _allocatable(allocatable: Allocatable, known: Iterable[DeviceKey]) -> Metric:
-    family = GaugeMetricFamily(
+    family = _Gauge(
         "podresources_allocatable_devices",
         "Healthy devices of a device-plugin resource, held or not; 0 once its plugin is gone.",
         labels=["resource"],
@@ -143,7 +151,7 @@ def _allocatable(allocatable: Allocatable, known: Iterable[DeviceKey]) -> Metric
 def _device_allocatable(
     allocatable: Allocatable, known: Sequence[DeviceKey], dropped: Dropped, max_series: int
 ) -> Metric:
-    family = GaugeMetricFamily(
+    family = _Gauge(
         "podresources_device_allocatable",
         "1 while a device-plugin device is healthy and its plugin is there, 0 when it was seen before and is not now.",
         labels=["resource", "device"],
@@ -158,7 +166,7 @@ def _device_allocatable(
 def _device_holders(
     allocations: Iterable[PodAllocation], known: Sequence[DeviceKey], dropped: Dropped, max_series: int
 ) -> Metric:
-    family = GaugeMetricFamily(
+    family = _Gauge(
         "podresources_device_holders",
         "Containers that hold the device; 0 for a device that nobody holds.",
         labels=DEVICE,
@@ -170,7 +178,7 @@ def _device_holders(
 
 
 def _allocation_info(allocations: Sequence[PodAllocation], dropped: Dropped, max_series: int) -> Metric:
-    family = GaugeMetricFamily(
+    family = _Gauge(
         "podresources_device_allocation_info",
         "1 per device and container that holds it, over both device APIs: the series to join others with.",
         labels=ALLOCATION,
@@ -185,7 +193,7 @@ def _allocation_info(allocations: Sequence[PodAllocation], dropped: Dropped, max
 def _resolved(
     allocations: Sequence[PodAllocation], resolved: Resolved, dropped: Dropped, max_series: int
 ) -> Iterator[Metric]:
-    family = GaugeMetricFamily(
+    family = _Gauge(
         "podresources_device_resolved_info",
         "1 per device and container that holds it, with the UUID, PCI address and pod UID that other exporters know.",
         labels=RESOLVED,
@@ -199,12 +207,12 @@ def _resolved(
         claim = [held.claim or "", held.claim_namespace or ""]
         family.add_metric([*holder, *claim, *hardware, facts.model, found.share, found.source], 1)
     yield family
-    yield GaugeMetricFamily(
+    yield _Gauge(
         "podresources_resolve_conflicts",
         "Held devices about which the sources disagree; `podresources list --resolve` shows who says what.",
         value=sum(bool(resolved.of(held).conflicts) for held in allocations),
     )
-    problems = GaugeMetricFamily(
+    problems = _Gauge(
         "podresources_resolve_problems",
         "Agents, files and servers that could not be read when devices were resolved, by source.",
         labels=["source"],
@@ -219,12 +227,12 @@ def _pinned(snapshot: NodeSnapshot) -> Iterator[Metric]:
 
     Kubelet 1.37 lists a pod's whole CPUs and memory beside the containers' own parts of them (kubernetes#138738).
     """
-    cpus = GaugeMetricFamily(
+    cpus = _Gauge(
         "podresources_exclusive_cpus",
         "CPUs that a container has for itself; without a container: that the pod's others share.",
         labels=HOLDER,
     )
-    memory = GaugeMetricFamily(
+    memory = _Gauge(
         "podresources_pinned_memory_bytes",
         "Memory and huge pages pinned for a container; without a container: for the pod's others together.",
         labels=[*HOLDER, "memory_type", "numa_node"],
@@ -263,12 +271,12 @@ def _sizes(blocks: Iterable[Memory]) -> Counter[tuple[str, str]]:
 
 
 def _machine(allocatable: Allocatable) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
+    yield _Gauge(
         "podresources_allocatable_cpus",
         "CPUs that kubelet may give out exclusively; 0 unless its CPU manager policy is static.",
         value=len(allocatable.cpu_ids),
     )
-    family = GaugeMetricFamily(
+    family = _Gauge(
         "podresources_allocatable_memory_bytes",
         "Memory and huge pages that kubelet may pin; none unless its memory manager policy is Static.",
         labels=["memory_type", "numa_node"],

@@ -58,7 +58,7 @@ def _totals(keys: list[DeviceKey], held: Mapping[DeviceKey, list[PodAllocation]]
     parts = []
     for (api, source), count in sorted(total.items()):
         of = f"/{count}" if api is Api.DEVICE_PLUGIN else ""  # DRA devices that nobody holds are not listed
-        parts.append(f"{source} {busy[api, source]}{of} held")
+        parts.append(f"{table.printable(source)} {busy[api, source]}{of} held")
     return "   ".join(parts) or "no devices"
 
 

@@ -18,7 +18,7 @@ KUBECTL = """\
 echo "$*" >> "$0.asked"
 case "$*" in
   *"get pods"*) cat "$0.pods";;
-  *pod-b*) echo '{"words": "'"$*"'"}'; echo oh >&2; exit 3;;
+  *pod-b*) echo '{"words": "'"$*"'"}'; printf '\\033[31moh\\n' >&2; exit 3;;
   *) echo '{"words": "'"$*"'"}';;
 esac
 """
@@ -98,7 +98,7 @@ def test_every_agent_answers_and_the_worst_exit_status_counts(
     out, err = capsys.readouterr()
     assert [*read(out)] == ["node-a", "node-b"]
     assert "drabridge status -o" in read(out)["node-a"]["words"]
-    assert err == "node-b: oh\n"
+    assert err == "node-b: \\x1b[31moh\n", "what a pod says does nothing to the terminal"
     assert len(asked()) == 2
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.core import GaugeMetricFamily
 
 from drabridge.cli.output import as_json_or_yaml, cell, table
 from drabridge.config.problems import shorten
@@ -19,9 +18,23 @@ from drabridge.system.untrusted import cut
 from drabridge.telemetry.logs import JsonFormatter, LogfmtFormatter
 from podresources import table as tables
 from podresources.cli.output import dump, exposition
-from podresources.families import device_labels
-from podresources.model import Api, DeviceKey
+from podresources.families import capacity_families, snapshot_families
+from podresources.features import KubeletFeatures
+from podresources.model import (
+    Allocatable,
+    AllocatableDevice,
+    Claim,
+    ClaimDevice,
+    Container,
+    DeviceEntry,
+    Memory,
+    NodeSnapshot,
+    Pod,
+    SocketIdentity,
+)
+from podresources.normalise import allocations_of
 from podresources.table import printable
+from podresources.topview import frame
 
 EVIL = [
     *("\x1b[2J\x1b]0;title\x07", "a\rb", "a\nforged 1", "\0", "\x7f", "\x9b31m", "\u2028", "\u202eabc", "\u200e"),
@@ -38,11 +51,25 @@ def _log(text: str, formatter: logging.Formatter) -> str:
     return formatter.format(record)
 
 
-def _metric(text: str) -> str:
-    key = DeviceKey(Api.DEVICE_PLUGIN, text, text, text, text)
-    family = GaugeMetricFamily("x", "x", labels=list("abcdef"))
-    family.add_metric(device_labels(key), 1)
-    return exposition([family])
+def _node(text: str) -> tuple[NodeSnapshot, Allocatable]:
+    """What kubelet lists where every name is this text."""
+    socket = SocketIdentity(1, 2, 3)
+    memory = (Memory(text, 1, (0,)),)
+    claim = Claim(text, text, (ClaimDevice(text, text, text, text, (text,)),))
+    container = Container(text, (DeviceEntry(text, (text,)),), (claim,), (1,), memory)
+    pod = Pod(text, text, (container,), (1, 2), (Memory(text, 2, (0,)),))
+    snapshot = NodeSnapshot((pod,), tuple(allocations_of(pod)), socket)
+    return snapshot, Allocatable((AllocatableDevice(text, text),), (1,), memory, socket)
+
+
+def _metrics(text: str) -> str:
+    snapshot, allocatable = _node(text)
+    return exposition([*snapshot_families(snapshot, KubeletFeatures()), *capacity_families(allocatable)])
+
+
+def _top(text: str) -> str:
+    snapshot, allocatable = _node(text)
+    return frame(snapshot, allocatable, {}, 0.0, width=None, height=None)
 
 
 WAYS: dict[str, Any] = {
@@ -57,7 +84,8 @@ WAYS: dict[str, Any] = {
     "logfmt": lambda text: _log(text, LogfmtFormatter()),
     "a log in JSON": lambda text: _log(text, JsonFormatter()),
     "a page": lambda text: tag("p", text, title=text),
-    "a metric": _metric,
+    "metrics": _metrics,
+    "top": _top,
 }
 
 

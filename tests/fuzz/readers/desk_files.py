@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from drabridge.config import import_generic_device_plugin, import_nvidia_device_plugin
@@ -36,7 +36,7 @@ def configuration(root: Path) -> Iterator[Read]:
     yield read
 
 
-def imported(convert_file: Callable[[bytes], str]) -> Callable[[Path], object]:
+def imported(convert_file: Callable[[bytes], str]) -> Callable[[Path], AbstractContextManager[Read]]:
     """Return the reader of another plugin's configuration: ours comes of it, or an error."""
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ def _allocated(read: Callable[[Json], Any]) -> ObjectView[Any]:
     return ObjectView(read, ClaimFields)
 
 
-def _labelled(node: Mapping[str, Any]) -> Any:
+def _labelled(node: Json) -> Any:
     return plan(labels_of(node), {"nvidia.com/gpu.count": "1"}, "drabridge")
 
 
@@ -175,7 +175,7 @@ def _workload(kind: str) -> ObjectView[Any]:
     return ObjectView(lambda one: facts.workload_facts(kind, one), fields.WorkloadFields)
 
 
-OTHER_VIEWS = (
+OTHER_VIEWS: tuple[ObjectView[Any], ...] = (
     ObjectView(read_hints, HintsFields),
     ObjectView(facts.class_facts, fields.ClassFields),
     ObjectView(facts.quota_facts, fields.QuotaFields),

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -83,11 +84,13 @@ class Agent:
         with grpc.insecure_channel(f"unix:{path}", [("grpc.default_authority", "localhost")]) as channel:
             try:
                 # A stream is read to its first message: its end is the agent's.
-                calling = channel.unary_stream(method)(body, timeout=CALL_SECONDS)  # type: ignore[arg-type]
+                # Without serializers bytes go as they are, which the stubs' types do not know.
+                ask: Any = channel.unary_stream(method)
+                calling = ask(body, timeout=CALL_SECONDS)
                 next(iter(calling), None)
                 calling.cancel()
             except grpc.RpcError as error:
-                code, said = error.code(), error.details()  # type: ignore[attr-defined]
+                code, said = error.code(), error.details() or ""
                 assert code not in SERVERS_OWN or NO_MESSAGE in said, (code, said)
 
     def unharmed(self) -> None:
