@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
                 print(cell(place))
     elif arguments.check:
         for outcome in changed:
-            print(f"{outcome.source.name}: {_counted(outcome)} to convert")
+            print(cell(f"{outcome.source.name}: {_counted(outcome)} to convert"))
         left |= bool(changed)
     elif arguments.diff:
         for outcome in changed:
@@ -305,7 +305,7 @@ def _diff(outcome: Outcome) -> Iterator[str]:
 
 def _diff_of(name: str, before: str, after: str) -> Iterator[str]:
     old, new = (text.splitlines(keepends=True) for text in (before, after))
-    for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
+    for line in difflib.unified_diff(old, new, f"a/{cell(name)}", f"b/{cell(name)}"):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
@@ -351,7 +351,7 @@ def _write(changed: Iterable[Outcome], backup: str) -> None:
                 undo.unlink()
         except OSError as error:
             raise HostError(f"{path} cannot be written: {error.strerror}") from error
-        print(f"{outcome.source.name}: {'converted' if backup else 'as it was'}")
+        print(cell(f"{outcome.source.name}: {'converted' if backup else 'as it was'}"))
 
 
 def _write_beside(outcome: Outcome) -> None:
@@ -370,7 +370,7 @@ def _write_beside(outcome: Outcome) -> None:
             if not any(path.parent.iterdir()):
                 path.parent.rmdir()
         how = ": its first lines say how Helm's output goes through it" if path.name == KUSTOMIZATION else ""
-        print(f"{path}: written{how}" if text else f"{path}: removed")
+        print(cell(f"{path}: written{how}" if text else f"{path}: removed"))
 
 
 def _nameless(outcome: Outcome) -> list[Finding]:
@@ -397,6 +397,6 @@ def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:
         for path, text in written.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, text.encode(), mode=0o644)
-            print(path)
+            print(cell(path))
     except OSError as error:
         raise HostError(f"{folder} cannot be written: {error.strerror}") from error

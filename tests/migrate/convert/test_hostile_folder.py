@@ -201,3 +201,13 @@ def test_very_many_files_are_not_all_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert [len(group.files) for group in found.groups] == [3]
     (said,) = found.findings
     assert "more than 3 files" in said.message
+
+
+@pytest.mark.parametrize("way", ["--check", "--diff", "--in-place"])
+def test_a_file_name_does_nothing_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str) -> None:
+    text = Path("tests/migrate/manifests/pod-vectoradd.yaml").read_text()
+    (tmp_path / "a\x1b[31mred\nforged line.yaml").write_text(text)
+    main(["migrate", "convert", "--class", "nvidia.com/gpu=gpu.example.com", way, str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "\\x1b[31mred\\nforged" in out
+    assert "\x1b" not in out
