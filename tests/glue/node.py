@@ -250,7 +250,7 @@ class Node:
 
     def start_coordinator(self) -> None:
         self._coordinator = process = Process("coordinator")
-        connections = (self._connect(), self._connect())
+        connections: Any = (self._connect(), self._connect())
 
         async def run() -> None:
             election = Election(lock_name(DRIVER), CONTROL, "the only one")
