@@ -166,10 +166,11 @@ class _Group:
         self.came = at if Side.CLAIMS in tried else before.came.get(resource, -AHEAD_SECONDS)
         turns = {name: turn for name, turn in before.turns.items() if name in free}
         lends = at - self.came < AHEAD_SECONDS
-        spared = {Side.CLAIMS} if lends and free.keys() - turns.keys() else ()
-        ended = {name: turn.side for name, turn in turns.items() if turn.until <= at and turn.side not in spared}
-        unused = ended.values()
-        self.turns = {name: turn for name, turn in turns.items() if name not in ended}
+        if lends and free.keys() - turns.keys():  # nobody else needs what is lent ahead
+            again = Turn(Side.CLAIMS, at + TURN_SECONDS)
+            turns |= {n: again for n, turn in turns.items() if turn.until <= at and turn.side is Side.CLAIMS}
+        self.turns = {name: turn for name, turn in turns.items() if turn.until > at}
+        unused = [turn.side for turn in turns.values() if turn.until <= at]
         self.asked = at if Side.PODS in unused else before.asked.get(resource, at)
         pods = {Side.PODS} if resource in change.sent or at - self.asked >= ASK_SECONDS else ()
         wanted = before.wanting.get(resource, frozenset())

@@ -311,7 +311,7 @@ def test_what_is_lent_ahead_comes_back_when_pods_want_all_or_claims_stay_away() 
     node.run(60.0)
     assert node.turns.lent
     node.most[Side.PODS] = 6
-    node.run(TURN_SECONDS + BACK_SECONDS + STATUS_SECONDS + 5.0, {Side.PODS})
+    node.run(2 * TURN_SECONDS + BACK_SECONDS + STATUS_SECONDS, {Side.PODS})
     assert set(node.lane.values()) == {Lane.SHARED}
     assert node.told == 6
 
