@@ -12,6 +12,7 @@ that has them; one that is built from the sdist, as for a release, depends on th
 from __future__ import annotations
 
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ def generate(root: Path = ROOT) -> list[Path]:
     from grpc_tools import protoc
 
     sources = sorted((root / "proto").rglob("*.proto"))
+    scripts = Path(sysconfig.get_path("scripts"))  # they are beside this Python, or on the PATH of an isolated build
+    plugins = [f"--plugin={one}" for name in ("mypy", "mypy_grpc") if (one := scripts / f"protoc-gen-{name}").exists()]
     outputs = [f"--{kind}_out={root}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
     include = str(files("grpc_tools") / "_proto")
-    code = protoc.main(["protoc", f"-I{root / 'proto'}", f"-I{include}", *outputs, *map(str, sources)])
+    code = protoc.main(["protoc", f"-I{root / 'proto'}", f"-I{include}", *plugins, *outputs, *map(str, sources)])
     if code != 0:
         raise RuntimeError(f"protoc exited with {code} for {[str(s) for s in sources]}")
     return sources
