@@ -261,7 +261,7 @@ def _agent_started(tx: Transaction, event: ev.AgentStarted) -> None:
     """Merge what the ledger, kubelet and the CDI files say. A device is held if any of them says so."""
     answers = [KubeletAnswer(pods) for pods in (event.listed, event.checkpoint and event.checkpoint.pods) if pods]
     for entry in tx.ledger.entries.values():
-        if (corrected := with_waits_begun_anew(entry, event.at)) is not entry:
+        if (corrected := with_waits_begun_anew(entry, event.at, tx.policy)) is not entry:
             tx.touched[entry.name] = replace(corrected, seq=tx.seq)
         _signal(tx, DeviceSignal.RECOUNT, entry.device.name, None)
         if evidence := shown_on(answers, entry):

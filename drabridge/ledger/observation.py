@@ -120,11 +120,11 @@ class EvidenceRound:
         return tuple((one.claim, use) for one in self._event.allocated for use in one.uses if use.device == name)
 
     def _with_ends(self, entry: Entry, evidence: DeviceEvidence) -> DeviceEvidence:
-        """Add what the API server says of the device's pods: their grace period, or that all of them have ended."""
+        """Add what the API server says of the device's pods: their grace period, and how they ended."""
         event, pods = self._event, evidence.pods
         if pods:
             known = (event.grace[pod.uid] for pod in pods if pod.uid in event.grace)
-            return replace(evidence, grace=max(known, default=None))
+            return replace(evidence, grace=max(known, default=None), ends=event.ends)
         if entry.hold is None:
             return evidence
         ended = bool(entry.hold.pods) and all(pod.uid in event.ends for pod in entry.hold.pods)

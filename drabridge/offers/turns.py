@@ -10,10 +10,9 @@ successor under way: kubelet would refuse it for good. So one device that pods h
 is told that it is Unhealthy, and once the scheduler knows the smaller number, whichever pod ends next leaves its device
 to claims.
 
-What is offered to claims alone is in the dra lane meanwhile (``lent``): there a claim needs no lease, for which the
-scheduler makes it wait five seconds, and the Node has the smaller number before the claim comes. It comes back when
-claims leave it unused, or when pods are to have more. So one device is lent ahead while another one is free, too, if
-claims have come lately, and what claims have as well; what they release stays with them while another one is free.
+While claims wait in a queue, what they keep in this way is lent to the dra lane (``lent``): there the next one needs no
+lease, for which the scheduler would make it wait five seconds. That they wait is known from the last device that was
+offered to them alone: they took it at once. A lent device that they leave comes back, after the lane's quiet time.
 
 A side wants devices from when it takes or tries to take one until it leaves one unused that was offered to it alone.
 Nothing here changes what the ledger grants: who comes all the same gets the device.
@@ -36,11 +35,8 @@ TURN_SECONDS = 12.0
 """Kubelet tells its number every 10 s (nodeStatusUpdateFrequency); the scheduler tries a pod again after at most 10 s
 (podMaxBackoffSeconds)."""
 
-AHEAD_SECONDS = 600.0
-"""For so long after the last claim a device is lent ahead."""
-
-IDLE_SECONDS = 15.0
-"""If two devices are free for so long, no pod waits for them (see ``TURN_SECONDS``)."""
+QUEUE_SECONDS = 5.0
+"""A claim that waits takes a device so soon: the scheduler tries it at once, if it did not just before."""
 
 ASK_SECONDS = 120.0
 """Nobody here sees pods with limits that wait for a device. Where claims have them all, pods get a turn that often."""
@@ -57,6 +53,7 @@ class Side(StrEnum):
     CLAIMS = "claims"
 
 
+_LEASED = frozenset({Owner.DRA_GRANTED, Owner.DRA_PREPARED})
 OTHER = {Side.PODS: Side.CLAIMS, Side.CLAIMS: Side.PODS}
 BOTH = frozenset(Side)
 
@@ -73,8 +70,7 @@ class Turns(Struct, frozen=True):
 
     ``promises``: resource -> a device that pods have and that is Unhealthy, because claims get the next one that pods
     release; "" between two pods. ``asked``: resource -> since when pods have not been asked, in wall seconds.
-    ``came``: resource -> when a claim last took a device or tried to, in wall seconds.
-    ``idle``: resource -> since when there have been two free devices and more, one of them for both, in wall seconds.
+    ``queue``: resources whose claims took the last device that was offered to them alone at once.
     ``lent``: shared devices that are to be in the dra lane: claims have them, or have a turn.
     """
 
@@ -82,8 +78,7 @@ class Turns(Struct, frozen=True):
     turns: Mapping[str, Turn] = MappingProxyType({})
     promises: Mapping[str, str] = MappingProxyType({})
     asked: Mapping[str, float] = MappingProxyType({})
-    came: Mapping[str, float] = MappingProxyType({})
-    idle: Mapping[str, float] = MappingProxyType({})
+    queue: frozenset[str] = frozenset()
     lent: frozenset[str] = frozenset()
 
     @property
@@ -130,8 +125,7 @@ def follow(before: Turns, change: Change) -> Turns:
         {device: turn for group in looked.values() for device, turn in group.turns.items()},
         {resource: device for resource, device in promises.items() if device is not None},
         {resource: group.asked for resource, group in looked.items()},
-        {resource: group.came for resource, group in looked.items()},
-        {resource: group.idle for resource, group in looked.items() if group.idle is not None},
+        frozenset(resource for resource, group in looked.items() if group.queue),
         frozenset().union(*(group.lent() for group in looked.values())),
     )
     return before if after == before else after
@@ -163,14 +157,13 @@ class _Group:
         }
         was = [(old.entries.get(one.name, one), one) for one in entries]
         tried = frozenset().union(*(_tried(*pair) for pair in was))
-        self.came = at if Side.CLAIMS in tried else before.came.get(resource, -AHEAD_SECONDS)
         turns = {name: turn for name, turn in before.turns.items() if name in free}
-        lends = at - self.came < AHEAD_SECONDS
-        if lends and free.keys() - turns.keys():  # nobody else needs what is lent ahead
-            again = Turn(Side.CLAIMS, at + TURN_SECONDS)
-            turns |= {n: again for n, turn in turns.items() if turn.until <= at and turn.side is Side.CLAIMS}
+        unused = {turn.side for turn in turns.values() if turn.until <= at}
         self.turns = {name: turn for name, turn in turns.items() if turn.until > at}
-        unused = [turn.side for turn in turns.values() if turn.until <= at]
+        theirs = {one.name for one in entries if _side(one) is Side.CLAIMS}
+        taken = [turn for name, turn in before.turns.items() if turn.side is Side.CLAIMS and name in theirs]
+        soon = any(at - (turn.until - TURN_SECONDS) <= QUEUE_SECONDS for turn in taken)
+        self.queue = soon if taken else resource in before.queue and Side.CLAIMS not in unused
         self.asked = at if Side.PODS in unused else before.asked.get(resource, at)
         pods = {Side.PODS} if resource in change.sent or at - self.asked >= ASK_SECONDS else ()
         wanted = before.wanting.get(resource, frozenset())
@@ -190,36 +183,21 @@ class _Group:
         for one, side in released:
             if self.wanting == BOTH and self._scarce:
                 self._release(one, side)
-            elif one.lane is Lane.DRA:
-                self._give(one.name, Side.CLAIMS)
-        spare = [name for name in free if name not in self.turns]
-        ahead = list(filter(self._is_ahead, self.turns))
-        self.idle = before.idle.get(resource, at) if spare and len(spare) + len(ahead) > 1 else None
-        self._roomy = lends and self.idle is not None and at - self.idle >= IDLE_SECONDS
-        if self._roomy and not ahead:
-            self._give(spare[0], Side.CLAIMS)
         self._entries = entries
         self._held = [one for one in entries if one.owner is Owner.LEGACY]
         self._admitted = [one for one in self._held if one.hold and at - one.hold.allocated_at >= ADMIT_SECONDS]
 
     def lent(self) -> frozenset[str]:
-        """Return what is to be in the dra lane: what claims have or have a turn for, unless pods are due the next.
+        """Return what is to be in the dra lane: what claims have, or have a turn for, while they queue.
 
-        What claims have there stays, also if an earlier agent lent it.
+        What claims have there stays, also if an earlier agent lent it. Nothing is lent if pods are due the next.
         """
-        claims = [one for one in self._entries if one.owner in (Owner.DRA_GRANTED, Owner.DRA_PREPARED)]
-        theirs = [*claims, *(one for one in self._entries if self._is_ahead(one.name))]
-        if self._scarce:
-            more = self.wanting == BOTH and not self._is_next(Side.PODS, self._has[Side.CLAIMS] - 1)
-        else:
-            more = self._roomy
-        return frozenset(
-            one.name
-            for one in theirs
-            if more or one.lane is not Lane.SHARED or (self._is_ahead(one.name) and not self._scarce)
-        )
+        theirs = [one for one in self._entries if one.owner in _LEASED or self._is_for_claims(one.name)]
+        pods_next = self._is_next(Side.PODS, self._has[Side.CLAIMS] - 1)
+        lend = self.queue and self.wanting == BOTH and self._scarce and not pods_next
+        return frozenset(one.name for one in theirs if lend or one.lane is not Lane.SHARED)
 
-    def _is_ahead(self, device: str) -> bool:
+    def _is_for_claims(self, device: str) -> bool:
         """Whether a free device is for claims alone."""
         turn = self.turns.get(device)
         return turn is not None and turn.side is Side.CLAIMS

@@ -16,6 +16,7 @@ from drabridge.ledger.events import (
     Unprepare,
 )
 from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, LedgerDevice, Move, MoveStep, Owner
+from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.transitions.recovery import with_waits_begun_anew
 from tests.support.ledger_node import CLAIM, NOON, PODS, Node, allocate, device, prepare
 
@@ -102,7 +103,7 @@ def test_no_stamp_is_later_and_earlier_ones_stay(stamps: tuple[float, ...]) -> N
         presence_since=present,
         legacy_until=until,
     )
-    mended = with_waits_begun_anew(entry, NOON)
+    mended = with_waits_begun_anew(entry, NOON, LedgerPolicy())
     assert mended.hold is not None
     assert mended.move is not None
     found = (

@@ -9,8 +9,9 @@ from drabridge.ledger import proofs
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.events import AgentStarted, Allocate, CheckpointRead, Event, KubeletStarted, Observed, Pods
-from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, NodeState, Owner, PodRef
+from drabridge.ledger.model import NEVER_KNOWN, Entry, Hold, Ledger, LedgerDevice, NodeState, Owner, PodRef
 from drabridge.ledger.proofs import PROOFS, End
+from drabridge.ledger.transitions.pods import MOST_EARLIER
 
 UNIT = ("r", "GPU-0")
 FIRST, SECOND = (PodRef(container="main", uid=f"uid-{n}") for n in (1, 2))
@@ -216,7 +217,7 @@ LATER = {UNIT: (SECOND,)}
 
 def _handed_over(**ends: End) -> Node:
     """A node whose kubelet gave the device of the first pod to the second, which has ended."""
-    node = Node().look({UNIT: (FIRST,)}, listed={UNIT: (FIRST,)}, grace={UNIT: 40.0}).look({UNIT: (FIRST,)}).allocate()
+    node = Node().look({UNIT: (FIRST,)}, listed={UNIT: (FIRST,)}, grace={FIRST.uid: 40.0}).look({UNIT: (FIRST,)}).allocate()
     return node.look(LATER, listed=LATER).look(LATER, {SECOND.uid: End.REPORTED, **ends})
 
 
@@ -227,7 +228,7 @@ def test_the_next_pods_end_proves_nothing_of_a_force_deleted_one_whose_device_it
     node.at += 30.0
     for _ in range(3):
         assert node.look(LATER, {SECOND.uid: End.REPORTED}).owner is Owner.LEGACY
-    node.at += 10.0
+    node.at += 15.0
     assert node.look(LATER, {SECOND.uid: End.REPORTED}).owner is Owner.NONE
 
 
@@ -241,3 +242,44 @@ def test_that_an_earlier_pod_may_run_survives_a_restart_of_the_agent() -> None:
     assert hold
     assert entry.hold
     assert (hold.earlier, hold.earlier_until) == (entry.hold.earlier, entry.hold.earlier_until)
+
+
+def _restarted(node: Node, later: float) -> Node:
+    entry = entry_from_json(entry_to_json(node.ledger.entries["gpu-0"]))
+    node.ledger = Ledger.of([entry], NodeState(merged=True), node.ledger.seq)
+    node.at += later
+    return node.tell(AgentStarted(node.at))
+
+
+@pytest.mark.parametrize("later", [3600.0, -3600.0])
+def test_a_clock_that_was_set_meanwhile_ends_no_wait_for_an_earlier_pod(later: float) -> None:
+    node = _restarted(_handed_over(), later)
+    node.at += 20.0
+    for _ in range(3):
+        assert node.look(LATER, {SECOND.uid: End.REPORTED}).owner is Owner.LEGACY
+    node.at += 40.0
+    assert node.look(LATER, {SECOND.uid: End.REPORTED}).owner is Owner.NONE
+
+
+def test_a_device_that_passes_through_many_pods_waits_for_none_that_has_ended() -> None:
+    """Their ends are heard while the next one runs; later they are forgotten."""
+    node = Node()
+    for number in range(1, 40):
+        here = {UNIT: (PodRef(container="main", uid=f"uid-{number}"),)}
+        node.look(here, {f"uid-{number - 1}": End.REPORTED}, listed=here).allocate()
+        node.at += 2.0
+    assert len(node.hold.earlier) == 1
+    last = {UNIT: (PodRef(container="main", uid="uid-40"),)}
+    node.look(last, {"uid-39": End.REPORTED}, listed=last)
+    node = _restarted(node, 0.0)
+    assert node.look(last, {"uid-40": End.REPORTED}).owner is Owner.NONE
+
+
+def test_who_deletes_many_pods_by_force_does_not_fill_the_record() -> None:
+    node = Node()
+    for number in range(100):
+        here = {UNIT: (PodRef(container="main", uid=f"uid-{number}"),)}
+        node.look(here, listed=here).allocate()
+        node.at += 2.0
+    assert len(node.hold.earlier) == MOST_EARLIER
+    assert NEVER_KNOWN in node.hold.earlier

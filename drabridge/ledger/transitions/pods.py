@@ -30,6 +30,7 @@ from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.claims import with_share, without_waiting
 
+MOST_EARLIER = 16  # pods that a device passed through and that may run: somebody may delete many by force
 ADMISSION_SECONDS = 1.0  # kubelet allocates for all containers of a pod at once, when it admits the pod
 
 
@@ -64,6 +65,8 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     retaken = old.retaken or not old.known
     others = () if set(units) & set(old.units) else old.pods  # they have other units of it, and keep them
     earlier = tuple(dict.fromkeys((*old.earlier, *_left_by(old, tx.at))))
+    if len(earlier) > MOST_EARLIER:
+        earlier = (NEVER_KNOWN, *earlier[-MOST_EARLIER + 1 :])
     ended = tx.at + release_rule.grace_of(old, tx.policy) + tx.policy.absent_seconds
     hold = Hold(
         kept,
@@ -106,7 +109,7 @@ def confirm(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
             seen = replace(seen, units=(*hold.units, *sorted(missing)))
         elif tx.at >= tx.ledger.node.releases_suspended_until:
             seen = release_rule.without_ended_units(seen, entry, evidence, tx.at, tx.policy)
-    if seen.grace != hold.grace:
+    if (seen.grace, seen.earlier) != (hold.grace, hold.earlier):  # on disk as well: the next agent goes on from it
         return replace(entry, hold=seen, seq=tx.seq)
     return entry if seen is hold else replace(entry, hold=seen)
 

@@ -8,6 +8,8 @@ from drabridge.ledger import refusals
 from drabridge.ledger.events import ManualRelease
 from drabridge.ledger.model import ClaimPhase, Entry, HeldBecause, Hold, Owner
 from drabridge.ledger.ownership import lane_when_held, with_holders
+from drabridge.ledger.policy import LedgerPolicy
+from drabridge.ledger.release_rule import grace_of
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.claims import with_claims
 from drabridge.ledger.transitions.pods import recount
@@ -64,7 +66,7 @@ def reboot(tx: Transaction, entry: Entry, argument: None) -> Outcome:
     return recount(tx, entry, argument)
 
 
-def with_waits_begun_anew(entry: Entry, at: float) -> Entry:
+def with_waits_begun_anew(entry: Entry, at: float, policy: LedgerPolicy) -> Entry:
     """Return the entry as it is for an agent that starts at ``at`` (seconds); the same object if nothing changes.
 
     A node's clock may have been set between two runs of the agent. Set back, a wait that counts from a stamp would last
@@ -72,6 +74,8 @@ def with_waits_begun_anew(entry: Entry, at: float) -> Entry:
     over at once; so each that is under way is kept in full once more.
     """
     hold, move = entry.hold, entry.move
+    if hold is not None and hold.earlier:
+        hold = replace(hold, earlier_until=at + grace_of(hold, policy) + policy.absent_seconds)
     if hold is not None and (hold.absences or hold.unseen_since or max(hold.allocated_at, hold.last_seen) > at):
         hold = replace(
             hold,
