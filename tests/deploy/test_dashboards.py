@@ -35,6 +35,7 @@ FOR_PEOPLE = {
     "drabridge_nvml_xids_total",
     "drabridge_podresources_request_duration_seconds",
     "drabridge_unreadable_objects_total",
+    "drabridge_claim_status_writes_total",
 }
 
 

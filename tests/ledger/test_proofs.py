@@ -217,7 +217,12 @@ LATER = {UNIT: (SECOND,)}
 
 def _handed_over(**ends: End) -> Node:
     """A node whose kubelet gave the device of the first pod to the second, which has ended."""
-    node = Node().look({UNIT: (FIRST,)}, listed={UNIT: (FIRST,)}, grace={FIRST.uid: 40.0}).look({UNIT: (FIRST,)}).allocate()
+    node = (
+        Node()
+        .look({UNIT: (FIRST,)}, listed={UNIT: (FIRST,)}, grace={FIRST.uid: 40.0})
+        .look({UNIT: (FIRST,)})
+        .allocate()
+    )
     return node.look(LATER, listed=LATER).look(LATER, {SECOND.uid: End.REPORTED, **ends})
 
 
