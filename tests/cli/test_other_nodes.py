@@ -65,7 +65,10 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
         (["status", "--node", "node-a"], f"drabridge status --socket {ROOT}/plugins/x.example.com/control.sock"),
         (["status", "--node=node-a", "--socket", "/x"], "drabridge status --socket /x"),
         (["--node", "node-a"], ""),
-        (["devices", "--node", "node-a", "-o", "wide"], "drabridge devices -o wide"),
+        (
+            ["devices", "--node", "node-a", "-o", "wide"],
+            f"drabridge devices -o wide --socket {ROOT}/plugins/x.example.com/control.sock",
+        ),
         (
             ["lanes", "--node", "node-a", "set", "a.com/b", "legacy=0", "dra=50%"],
             f"drabridge lanes set a.com/b legacy=0 dra=50% --socket {ROOT}/plugins/x.example.com/control.sock",
