@@ -1,4 +1,4 @@
-"""The cluster whose report is in docs/migration.md: three nodes, four namespaces, nothing of drabridge installed."""
+"""The cluster of docs/migration.md and docs/migration-plan.md: three nodes, four namespaces, no drabridge."""
 
 from __future__ import annotations
 

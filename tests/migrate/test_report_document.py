@@ -1,4 +1,4 @@
-"""The report and the plan in docs/migration.md are the real ones."""
+"""The report in docs/migration.md and the plan in docs/migration-plan.md are the real ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_the_documents_output_is_real() -> None:
 
 async def test_the_documents_plan_is_real() -> None:
     command = "$ drabridge migrate plan --class nvidia.com/gpu=gpu.example.com --driver gpu.example.com\n"
-    (shown,) = (one for one in blocks(ROOT / "docs/migration.md", "console") if one.startswith(command))
+    (shown,) = (one for one in blocks(ROOT / "docs/migration-plan.md", "console") if one.startswith(command))
     async with serving(*example_cluster()) as (_, kubeconfig):
         _, out, _ = await migrate(
             *command.removeprefix("$ drabridge migrate ").split(), "--kubeconfig", str(kubeconfig)
