@@ -187,7 +187,7 @@ def identity_of(data: bytes | Raw) -> ObjectIdentity:
     """Read an object's identity; empty where it has none."""
     try:
         return _IDENTIFIED.decode(data).metadata or ObjectIdentity()
-    except (ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return ObjectIdentity()
 
 

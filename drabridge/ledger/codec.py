@@ -276,7 +276,7 @@ def decode(line: bytes) -> Json:
         raise UnreadableLedger("its checksum does not match")
     try:
         value: Any = msgspec.json.decode(body)  # it takes no text that could not be written again
-    except (ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableLedger(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise UnreadableLedger("it is not a JSON object")

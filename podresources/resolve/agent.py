@@ -131,7 +131,14 @@ def _status(path: Path, deadline: float) -> _Status:
         if response.status != 200:
             raise AgentSilentError(f"the agent on {path} answered {response.status} to /status")
         return msgspec.json.decode(response.read(), type=_Status)
-    except (OSError, http.client.HTTPException, ArithmeticError, ValueError, RecursionError) as error:
+    except (
+        OSError,
+        http.client.HTTPException,
+        ArithmeticError,
+        msgspec.MsgspecError,  # no ValueError before 0.20
+        ValueError,
+        RecursionError,
+    ) as error:
         reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         raise AgentSilentError(f"the agent on {path}: {reason}") from error
 
