@@ -135,7 +135,7 @@ def _status(path: Path, deadline: float) -> _Status:
         OSError,
         http.client.HTTPException,
         ArithmeticError,
-        msgspec.MsgspecError,  # no ValueError before 0.20
+        msgspec.MsgspecError,  # in 0.19 its errors are no ValueError
         ValueError,
         RecursionError,
     ) as error:
