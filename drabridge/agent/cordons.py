@@ -21,6 +21,7 @@ from drabridge.ledger.refusals import holder
 from drabridge.ledger.service import LedgerService
 from drabridge.system.files import write_atomically
 from drabridge.system.io_thread import IoThread
+from drabridge.system.untrusted import parse_mapping
 
 log = logging.getLogger(__name__)
 
@@ -192,13 +193,7 @@ class Cordons:
 
 def _parse_devices(text: str) -> dict[str, str]:
     """Parse ``{"<device>": "<why>"}``. Raises ConfigError for another form."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON: {error}", hint=EXAMPLE) from None
-    if not isinstance(found, dict) or not all(isinstance(why, str) for why in found.values()):
-        raise ConfigError("not an object of texts", hint=EXAMPLE)
-    return {name: _one_line(why) for name, why in found.items()}
+    return {name: _one_line(why) for name, why in parse_mapping(text, str, "texts", EXAMPLE).items()}
 
 
 def _one_line(reason: str) -> str:

@@ -13,6 +13,7 @@ from drabridge.config.loader import read
 from drabridge.config.problems import ConfigErrors
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError
+from drabridge.system.untrusted import parse_mapping
 
 EXAMPLE = 'For example {"nvidia.com/gpu": {"legacy": 6, "dra": 2}}'
 
@@ -50,12 +51,7 @@ Overrides = dict[str, LaneOverride]  # by resource
 
 def parse(text: str) -> Overrides:
     """Parse ``{"<resource>": {"legacy": 6, "dra": "*"}}``. Raises ConfigError for another form."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON: {error}", hint=EXAMPLE) from None
-    if not isinstance(found, dict) or not all(isinstance(asked, dict) for asked in found.values()):
-        raise ConfigError("not an object of objects", hint=EXAMPLE)
+    found: dict[str, dict[str, Any]] = parse_mapping(text, dict, "objects", EXAMPLE)
     return {name: LaneOverride(asked) for name, asked in found.items()}
 
 

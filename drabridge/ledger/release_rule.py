@@ -129,7 +129,7 @@ def without_ended_units(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: 
     return replace(hold, units=tuple(unit for unit in hold.units if unit not in ended)) if ended else hold
 
 
-def end_of(hold: Hold, ends: Mapping[str, End]) -> End:
+def end_of_hold(hold: Hold, ends: Mapping[str, End]) -> End:
     """Return how the pods of a hold ended, all together. ``ends``: what the API server showed, by UID."""
     recorded = [pod.uid for pod in hold.recorded]
     return proofs.end_of(
@@ -172,7 +172,7 @@ def judge(
     hold = hold if hold.unseen_since else replace(hold, unseen_since=at)
     if evidence.opened:
         return _held(hold, HeldBecause.STILL_OPEN)
-    end = end_of(hold, evidence.ends)
+    end = end_of_hold(hold, evidence.ends)
     if not quarantined and evidence.checkpointed is not None and proofs.PROOFS[end].proves:
         return HoldEnded(f"{end}, and kubelet shows no pod on it")
     if at < suspended_until:

@@ -7,15 +7,19 @@ reads one object goes through :func:`reading`. Code that reads many reports the 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from typing import TypeVar
 
-from drabridge.errors import DrabridgeError, PeerError
+from drabridge.errors import ConfigError, DrabridgeError, PeerError
 from podresources.table import printable
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_NAMED = 1024  # unreadable objects of one kind that are remembered
 MOST_TEXT = 300  # characters of somebody else's text in a message of ours
@@ -44,6 +48,17 @@ def reading(what: str, error: type[DrabridgeError] = UnreadableError) -> Iterato
     except _READING_ERRORS as problem:
         said = cut(str(problem) or "no reason given")
         raise error(f"{cut(what)} cannot be read: {type(problem).__name__}: {said}") from problem
+
+
+def parse_mapping(text: str, values: type[T], named: str, example: str) -> dict[str, T]:
+    """Parse a JSON object whose values all have one type, ``named`` in words. Raises ConfigError for another form."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"not JSON: {error}", hint=example) from None
+    if not isinstance(found, dict) or not all(isinstance(value, values) for value in found.values()):
+        raise ConfigError(f"not an object of {named}", hint=example)
+    return found
 
 
 def cut(text: str, most: int = MOST_TEXT) -> str:
