@@ -302,10 +302,11 @@ async def _follow(node: RealNode, out: TextIO | None) -> None:
     """Copy what every agent of the run says: kubelet removes a pod's log with the pod."""
     read: dict[Path, int] = {}
     while out is not None:
-        for path in sorted(node.on_node(POD_LOGS).glob(f"{NAMESPACE}_{AGENT}-*/agent/*.log")):
-            with contextlib.suppress(OSError), path.open(errors="replace") as file:
-                file.seek(read.get(path, 0))
-                out.write(file.read())
-                read[path] = file.tell()
+        with contextlib.suppress(OSError):  # the node is off
+            for path in sorted(node.on_node(POD_LOGS).glob(f"{NAMESPACE}_{AGENT}-*/agent/*.log")):
+                with contextlib.suppress(OSError), path.open(errors="replace") as file:
+                    file.seek(read.get(path, 0))
+                    out.write(file.read())
+                    read[path] = file.tell()
         out.flush()
         await asyncio.sleep(1.0)
