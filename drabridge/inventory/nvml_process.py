@@ -1,6 +1,6 @@
 """Start the process that asks NVML, with little memory: it is on every node with a GPU.
 
-    python -I -S -OO nvml_process.py PYNVML LOOK_SECONDS LIBRARY...
+    python -I -S -OO nvml_process.py PYNVML LOOK_SECONDS PROC LIBRARY...
 
 ``PYNVML`` is the file of the module pynvml of ``nvidia-ml-py``; the other arguments are those of ``nvml_worker.py``. Of
 pynvml's 8,000 lines the functions that the worker names are compiled, and what those need. A child does that, and gives
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 WORKER = os.path.join(os.path.dirname(__file__), "nvml_worker.py")
+USERS = os.path.join(os.path.dirname(__file__), "nvml_users.py")
 
 
 def compiled(pynvml: str) -> tuple[CodeType, CodeType]:
@@ -30,7 +31,8 @@ def compiled(pynvml: str) -> tuple[CodeType, CodeType]:
         with open(path, encoding="utf-8") as source:
             return ast.parse(source.read(), path)
 
-    worker, library = parse(WORKER), parse(pynvml)
+    worker, library = parse(USERS), parse(pynvml)
+    worker.body += parse(WORKER).body[2:]  # without docstring and __future__, which come first in a program
     library.body = _needed(library.body, _names(worker))
     return _code(worker, WORKER), _code(library, pynvml)
 

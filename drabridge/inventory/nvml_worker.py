@@ -3,12 +3,14 @@
 A driver that hangs or a library that crashes ends this process, not the agent. ``nvml.py`` starts it (by way of
 ``nvml_process.py``), reads what it writes to standard output, and starts another when it ends or falls silent.
 
-Its arguments: the seconds between two looks, and files of libnvidia-ml.so.1, of which the first that exists is used;
-without one, the dynamic linker looks for it. Each line that it writes is a JSON object with a ``kind``, whose fields
-are those of a struct in ``nvml_report.py``: ``state`` (when something changed), ``alive`` (after every other look),
-``event`` (an XID, at once), ``failed`` (NVML cannot be used; the process ends).
+Its arguments: the seconds between two looks, where proc is mounted, and files of libnvidia-ml.so.1, of which the first
+that exists is used; without one, the dynamic linker looks for it. Each line that it writes is a JSON object with a
+``kind``, whose fields are those of a struct in ``nvml_report.py``: ``state`` (when something changed), ``alive`` (after
+every other look), ``use`` (of processes, when it changed; never where the node's processes are not seen), ``event`` (an
+XID, at once), ``failed`` (NVML cannot be used; the process ends).
 
-It imports nothing of the agent and little of the standard library, as it has memory of its own.
+It imports nothing of the agent and little of the standard library, as it has memory of its own. ``nvml_process.py``
+puts what is in ``nvml_users.py`` before it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
+
+    from drabridge.inventory.nvml_users import Users, sees_processes
 
 EVENT_WAIT_MS = 5000  # as NVIDIA/k8s-device-plugin internal/rm/health.go
 OVERDUE_WAITS = 3  # the library has not returned from waiting for events for so many times that long: it hangs
@@ -102,6 +106,8 @@ class Gpu:
         self._thermal = False
         self._fixed: dict[str, str] = {}  # what does not change while the UUID stays
         self._instances: dict[str, dict[str, object]] = {}  # MIG instances by UUID
+        self._parts: dict[str, Any] = {}  # their handles
+        self._users = Users()
 
     def ask(self, function: str, *arguments: Any, of: Any = None) -> Any:
         """What NVML says of the GPU, or of ``of``; None when it does not say. Notes when the GPU is lost."""
@@ -125,7 +131,7 @@ class Gpu:
             self.uuid, self._fixed, self._instances = uuid, self._constants(), {}
         if "clique" not in self._fixed and (clique := self._clique()):
             self._fixed["clique"] = clique
-        mode = self.ask("nvmlDeviceGetMigMode")
+        mode, self._parts = self.ask("nvmlDeviceGetMigMode"), {}
         instances = list(self._mig()) if mode and mode[0] else []
         ill = self._conditions()
         fields = {"uuid": self.uuid, **self._fixed}
@@ -140,6 +146,10 @@ class Gpu:
             "ill": ill,
             "mig": instances,
         }
+
+    def use(self) -> Iterator[tuple[object, ...]]:
+        """Yield what processes use of it, or of each of its MIG instances, as these were at the last look."""
+        return self._users.look(self.ask, (self.pci, self.handle), self._parts)
 
     def _constants(self) -> dict[str, str]:
         found: dict[str, Any] = {}
@@ -218,7 +228,7 @@ class Gpu:
             uuid = handle and self.ask("nvmlDeviceGetUUID", of=handle)
             instance = uuid and (known.get(uuid) or self._instance(handle, uuid))
             if instance:
-                self._instances[uuid] = instance
+                self._instances[uuid], self._parts[uuid] = instance, handle
                 yield instance
 
     def _instance(self, handle: Any, uuid: str) -> dict[str, object] | None:
@@ -311,13 +321,15 @@ def pci_address(bus_id: str) -> str:
 class Watch:
     """All GPUs: a look at each in turn, and a thread that waits for NVML's events."""
 
-    def __init__(self, look_seconds: float) -> None:
+    def __init__(self, look_seconds: float, *, sees_processes: bool) -> None:
         self._look_seconds = look_seconds
+        self._sees_processes = sees_processes
         self._pause_seconds = min(LOOK_PAUSE_SECONDS, look_seconds)
         self._wait_ms = min(EVENT_WAIT_MS, int(1000 * look_seconds))
         self._look_now = threading.Event()
         self._events_at = monotonic()  # when the wait for events returned last
         self._said: object = None
+        self._used: object = None
         self._gpus: list[Gpu] = []
         self._unreachable = 0  # GPUs that NVML counts, and says are lost
 
@@ -337,6 +349,9 @@ class Watch:
         while True:
             looked_at = monotonic()
             gpus = [gpu.look() for gpu in self._gpus]
+            if self._sees_processes and (use := [row for gpu in self._gpus for row in gpu.use()]) != self._used:
+                self._used = use
+                say(kind="use", devices=use)
             known = {name: value for name, value in node.items() if value}
             state = {"node": known, "gpus": gpus, "unreachable": self._unreachable}
             if state != self._said:
@@ -405,14 +420,14 @@ def _of_node(call: Callable[[], object]) -> str:
         return ""
 
 
-def main(look_seconds: str, *libraries: str) -> None:
+def main(look_seconds: str, proc: str, *libraries: str) -> None:
     """Watch until the agent ends, or NVML cannot be used."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     try:
         if library := next(filter(os.path.exists, libraries), ""):
             ctypes.CDLL(library)  # pynvml asks for it by its name, and gets the one that is loaded
         nvml.nvmlInit()
-        Watch(float(look_seconds)).run()
+        Watch(float(look_seconds), sees_processes=sees_processes(proc)).run()
     except nvml.NVMLError as error:
         say(kind="failed", code=error.value, text=str(error))
     except OSError as error:  # not a library, or not for this machine

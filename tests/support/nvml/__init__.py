@@ -97,6 +97,11 @@ class StandIn:
         self._events += 1
         self.add(gpu, "event", f"{self._events} {kind} {data} {gi} {ci}")
 
+    def uses(self, gpu: int, *processes: tuple[int, int, int], instance: int = -1) -> None:
+        """Let these processes, and no others, use the GPU: pid, bytes, percent; ``instance``: its number, from 0."""
+        self._lines[str(gpu), "process"] = [f"{pid} {used} {busy} {instance}" for pid, used, busy in processes]
+        self._write()
+
     def mig(self, gpu: int, *instances: tuple[int, str, int]) -> None:
         """Enable MIG with these instances: id of the GPU instance, profile, the memory slice where it begins."""
         found = []
