@@ -41,7 +41,7 @@ from drabridge.offers.slice_writes import (
     dropped,
     plan,
 )
-from drabridge.offers.slices import ALL_FEATURES, DesiredSlices, Feature
+from drabridge.offers.slices import ALL_FEATURES, OFF_BY_DEFAULT, DesiredSlices, Feature
 from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading
 
@@ -282,7 +282,7 @@ class Publisher:
         if features != self.features:
             self.features = features
             self._on_features()
-            if missing := tuple(sorted(ALL_FEATURES - features)):
+            if missing := tuple(sorted(ALL_FEATURES - OFF_BY_DEFAULT - features)):
                 log.warning("the API server keeps no fields of these gates", extra={"gates": missing})
 
     def _synced(self, wanted: DesiredSlices, done: int) -> None:
