@@ -246,7 +246,13 @@ class Publisher:
         features = await self._kept_features()
         while (wanted := self._desired(features)) is not None:
             for write in await self._plan(wanted):
-                await self._send(write)
+                try:
+                    await self._send(write)
+                except InvalidError:
+                    if not features & OFF_BY_DEFAULT:
+                        raise
+                    self._found(features - OFF_BY_DEFAULT)  # a server without lists refuses what is left of one
+                    break
                 done += 1
             if self.features == features:
                 self._synced(wanted, done)

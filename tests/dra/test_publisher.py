@@ -449,3 +449,14 @@ async def test_a_gate_of_lists_that_goes_off_makes_them_numbers_again() -> None:
         await until(lambda: "int" in str(node.slices()[0]["spec"]["devices"][0]["attributes"]) and node.writes() == 2)
         numa = node.slices()[0]["spec"]["devices"][0]["attributes"]["resource.kubernetes.io/numaNode"]
         assert numa == {"int": 1}
+
+
+async def test_slices_of_a_server_that_refuses_lists_all_of_a_sudden_come_back_without() -> None:
+    near = gpu(0, numa_nodes=(1,), near_numa_nodes=(1, 0))
+    async with a_node(devices=(near,), gates={"DRAListTypeAttributes": True}) as node:
+        await node.until_published(["gpu-0"])
+        node.api.objects.gates["DRAListTypeAttributes"] = False
+        node.api.objects.delete("resourceslices", node.slices()[0]["metadata"]["name"])
+        await node.until_published(["gpu-0"])
+        numa = node.slices()[0]["spec"]["devices"][0]["attributes"]["resource.kubernetes.io/numaNode"]
+        assert numa == {"int": 1}
