@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from drabridge.inventory.nvml_report import Use
+if TYPE_CHECKING:  # agents without NVML do not load it
+    from drabridge.inventory.nvml_report import Use
 
 CGROUP_BYTES = 16 << 10  # the path is 4,096 at most, with version 1 once for each of a dozen controllers
 MOST_CONTAINERS = 1000  # of all GPUs; the rest together is OTHER

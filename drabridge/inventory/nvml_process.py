@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 WORKER = os.path.join(os.path.dirname(__file__), "nvml_worker.py")
-USERS = os.path.join(os.path.dirname(__file__), "nvml_users.py")
 
 
 def compiled(pynvml: str) -> tuple[CodeType, CodeType]:
@@ -31,8 +30,7 @@ def compiled(pynvml: str) -> tuple[CodeType, CodeType]:
         with open(path, encoding="utf-8") as source:
             return ast.parse(source.read(), path)
 
-    worker, library = parse(USERS), parse(pynvml)
-    worker.body += parse(WORKER).body[2:]  # without docstring and __future__, which come first in a program
+    worker, library = parse(WORKER), parse(pynvml)
     library.body = _needed(library.body, _names(worker))
     return _code(worker, WORKER), _code(library, pynvml)
 

@@ -9,8 +9,7 @@ that exists is used; without one, the dynamic linker looks for it. Each line tha
 every other look), ``use`` (of processes, when it changed; never where the node's processes are not seen), ``event`` (an
 XID, at once), ``failed`` (NVML cannot be used; the process ends).
 
-It imports nothing of the agent and little of the standard library, as it has memory of its own. ``nvml_process.py``
-puts what is in ``nvml_users.py`` before it.
+It imports nothing of the agent and little of the standard library, as it has memory of its own.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from drabridge.inventory.nvml_users import Users, sees_processes
-
 EVENT_WAIT_MS = 5000  # as NVIDIA/k8s-device-plugin internal/rm/health.go
 OVERDUE_WAITS = 3  # the library has not returned from waiting for events for so many times that long: it hangs
 LOOK_PAUSE_SECONDS = 0.5  # from one look to the next at least: a flood of events makes no flood of questions
@@ -40,6 +37,13 @@ NO_INSTANCE = 0xFFFFFFFF  # an event's ids when it is the GPU's: nvml.h, nvmlEve
 HOT_LOOKS = 3  # so many looks in a row decide whether a GPU is too hot: a peak of a moment is none
 MIB = 1 << 20
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # the module signal would be 0.2 MiB
+NODE_PROCESSES = "pid:[4026531836]"  # include/linux/proc_ns.h, PROC_PID_INIT_INO: the namespace that sees them all
+PROCESSES = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+)
+MOST_PROCESSES = 500  # of one GPU or MIG instance: each has a context of some hundred MiB
 
 # Which of the recovery actions of nvml.h (nvmlDeviceGpuRecoveryAction_t) mean that the GPU cannot be used. The others
 # concern its links to other GPUs.
@@ -107,7 +111,7 @@ class Gpu:
         self._fixed: dict[str, str] = {}  # what does not change while the UUID stays
         self._instances: dict[str, dict[str, object]] = {}  # MIG instances by UUID
         self._parts: dict[str, Any] = {}  # their handles
-        self._users = Users()
+        self._sampled_us = 0  # NVML's time of the newest sample of its processes
 
     def ask(self, function: str, *arguments: Any, of: Any = None) -> Any:
         """What NVML says of the GPU, or of ``of``; None when it does not say. Notes when the GPU is lost."""
@@ -147,10 +151,6 @@ class Gpu:
             "mig": instances,
         }
 
-    def use(self) -> Iterator[tuple[object, ...]]:
-        """Yield what processes use of it, or of each of its MIG instances, as these were at the last look."""
-        return self._users.look(self.ask, (self.pci, self.handle), self._parts)
-
     def _constants(self) -> dict[str, str]:
         found: dict[str, Any] = {}
         if (pci := self.ask("nvmlDeviceGetPciInfo")) is not None:
@@ -182,6 +182,39 @@ class Gpu:
         if info.state != FABRIC_COMPLETED or info.status != 0 or not domain.strip("0"):
             return ""
         return f"{domain[:8]}-{domain[8:12]}-{domain[12:16]}-{domain[16:20]}-{domain[20:]}.{info.cliqueId}"
+
+    # --- who uses it --------------------------------------------------------------------------------------------------
+
+    def use(self) -> Iterator[tuple[object, ...]]:
+        """Yield what processes use of the GPU, or of each of its MIG instances, as these were at the last look.
+
+        That is: its PCI address or UUID; whether NVML tells the memory, and the time that they ran; pid, bytes and
+        percent of each.
+        """
+        busy = None if self._parts else self._busy()  # NVML tells it of no instance
+        for name, handle in (self._parts or {self.pci: self.handle}).items():
+            told = [self.ask(function, of=handle) for function in PROCESSES]
+            memory = {one.pid: one.usedGpuMemory for those in told for one in those or ()}
+            known = told[0] is not None and None not in memory.values()
+            pids = [*{**memory, **(busy or {})}][:MOST_PROCESSES]
+            processes = [(pid, memory.get(pid) or 0, (busy or {}).get(pid, 0)) for pid in pids]
+            yield name, known, busy is not None, processes
+
+    def _busy(self) -> dict[int, int] | None:
+        """Return the percentage of time for which each process ran there lately; None if NVML does not tell."""
+        ask = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
+        if ask is None:
+            return None
+        try:
+            samples = ask(self.handle, self._sampled_us)
+        except nvml.NVMLError as error:  # "not found", or "success" without a sample: nothing ran
+            return {} if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND) else None
+        found = {}
+        for one in sorted(samples, key=lambda one: one.timeStamp):
+            self._sampled_us = max(self._sampled_us, one.timeStamp)
+            if one.pid and one.smUtil <= 100:  # drivers leave rows without a sample
+                found[one.pid] = one.smUtil
+        return found
 
     # --- why it is not healthy ----------------------------------------------------------------------------------------
 
@@ -420,6 +453,14 @@ def _of_node(call: Callable[[], object]) -> str:
         return ""
 
 
+def _sees_processes(proc: str) -> bool:
+    """Tell whether process numbers here are the node's, as in a pod with ``hostPID``."""
+    try:
+        return os.readlink(f"{proc}/self/ns/pid") == NODE_PROCESSES
+    except OSError:
+        return False
+
+
 def main(look_seconds: str, proc: str, *libraries: str) -> None:
     """Watch until the agent ends, or NVML cannot be used."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
@@ -427,7 +468,7 @@ def main(look_seconds: str, proc: str, *libraries: str) -> None:
         if library := next(filter(os.path.exists, libraries), ""):
             ctypes.CDLL(library)  # pynvml asks for it by its name, and gets the one that is loaded
         nvml.nvmlInit()
-        Watch(float(look_seconds), sees_processes=sees_processes(proc)).run()
+        Watch(float(look_seconds), sees_processes=_sees_processes(proc)).run()
     except nvml.NVMLError as error:
         say(kind="failed", code=error.value, text=str(error))
     except OSError as error:  # not a library, or not for this machine

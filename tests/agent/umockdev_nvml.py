@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from drabridge.inventory.nvml_users import NODE_PROCESSES
+from drabridge.inventory.nvml_worker import NODE_PROCESSES
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from tests.support import machines

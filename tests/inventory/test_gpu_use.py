@@ -15,11 +15,11 @@ from drabridge.inventory.gpu_use import GpuUse, container_of
 from drabridge.inventory.model import Device
 from drabridge.inventory.nvml import NvmlClient, Timing
 from drabridge.inventory.nvml_report import DeviceUse, Process, Use
-from drabridge.inventory.nvml_users import NODE_PROCESSES
+from drabridge.inventory.nvml_worker import NODE_PROCESSES
 from drabridge.ledger.model import Ledger
 from drabridge.telemetry.gpu_use import samples
 from tests.support import machines
-from tests.support.nvml import StandIn, mig_uuid, needs_compiler
+from tests.support.nvml import StandIn, end, mig_uuid, needs_compiler
 from tests.support.waiting import HANG_SECONDS, until
 
 QUICK = Timing(look=0.05, silence=HANG_SECONDS, start=HANG_SECONDS, kill=2.0, pauses=(0.05,))
@@ -52,10 +52,7 @@ async def client(standin: StandIn, proc: Path) -> AsyncIterator[NvmlClient]:
         await found.answered(HANG_SECONDS)
         yield found
     finally:
-        task = found._task
-        found.stop()
-        assert task is not None
-        await asyncio.gather(task, return_exceptions=True)
+        await end(found)
 
 
 @needs_compiler
@@ -74,11 +71,9 @@ async def test_each_sharer_of_a_gpu_has_its_own_use_not_the_gpus(tmp_path: Path)
             (GPU, ("", "")): (MIB, 0),
         }, "process 99 has ended"
         standin.uses(0, (43, 8192 * MIB, 0))
-        await until(
-            lambda: nvml.use is not None and nvml.use.uses == {(GPU, (POD_B, TWO)): (8192 * MIB, 0)}, HANG_SECONDS
-        )
+        await until(lambda: nvml.use is not None and nvml.use.uses == {(GPU, (POD_B, TWO)): (8192 * MIB, 0)})
         nvml.pause("a test")
-        await until(lambda: nvml.use is None, HANG_SECONDS)  # else the last numbers stay for ever
+        await until(lambda: nvml.use is None)  # else the last numbers stay for ever
 
 
 @needs_compiler

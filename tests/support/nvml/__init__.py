@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.inventory.nvml import NvmlClient
 from tests.support import machines
+from tests.support.waiting import until
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")
 COMPILER = shutil.which("gcc") or shutil.which("cc")
@@ -119,6 +122,16 @@ class StandIn:
         new = self._file.with_suffix(".new")
         new.write_text("".join(lines))
         new.rename(self._file)
+
+
+async def end(client: NvmlClient) -> None:
+    """End a client and its process, pipes included: on a busy machine the loop may be closed before them."""
+    task, process = client._task, client._process
+    client.stop()
+    assert task is not None
+    await asyncio.gather(task, return_exceptions=True)
+    if process is not None:
+        await until(process._transport.is_closing)  # type: ignore[attr-defined]
 
 
 def mig_uuid(gpu: int, gpu_instance: int) -> str:
