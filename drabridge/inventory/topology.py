@@ -68,7 +68,9 @@ def near_numa_nodes(device: UdevDevice, first_line: Callable[[str], str | None])
 def _socket(node: int, first_line: Callable[[str], str | None]) -> str:
     """The number of a NUMA node's socket; "" where it is not known, or the node has no CPU."""
     cpu = re.match(r"\d+", first_line(f"{_NODES}{node}/cpulist") or "")
-    return (cpu and first_line(f"/sys/devices/system/cpu/cpu{cpu[0]}/topology/physical_package_id")) or ""
+    if cpu is None:
+        return ""
+    return first_line(f"/sys/devices/system/cpu/cpu{cpu[0]}/topology/physical_package_id") or ""
 
 
 def pci_function(device: UdevDevice) -> UdevDevice | None:

@@ -379,7 +379,7 @@ class LegacyResource:
         return answer if isinstance(answer, ContainerAllocation) else await answer
 
     def _write_cdi(self, devices: Sequence[Device]) -> Job[CdiNames]:
-        positions = range(len(devices)) if len(devices) > 1 else [None]
+        positions: Sequence[int | None] = range(len(devices)) if len(devices) > 1 else (None,)
         return self._cdi.thread.submit(lambda: [*map(self._cdi.write_legacy, devices, positions)])
 
     def _answer_by_cdi(
