@@ -124,7 +124,7 @@ FEATURES: Mapping[str, ClusterFeature] = {
             Feature.LISTS,
             AskedBy.SLICE,
             "the API server keeps no attributes of several values",
-            f"gate {Feature.LISTS}, off by default",
+            f"gate {Feature.LISTS} of Kubernetes 1.36 and later, off by default",
             "numaNode is the device's own node alone, also where others are as near",
         ),
         ClusterFeature(
