@@ -1,4 +1,4 @@
-"""The one table that says who may hold a device.
+r"""The one table that says who may hold a device.
 
 Two rules. Nothing else changes ownership: every owner and every lane in the ledger comes out of a row of this table.
 And it knows no clock, no socket and no file: what a row does follows from the entry, the signal and the policy alone.
