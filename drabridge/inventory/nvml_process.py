@@ -83,6 +83,7 @@ def load(pynvml: str) -> CodeType:
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
+            os.close(reading)  # else it would wait for a reader for ever if its parent is killed
             with open(writing, "wb") as pipe:
                 marshal.dump(compiled(pynvml), pipe)
         finally:
