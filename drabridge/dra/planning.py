@@ -63,8 +63,13 @@ class Planner:
         """Plan a claim. Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
         devices = [self._device(result, snapshot) for result in allocation.results]
         rules = {device.name: self._rules(device) for device in devices}
+        types = {device.name: str(device.attributes.get("type", "")) for device in devices}
         choices = resolve(
-            allocation.config, allocation.results, lambda result: rules[result.device], self.config.driver
+            allocation.config,
+            allocation.results,
+            lambda result: rules[result.device],
+            self.config.driver,
+            lambda result: types[result.device],
         )
         plans = tuple(
             self._planned(allocation.claim.uid, self._prepared(result, choice, rules[device.name]), device)
