@@ -121,6 +121,8 @@ def test_the_last_entry_for_a_device_counts_and_only_that_has_to_be_possible() -
 def test_each_device_has_what_is_for_its_type_and_request() -> None:
     config = entry(sharing=LONG), entry("MigDeviceConfig", sharing={"strategy": "TimeSlicing"})
     assert choose(*config, results=(GPU, MIG)) == ["time-slice-long", ""]
+    ignored = entry("MigDeviceConfig", sharing={"strategy": "TimeSlicing", "mpsConfig": {}})
+    assert choose(ignored, results=(MIG,)) == [""], "as there"
     large = AllocationResult("any/large", "node-a", "gpu-1")
     assert choose(entry(sharing=LONG, requests=("any",)), results=(GPU, large)) == ["", "time-slice-long"]
 
