@@ -50,7 +50,9 @@ class NvidiaConfig(Struct, frozen=True):
 
 
 def decode(parameters: Mapping[str, Any]) -> NvidiaConfig:
-    """Decode an object of NVIDIA's API version. Raises ValueError with a sentence; unknown fields are refused."""
+    """Decode an object of NVIDIA's API group. Raises ValueError with a sentence; unknown fields are refused."""
+    if parameters.get("apiVersion") != API_VERSION:
+        raise ValueError(f"apiVersion {API_VERSION} was expected, found {cut(repr(parameters.get('apiVersion')))}")
     kind = parameters.get("kind")
     if not isinstance(kind, str) or kind not in _KINDS:
         known = ", ".join(_KINDS)
@@ -84,7 +86,11 @@ def profile_of(config: NvidiaConfig) -> str:
     Raises ValueError with a sentence for what is wrong, or not done here.
     """
     if config.kind == "VfioDeviceConfig":
-        return _iommu(config.fields.get("iommu") or {})
+        policy = (config.fields.get("iommu") or {}).get("backendPolicy") or POLICIES[0]
+        if policy not in POLICIES:
+            known = f"supported IOMMU backend policies: {', '.join(POLICIES)}"
+            raise ValueError(f"unknown IOMMU backend policy: {cut(policy)}, {known}")
+        return ""  # the resource says what its containers get: the nodes of either backend, as the kernel has them
     sharing = config.fields.get("sharing")
     if sharing is None:
         return ""
@@ -112,21 +118,3 @@ def without_profile(profile: str) -> str:
         f"the time-slice interval {interval} is not set here: NVML has no call for it, only nvidia-smi compute-policy. "
         f"Leave it out, or have a profile {profile} in the node's configuration"
     )
-
-
-def _iommu(iommu: Mapping[str, Any]) -> str:
-    """Check what a VfioDeviceConfig asks for, and hand it over."""
-    policy = iommu.get("backendPolicy") or POLICIES[0]
-    if policy not in POLICIES:
-        known = f"supported IOMMU backend policies: {', '.join(POLICIES)}"
-        raise ValueError(f"unknown IOMMU backend policy: {cut(policy)}, {known}")
-    return bind_to_vfio(prefer_iommufd=policy == "PreferIommuFD", api_device=bool(iommu.get("enableAPIDevice")))
-
-
-def bind_to_vfio(*, prefer_iommufd: bool, api_device: bool) -> str:
-    """Return the profile that binds a function to vfio-pci as asked. Raises ValueError: there is none.
-
-    ``api_device``: whether the container gets /dev/vfio/vfio, or /dev/iommu, too.
-    """
-    del prefer_iommufd, api_device
-    raise ValueError("binding a GPU to vfio-pci is not configured on this node")

@@ -146,7 +146,7 @@ def decode(config: Iterable[Mapping[str, Any]], driver: str) -> Iterator[Paramet
         if (
             driver == nvidia_config.DRIVER
             and isinstance(parameters, Mapping)
-            and parameters.get("apiVersion") == nvidia_config.API_VERSION
+            and "resource.nvidia.com/" in str(parameters.get("apiVersion"))
         ):
             try:
                 nvidia = nvidia_config.decode(parameters)

@@ -35,6 +35,8 @@ INSTANCES = [
     for gi, profile, start in ((1, "3g.40gb", 0), (3, "1g.10gb", 4), (4, "1g.10gb", 5), (5, "2g.20gb", 6))
 ]
 PENDING = "Pending"
+CLASSES = {"gpu": "gpu.nvidia.com", "mig": "mig.nvidia.com", "vfio": "vfio.gpu.nvidia.com"}
+TYPE = "device.attributes['gpu.nvidia.com'].type"
 
 # Manifest -> pod -> devices, numbered within the manifest; or the sentence that refuses it. From its first lines.
 EXPECTED: Mapping[str, Mapping[str, str]] = {
@@ -61,7 +63,8 @@ async def cluster(text: str) -> AsyncIterator[tuple[SimCluster, DraNode]]:
     last = next(device for device in devices if device.attributes["uuid"] == GPU_UUID.format(GPUS - 1))
     for n in range(MORE):
         place = {"name": f"{last.name}-{n}", "id": f"{last.id}-{n}", "syspath": f"{last.syspath}-{n}", "also_at": ()}
-        devices += (replace(last, attributes={**last.attributes, "uuid": f"GPU-{n}"}, **place),)
+        kind = "gpu" if n else "vfio"
+        devices += (replace(last, attributes={**last.attributes, "uuid": f"GPU-{n}", "type": kind}, **place),)
     config = machine.names.config
     with short_directory() as root:
         async with SimCluster(root, timings=ClusterTimings.fast()) as sim:
@@ -69,11 +72,12 @@ async def cluster(text: str) -> AsyncIterator[tuple[SimCluster, DraNode]]:
             await node.start()
             try:
                 await until(lambda: node.driver.state.ready, why="the driver")
-                for one in {resource.device_class for resource in config.resources if resource.device_class}:
-                    spec: dict[str, Any] = {"selectors": [{"cel": {"expression": one.selector}}]}
-                    if one.name == "gpu.nvidia.com":
+                for kind, name in CLASSES.items():
+                    selector = f"device.driver == 'gpu.nvidia.com' && {TYPE} == '{kind}'"
+                    spec: dict[str, Any] = {"selectors": [{"cel": {"expression": selector}}]}
+                    if kind == "gpu":
                         spec["extendedResourceName"] = "nvidia.com/gpu"
-                    meta = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": one.name}}
+                    meta = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}}
                     await sim.apply({**meta, "spec": spec})
                 yield sim, node
             finally:
@@ -166,7 +170,7 @@ def test_a_refusal_in_the_table_is_the_sentence_that_was_seen() -> None:
     for name, pods in EXPECTED.items():
         here = re.search(r"^# here: refused: (.*)$", (MANIFESTS / f"{name}.yaml").read_text(), re.MULTILINE)
         for told in pods.values():
-            refused = told not in (PENDING, "done") and not re.fullmatch(r"((gpu|mig)\d ?)+", told)
+            refused = told not in (PENDING, "done") and not re.fullmatch(r"((gpu|mig|vfio)\d ?)+", told)
             assert refused is (here is not None and here[1].startswith(told)), name
     assert EXPECTED.keys() | {manifest for _, manifest, _ in SHARES} == {path.stem for path in MANIFESTS.iterdir()}
 
