@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.dra.allocation import AllocationResult
@@ -157,3 +159,27 @@ def test_an_agent_of_another_driver_knows_only_its_own_kind() -> None:
     with pytest.raises(ConfigError, match="kind DeviceConfig were expected"):
         choose(other, driver="dra.example.com")
     assert resolve((), (GPU,), lambda _: PROFILES, DRIVER) == (Choice(),)
+
+
+KEYS = st.sampled_from(
+    ["sharing", "strategy", "timeSlicingConfig", "interval", "mpsConfig", "multiUser", "iommu", "\ud800"]
+)
+WORDS = st.sampled_from(["TimeSlicing", "MPS", "Long", "Default", "PreferIommuFD", "\ud800"])
+OBJECTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.lists(WORDS, max_size=2),
+    lambda inner: st.dictionaries(KEYS, inner, max_size=3),
+)
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from(["GpuConfig", "MigDeviceConfig", "VfioDeviceConfig"]) | OBJECTS,
+    st.dictionaries(KEYS, OBJECTS, max_size=3),
+    st.sampled_from([GPU, MIG, VFIO]),
+)
+def test_any_user_input_is_refused_or_names_a_profile_of_the_node(kind: Any, fields: Any, result: Any) -> None:
+    try:
+        (profile,) = choose(entry(kind, **fields), results=(result,))
+    except ConfigError:
+        return
+    assert profile in ("", *PROFILES.profiles)
