@@ -83,17 +83,20 @@ MPS_FIELDS = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLim
         (entry(foo=1), 'unknown field "foo"'),
         (entry(Sharing=LONG), 'unknown field "Sharing"'),
         (entry(sharing={"strategy": "MPS", "mpsConfig": {"percentage": 5}}), 'unknown field "sharing.mpsConfig.per'),
-        (entry(sharing={"strategy": 5}), "sharing.strategy: str was expected, found 5"),
+        (entry(sharing={"strategy": 5}), "sharing.strategy: text was expected, found 5"),
         (entry(sharing="MPS"), "sharing: an object was expected, found 'MPS'"),
         (
             entry(sharing={"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": True}}),
-            "sharing.mpsConfig.defaultActiveThreadPercentage: int was expected, found True",
+            "sharing.mpsConfig.defaultActiveThreadPercentage: a whole number was expected, found True",
         ),
         (
             entry("MigDeviceConfig", sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {}}),
             'unknown field "sharing.timeSlicingConfig"',
         ),
-        (entry("VfioDeviceConfig", iommu={"enableAPIDevice": "yes"}), "iommu.enableAPIDevice: bool was expected"),
+        (
+            entry("VfioDeviceConfig", iommu={"enableAPIDevice": "yes"}),
+            "iommu.enableAPIDevice: true or false was expected",
+        ),
         (entry("ComputeDomainChannelConfig"), "no kind 'ComputeDomainChannelConfig' of resource.nvidia.com/v1beta1"),
         (
             {
