@@ -142,10 +142,10 @@ def nvidia_page() -> str:
     table = "\n".join(row for _, _, row in sorted(rows))
     return (
         "# Manifests for NVIDIA's DRA driver\n\n"
-        "The shapes of the demonstrations and tests of kubernetes-sigs/dra-driver-nvidia-gpu (7 August 2026), and what\n"
-        "becomes of each with `deploy/examples/nvidia-mig.yaml` and all devices in the dra lane. A refusal is an Event of\n"
-        "the pod. [NVIDIA GPUs and MIG](../nvidia.md) says more. Its `selectors` and the claims of `mig+mps` are for\n"
-        "versions of the API that no server has any more.\n\n"
+        "The shapes of the demonstrations and tests of kubernetes-sigs/dra-driver-nvidia-gpu (7 August 2026), and\n"
+        "what becomes of each with `deploy/examples/nvidia-mig.yaml` and all devices in the dra lane. A refusal is an\n"
+        "Event of the pod. [NVIDIA GPUs and MIG](../nvidia.md) says more. Its `selectors` and the claims of `mig+mps`\n"
+        "are for versions of the API that no server has any more.\n\n"
         f"| Shape | There | Here |\n|---|---|---|\n{table}\n"
     )
 
