@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import textwrap
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -157,13 +159,23 @@ async def test_consumable_shares_are_a_few_lines_of_configuration(
         assert sorted(Counter(found.values()).values()) == sorted(Counter(pods.values()).values())
 
 
-async def test_an_operator_s_profile_sets_an_interval() -> None:
-    profile = "  claimConfig: {profiles: {time-slice-long: {env: {SLICE: long}}}}\n  health: &health"
+async def test_an_operator_s_profile_sets_an_interval_and_takes_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (block,) = [block for block in blocks(PAGE, "yaml") if block.startswith("claimConfig:")]
+    profile = textwrap.indent(block, "  ") + "  health: &health"
     async with cluster(EXAMPLE.read_text().replace("  health: &health", profile)) as (sim, node):
         expected = {"time-slicing-long": {"shared": "gpu1"}}
         assert await outcomes(sim, expected) == expected
-        (file,) = [name for name in node.cdi_files() if "meta" not in name]
-        assert "SLICE=long" in (node.root / "cdi" / file).read_text()
+        uuid = next(device.id for device in node.snapshot.devices if node.holders(device.name))
+        await sim.delete("pods", "shared", "time-slicing-long")
+        asked = tmp_path / "asked"
+        await until(lambda: asked.read_text().count("\n") == 2, 30.0, "the end of the claim")
+        command = f"compute-policy -i {uuid} --set-timeslice"
+        assert asked.read_text().splitlines() == [f"{command} 3", f"{command} 0"]
 
 
 def test_a_refusal_in_the_table_is_the_sentence_that_was_seen() -> None:
