@@ -63,8 +63,13 @@ class Planner:
         """Plan a claim. Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
         devices = [self._device(result, snapshot) for result in allocation.results]
         rules = {device.name: self._rules(device) for device in devices}
+        by_name = {device.name: device for device in devices}
         choices = resolve(
-            allocation.config, allocation.results, lambda result: rules[result.device], self.config.driver
+            allocation.config,
+            allocation.results,
+            lambda result: rules[result.device],
+            self.config.driver,
+            lambda result: str(describe(by_name[result.device])[0].get("type", {}).get("string", "")),
         )
         prepared = [
             self._prepared(result, choice, rules[result.device])
