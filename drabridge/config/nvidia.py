@@ -16,8 +16,8 @@ class Nvidia(Model, frozen=True):
     """NVIDIA's management library (NVML), which a process of its own asks."""
 
     nvml: bool = True
-    """Whether NVML is asked, where a resource reads what NVIDIA's driver says and the extra `nvml` is installed. While
-    it is asked a GPU cannot be reset, nor its MIG mode changed: say `false` for that time."""
+    """Whether NVML is asked, where a resource reads what NVIDIA's driver says. While it is asked a GPU
+    cannot be reset, nor its MIG mode changed: say `false` for that time."""
     library: AbsolutePath | None = None
     """The file libnvidia-ml.so.1, where the agent sees it. Left out: where NVIDIA's operator mounts its driver, then
     the folders of libraries."""

@@ -27,8 +27,7 @@ MODE = "mig_mode"  # a GPU's field: "enabled" while it can be had in instances o
 ENABLED = "enabled"
 
 NO_IDENTITY = (
-    "The UUID and the profile of a MIG instance come from NVML: install the extra nvml (nvidia-ml-py), or look why "
-    "NVML gives no answer"
+    "The UUID and the profile of a MIG instance come from NVML: look why it gives no answer"
 )
 
 _INSTANCE = re.compile(r"gi(\d{1,4})/ci(\d{1,4})", re.ASCII)
