@@ -358,7 +358,8 @@ def test_structures_and_numbers_are_those_of_nvidia_s_own_module() -> None:
         nvml_library.GpuInstanceInfo: pynvml.c_nvmlGpuInstanceInfo_t,
         nvml_library.GpuInstanceProfileInfo: pynvml.c_nvmlGpuInstanceProfileInfo_v2_t,
     }
-    assert set(theirs) == set(ctypes.Structure.__subclasses__()) & set(vars(nvml_library).values())
+    here = [one for one in vars(nvml_library).values() if isinstance(one, type) and one is not ctypes.Structure]
+    assert set(theirs) == {one for one in here if issubclass(one, ctypes.Structure)}
     for ours, known in theirs.items():
         assert ctypes.sizeof(ours) == ctypes.sizeof(known), ours
         for name, *_ in ours._fields_:
@@ -370,7 +371,6 @@ def test_structures_and_numbers_are_those_of_nvidia_s_own_module() -> None:
     assert (nvml_library.GPU_IS_LOST, nvml_library.RESET_REQUIRED, nvml_library.GPU_INSTANCE_PROFILES) == (
         pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
     )  # fmt: skip
-    assert nvml_library.RECOVERY_ACTION_FIELD == pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
     text = Path(pynvml.__file__).read_text()
     assert [name for name in nvml_library.ANSWERS if f'_nvmlGetFunctionPointer("{name}")' not in text] == []
 
