@@ -82,6 +82,9 @@ class CdiFallback(Model, frozen=True):
     """Environment variables in place of theirs."""
     mounts: tuple[MountRule, ...] = ()
     """Bind mounts in place of theirs."""
+    driver_files: Literal["nvidia"] | None = None
+    """`nvidia`: libraries, programs, firmware and sockets of the loaded NVIDIA driver, which are looked for on the host
+    as `nvidia-ctk` does. Where none are found, the device is unhealthy."""
 
     def _problems(self) -> Iterator[Problem]:
         yield from duplicate_targets(self.nodes, self.mounts)
