@@ -23,8 +23,7 @@ class Nvidia(Model, frozen=True):
     the folders of libraries."""
     driver_root: AbsolutePath | None = None
     """Where the driver's files are on the host, for `driverFiles: nvidia`: a root with `usr/lib64` and the like, or a
-    folder with `lib64` and `bin`. Left out: the linker's cache and folders, `/run/nvidia/driver`, and where GKE, Talos,
-    Flatcar, Bottlerocket and NixOS have them."""
+    folder with `lib64` and `bin`. Left out: where they are usually."""
     host_root: AbsolutePath = "/"
     """Where the agent sees the host's file system, in which those files are looked for. In a pod `/host`: the chart
     mounts the host's there, read-only, when this is set."""
