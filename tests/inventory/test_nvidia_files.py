@@ -106,6 +106,7 @@ def test_a_library_for_32_bits_or_of_another_version_is_not_given(tmp_path: Path
     assert "580.159.04" in found(tmp_path).problem
     libraries(tmp_path / "host", "/usr/lib64")
     put(tmp_path / "host", f"/usr/lib64/libnvidia-old.so.{VERSION}", ELF_32)
+    put(tmp_path / "host", f"/usr/lib64/libnvidia-mips.so.{VERSION}", ELF[:18] + b"\x08\x00")
     put(tmp_path / "host", "/usr/lib64/libz.so.1.3", ELF)
     assert paths(found(tmp_path)) == {f"/usr/lib64/lib{name}.so.{VERSION}" for name in ("cuda", "nvidia-ml")}
 
@@ -162,6 +163,7 @@ def test_the_linkers_cache_of_this_machine_is_read_as_ldconfig_reads_it() -> Non
     known = dict(ld_cache.libraries(cache, MACHINE))
     assert known["libc.so.6"].endswith("/libc.so.6")
     assert all(os.path.exists(path) for path in known.values())
+    assert not list(ld_cache.libraries(h100.ld_cache(h100.CACHED, flags=0x0003), MACHINE)), "for 32 bits"
     assert list(ld_cache.libraries(b"ld.so-1.7.0\0" + (1).to_bytes(4, "little") + bytes(16) + cache, MACHINE)) == list(
         ld_cache.libraries(cache, MACHINE)
     ), "behind a table in the old format"

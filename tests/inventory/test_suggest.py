@@ -95,6 +95,7 @@ FUNCTIONS = {
 def test_a_function_gets_what_its_driver_has_made_of_it(case: tuple[UdevDevice, list[UdevDevice], str, str]) -> None:
     function, below, *lines = case
     entry = suggest(function, [function, H100, *below])
+    assert ("Only when" in entry) == ("driverBound" in entry and function is not VF)
     assert [line for line in lines if line not in entry] == [], entry
     (resource,) = load(HEAD + "resources:\n" + entry).resources
     assert matches(function, resource.match)

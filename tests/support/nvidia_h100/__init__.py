@@ -28,7 +28,7 @@ CACHED = re.findall(r"^\t(\S+) \(libc6,x86-64\) => (\S+)$", (HERE / "ldconfig.tx
 
 _FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}[MACHINE]
 ELF = b"\x7fELF\x02\x01\x01".ljust(18, b"\0") + {"x86_64": 62, "aarch64": 183}[MACHINE].to_bytes(2, "little")
-ELF_32 = b"\x7fELF\x01\x01\x01".ljust(18, b"\0") + (3).to_bytes(2, "little")
+ELF_32 = ELF[:4] + b"\x01" + ELF[5:]  # as x32's
 
 
 def ld_cache(entries: Iterable[tuple[str, str]], flags: int = _FLAGS) -> bytes:
