@@ -15,15 +15,19 @@ from drabridge.inventory.cdi_names import other_drivers
 from drabridge.inventory.facts import FallbackGiven
 from drabridge.inventory.fallbacks import not_given, why_fallbacks
 from drabridge.inventory.host import HostPaths
-from drabridge.inventory.model import NvidiaFiles, Presence
+from drabridge.inventory.model import Device, NvidiaFiles, Presence, Snapshot
 from drabridge.inventory.nvidia_files import LIBRARY_FOLDERS, MACHINE
-from tests.inventory.test_cdi_devices import only
 from tests.support import nvidia_h100 as h100
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.hardware import config, watching
 from tests.support.nvidia_h100 import ELF, ELF_32, VERSION, libraries, link, put
 
 DEBIAN, RED_HAT = LIBRARY_FOLDERS
+
+
+def only(snapshot: Snapshot) -> Device:
+    (device,) = snapshot.devices
+    return device
 
 
 def found(tmp_path: Path, driver_root: str | None = None) -> NvidiaFiles:
