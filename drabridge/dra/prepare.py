@@ -198,7 +198,7 @@ class Preparer:
     async def _replay(self, record: ClaimRecord, allocation: ClaimAllocation | None) -> tuple[PreparedDevice, ...]:
         """Give the same answer as before, with files and ledger made sure of; run hooks again after a reboot."""
         snapshot = self._ports.inventory()
-        plans = [self._planner.again(record.claim.uid, device, snapshot) for device in record.devices]
+        plans = [self._planner.again(record.claim.uid, device, snapshot, record.devices) for device in record.devices]
         ours = f"{self._planner.config.driver}/"
         told = [name for device in record.devices for name in device.cdi_ids]
         await self._confirm([name for name in told if not name.startswith(ours)])
@@ -228,7 +228,8 @@ class Preparer:
             await self._hooks.run(plan.hook, plan.device, record.claim, "prepare")
         now = self._ports.inventory()
         if due or now is not snapshot:  # a hook that binds a driver makes other nodes; nobody else renews these files
-            plans = [self._planner.again(record.claim.uid, plan.prepared, now) for plan in plans]
+            prepared = [plan.prepared for plan in plans]
+            plans = [self._planner.again(record.claim.uid, one, now, prepared) for one in prepared]
         metadata_ids = await self._files.write(record, plans)
         return self._files.with_ids(record.claim, plans, metadata_ids)
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from drabridge.config.nvidia import Nvidia
-from drabridge.inventory import nvml_report
+from drabridge.inventory import gpu_use, nvml_report
 from drabridge.inventory.facts import NvmlChanged, OnFact, XidSeen
+from drabridge.inventory.gpu_use import GpuUse
 from drabridge.inventory.nvidia import NvidiaFacts
-from drabridge.inventory.nvml_report import Event, Failed, State, Xids
+from drabridge.inventory.nvml_report import Event, Failed, State, Use, Xids
 from drabridge.inventory.udev_device import clean
 
 PROGRAM = """\
@@ -67,11 +68,14 @@ _NAMED_SIGNALS = frozenset(signal.Signals)  # real-time signals are not there
 class NvmlClient:
     """What NVML says, by a process of its own. Use it on one loop."""
 
-    def __init__(self, on_change: Callable[[], None], on_fact: OnFact, timing: Timing = TIMING) -> None:
+    def __init__(
+        self, on_change: Callable[[], None], on_fact: OnFact, timing: Timing = TIMING, proc: Path = Path("/proc")
+    ) -> None:
         """``on_change`` is called when :meth:`facts` would answer otherwise."""
         self._on_change = on_change
         self._on_fact = on_fact
         self._timing = timing
+        self._proc = proc
         self._settings = Nvidia()
         self._state: State | None = None
         self._xids = Xids()
@@ -87,6 +91,8 @@ class NvmlClient:
         self.notes: list[str] = []
         self.problem = ""
         """Why NVML is not asked, or does not answer; empty while it does."""
+        self.use: GpuUse | None = None
+        """What containers use of the GPUs; None where the node's processes are not seen, or NVML does not answer."""
 
     def start(self, settings: Nvidia) -> None:
         """Begin, or go on with other settings. Call on the loop."""
@@ -166,7 +172,7 @@ class NvmlClient:
     async def _watch(self) -> str:
         """Run one process until it ends or has to; return why, empty when it was asked for."""
         libraries = [self._settings.library] if self._settings.library else LIBRARIES
-        arguments = [_ROOT, str(self._timing.look), *libraries]
+        arguments = [_ROOT, str(self._timing.look), str(self._proc), *libraries]
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, _FLAGS, "-c", PROGRAM, *arguments),
@@ -189,6 +195,7 @@ class NvmlClient:
         finally:
             for task in (reading, again):
                 task.cancel()
+            self.use = None
             await self._end(process)
         if why:
             return why
@@ -219,6 +226,8 @@ class NvmlClient:
                 if message.code == _DRIVER_NOT_LOADED and self._xids.clear():
                     self._on_change()
                 return _HINTS.get(message.code) or clean(message.text) or f"error {message.code}"
+            if isinstance(message, Use):
+                self.use = await asyncio.to_thread(gpu_use.by_container, message, self._proc)
             self._take(message)
             limit = self._timing.silence
 

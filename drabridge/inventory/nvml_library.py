@@ -27,8 +27,10 @@ from ctypes import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+NOT_FOUND, INSUFFICIENT_SIZE = 6, 7
 TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 10, 12, 13, 15, 16
 
 TEMPERATURE_GPU = 0
@@ -36,6 +38,8 @@ TEMPERATURE_THRESHOLD_SHUTDOWN = 0
 UNCORRECTED, VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 THROTTLED_BY_HEAT = 0x40  # nvmlClocksEventReasonHwThermalSlowdown
 SINGLE_BIT_ECC_EVENT, DOUBLE_BIT_ECC_EVENT, XID_EVENT = 1, 2, 8
+ROWS_MAX = 10_000
+NOT_AVAILABLE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE, of a process's memory
 GPU_INSTANCE_PROFILES = 0x12
 RECOVERY_ACTION_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 
@@ -116,6 +120,21 @@ class GpuInstanceProfileInfo(Structure):
         super().__init__(version=0x2000098)
 
 
+class ProcessInfo(Structure):
+    _fields_ = (
+        ("pid", c_uint), ("usedGpuMemory", c_ulonglong), ("gpuInstanceId", c_uint), ("computeInstanceId", c_uint),
+    )  # fmt: skip
+
+
+class ProcessSample(Structure):
+    """``nvmlProcessUtilizationSample_t``."""
+
+    _fields_ = (
+        ("pid", c_uint), ("timeStamp", c_ulonglong), ("smUtil", c_uint), ("memUtil", c_uint), ("encUtil", c_uint),
+        ("decUtil", c_uint),
+    )  # fmt: skip
+
+
 TEXT = (c_char * 96,)
 NUMBER = (c_uint,)
 LONG = (c_ulonglong,)
@@ -146,6 +165,11 @@ ANSWERS: dict[str, tuple[type[Any], ...]] = {
     "nvmlDeviceGetRemappedRows": (c_uint, c_uint, c_uint, c_uint),
     "nvmlDeviceGetRetiredPagesPendingStatus": NUMBER,
     "nvmlDeviceGetFieldValues": (),  # written into the array that is given
+    # its processes: written into the array that is given, see Library.rows
+    "nvmlDeviceGetComputeRunningProcesses_v3": (),
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": (),
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": (),
+    "nvmlDeviceGetProcessUtilization": (),
     # events
     "nvmlEventSetCreate": HANDLE,
     "nvmlDeviceGetSupportedEventTypes": LONG,
@@ -191,6 +215,24 @@ class Library:
             raise NvmlError(code, self._text(code))
         values = [_value(answer) for answer in answers]
         return tuple(values) if len(values) > 1 else values[0] if values else None
+
+    def rows(self, function: str, kind: type[Any], arguments: Callable[[Any, Any], tuple[Any, ...]]) -> list[Any]:
+        """Return the rows of an array that a function fills. Raises NvmlError.
+
+        ``arguments`` makes the function's of the array, None at first, and of the pointer to the count of its rows.
+        """
+        count = c_uint(0)
+        try:
+            self.call(function, *arguments(None, byref(count)))
+        except NvmlError as error:
+            if error.code != INSUFFICIENT_SIZE:
+                raise
+        else:
+            return []
+        count.value = min(2 * count.value + 5, ROWS_MAX)  # there may be more meanwhile
+        array = (kind * count.value)()
+        self.call(function, *arguments(array, byref(count)))
+        return list(array[: count.value])
 
     def _text(self, code: int) -> str:
         text = self._library.nvmlErrorString

@@ -22,7 +22,7 @@ from drabridge.inventory.facts import Fact, NvmlChanged, XidSeen
 from drabridge.inventory.nvidia import FailureKind, NvidiaFacts
 from drabridge.inventory.nvml import NvmlClient, Timing
 from tests.support import machines
-from tests.support.nvml import DOUBLE_BIT_ECC_EVENT, StandIn, mig_uuid, needs_compiler
+from tests.support.nvml import DOUBLE_BIT_ECC_EVENT, StandIn, end, mig_uuid, needs_compiler
 from tests.support.waiting import HANG_SECONDS, until
 
 pytestmark = needs_compiler
@@ -70,10 +70,7 @@ async def client(standin: StandIn, proc: NvidiaFacts = nvidia.NOTHING, **more: A
         await found.nvml.answered(HANG_SECONDS)
         yield found
     finally:
-        task = found.nvml._task
-        found.nvml.stop()
-        assert task is not None
-        await asyncio.gather(task, return_exceptions=True)
+        await end(found.nvml)
 
 
 def gpus_of(facts: NvidiaFacts, *indices: int) -> list[Mapping[str, str]]:
@@ -354,6 +351,8 @@ def test_structures_and_numbers_are_those_of_nvidia_s_own_module() -> None:
         nvml_library.FieldValue: pynvml.c_nvmlFieldValue_t,
         nvml_library.EventData: pynvml.c_nvmlEventData_t,
         nvml_library.DeviceAttributes: pynvml.c_nvmlDeviceAttributes,
+        nvml_library.ProcessInfo: pynvml.c_nvmlProcessInfo_v3_t,
+        nvml_library.ProcessSample: pynvml.c_nvmlProcessUtilizationSample_t,
         nvml_library.GpuInstancePlacement: pynvml.c_nvmlGpuInstancePlacement_t,
         nvml_library.GpuInstanceInfo: pynvml.c_nvmlGpuInstanceInfo_t,
         nvml_library.GpuInstanceProfileInfo: pynvml.c_nvmlGpuInstanceProfileInfo_v2_t,
