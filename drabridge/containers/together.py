@@ -30,7 +30,6 @@ def placed(edits: ContainerEdits, index: int, request: str = LIMITS) -> Containe
     def fill(text: str) -> str:
         return text.replace(INDEX, str(index)).replace(REQUEST, request)
 
-    names = {name: name.replace(REQUEST, re.sub(r"\W", "_", request)) for name in edits.env}
     return replace(
         edits,
         nodes=tuple(replace(node, container_path=fill(node.container_path)) for node in edits.nodes),
