@@ -67,10 +67,10 @@ async def test_a_program_in_a_container_of_debian_finds_libraries_by_itself(tmp_
 
     root = rootfs(tmp_path / "rootfs")
     compiled(PROGRAM, root / "bin/find", "-ldl")
-    for path in needed(root / "bin/find"):  # the linker and its libc
-        target = root / path.lstrip("/")
+    for needs in needed(root / "bin/find"):  # the linker and its libc
+        target = root / needs.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, target)
+        shutil.copy(needs, target)
     kind = f"t{uuid.uuid4().hex[:8]}.example.com/gpu"
     spec = CdiSpec(f"{kind.partition('/')[0]}.json", kind, (CdiDevice("gpu", ContainerEdits(mounts=mounts)),))
     CDI_DIRECTORY.mkdir(parents=True, exist_ok=True)
