@@ -30,6 +30,11 @@ def is_fabric_pool(pool: str) -> bool:
     return pool.split("/")[1:2] == [WORD]
 
 
+def fabric_resource(driver: str) -> str:
+    """The attribute ``resource`` of every fabric device; a node's resource may not be called so."""
+    return f"{driver}/{WORD}"
+
+
 def _matching(pattern: str, expected: str, kind: str) -> tuple[Check, Schema]:
     compiled = re.compile(pattern)
 
@@ -101,7 +106,7 @@ class FabricDevice(Model, frozen=True):
 
     def pool_name(self, driver: str) -> str:
         """The name of its pool."""
-        return f"{driver}/{WORD}" + (f"/{self.pool}" if self.pool else "")
+        return fabric_resource(driver) + (f"/{self.pool}" if self.pool else "")
 
     def _problems(self) -> Iterator[Problem]:
         yield from duplicate_targets(self.nodes, self.mounts)

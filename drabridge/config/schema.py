@@ -20,7 +20,7 @@ from drabridge.config.base import (
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
 from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
-from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, is_fabric_pool
+from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, fabric_resource, is_fabric_pool
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.label_rule import LabelRule
 from drabridge.config.lanes import Lanes
@@ -358,6 +358,8 @@ class Config(Model, frozen=True, kw_only=True):
                     "kubelet's own way to name a node to the runtime has none of them",
                     ("resources", index, "nodes", needing),
                 )
+            if self.fabric and resource.name == fabric_resource(self.driver):
+                yield Problem("another name", "it is that of the fabric devices", ("resources", index, "name"))
             for number, name in enumerate(resource.cdi_devices):
                 if str(name).startswith(f"{self.driver}/"):
                     hint = f"files of {self.driver} are this agent's own, and change without notice"
