@@ -31,7 +31,8 @@ from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 15.0  # between looks at the file and at the slices: people change both
+POLL_SECONDS = 2.0  # between looks at the file, as the agents look at theirs
+LOOK_SECONDS = 5.0  # between looks at the slices, which people change and delete: one LIST of a few objects
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts after an error
 
 
@@ -59,15 +60,17 @@ class Fabric:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        delays = backoff(FIRST_SECONDS, MOST_SECONDS)
+        delays, due_at = backoff(FIRST_SECONDS, MOST_SECONDS), 0.0
         try:
             while True:
+                await self._read_file()
+                if not await self._due.wait(POLL_SECONDS) and time.monotonic() < due_at:
+                    continue
                 try:
-                    await self._read_file()
                     self._version = self._version or await self._find_version()
                     await self._publish()
                     self._failing_since, delays = None, backoff(FIRST_SECONDS, MOST_SECONDS)
-                    await self._due.wait(LOOK_SECONDS)
+                    due_at = time.monotonic() + LOOK_SECONDS
                 except ClusterError as error:
                     self._failing_since = self._failing_since or time.monotonic()
                     self._version, self._features = "", None  # it may be another server now
@@ -75,6 +78,7 @@ class Fabric:
                     fields = {"reason": str(error), "retry_seconds": round(delay, 1)}
                     log.warning("fabric devices not published", extra=fields)
                     await asyncio.sleep(delay)
+                    self._due.set()
         finally:
             self._checks.stop()
 
@@ -98,6 +102,7 @@ class Fabric:
                 log.error("the changed configuration is refused, the last good one stays", extra={"reason": why})
             else:
                 self._config = config
+                self._due.set()
 
     async def _publish(self) -> None:
         """Compare once, and write the difference. Raises ClusterError."""
