@@ -22,6 +22,7 @@ from drabridge.sim.apiserver.auth import User
 from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.deploy.policy import Request, refusals
+from tests.deploy.policy_types import VERSIONS, complaints
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices
 from tests.support.agent_process import DRIVER, AgentProcess
 from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted
@@ -184,6 +185,8 @@ def test_with_fabric_devices_it_reads_the_agents_file_and_may_call_what_it_check
     assert [port["port"] for port in policy["spec"]["egress"][0]["ports"]] == [6443, 554]
     with pytest.raises(HelmRefusedError, match=r"Set coordinator.enabled: true"):
         manifests({"config": FABRIC["config"]})
+    (slices,) = (o for o in objects if o["kind"].endswith("Policy") and o["metadata"]["name"] == f"{NAME}-slices")
+    assert [complaints(slices, version) for version in VERSIONS] == [[]] * len(VERSIONS)
     emptied = manifests({**FABRIC, "config": {"driver": DRIVER, "fabric": []}}, namespace=NAMESPACE)
     assert "--config=/etc/drabridge/config.yaml" in yaml.safe_dump(emptied), "else nobody removes those of before"
 

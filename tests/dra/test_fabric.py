@@ -148,7 +148,9 @@ async def test_an_agent_whose_list_lacks_the_device_says_what_to_do_and_keeps_wh
 
 async def test_a_start_takes_no_device_of_the_node_for_held_and_its_pool_for_renamed(tmp_path: Path) -> None:
     async with a_node(with_hooks(tmp_path)) as node:
-        await node.prepared(node.claims.add("c", camera("gpu-0")))
+        claim = node.claims.add("c", camera("gpu-0"))
+        await node.prepared(claim)
+        assert not [name for name in edits(node, claim) if name.endswith("-gpu-0")], "a file without a record counts"
         ledger = node.ledger_service.ledger
         directory = node.state / "claims"
         assert recorded_claims(directory, node.boot_id, ledger) == ((), frozenset())
