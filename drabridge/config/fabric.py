@@ -67,9 +67,7 @@ class TcpCheck(Model, frozen=True):
     timeout_seconds: Annotated[int, Meta(ge=1, le=60)] = 3
     """How long one may take."""
     failures: Annotated[int, Meta(ge=1, le=100)] = 3
-    """After so many in a row that failed the device has the taint."""
-    successes: Annotated[int, Meta(ge=1, le=100)] = 1
-    """After so many in a row that went well it has it no more."""
+    """After so many in a row that failed the device has the taint, until one goes well."""
     effect: Literal["NoSchedule", "NoExecute"] = "NoSchedule"
     """What the taint does: no new claims, or `NoExecute`, which evicts the pods that have the device as well."""
 

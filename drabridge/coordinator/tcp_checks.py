@@ -10,8 +10,10 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from drabridge.config.fabric import FabricDevice, TcpCheck
+from drabridge.system.supervise import forever
 
 log = logging.getLogger(__name__)
 
@@ -42,22 +44,23 @@ class TcpChecks:
             if name not in self._running:
                 if name not in self.failing and (why := published.get(name, UNCHECKED)):
                     self.failing[name] = why
-                self._running[name] = (check, asyncio.create_task(self._check(name, check)))
+                work = forever(f"check of {name}", partial(self._check, name, check))
+                self._running[name] = (check, asyncio.create_task(work))
 
     def stop(self) -> None:
         """End all checks."""
         self.follow((), {})
 
     async def _check(self, name: str, check: TcpCheck) -> None:
-        failures, successes = 0, 0
+        failures = 0
         while True:
             async with self._slots:
                 why = await attempt(check)
-            failures, successes = (failures + 1, 0) if why else (0, successes + 1)
+            failures = failures + 1 if why else 0
             known = self.failing.get(name, "")
             if why and failures >= check.failures and known in ("", UNCHECKED):
                 self._verdict(name, why)
-            elif not why and known and successes >= check.successes:
+            elif not why and known:
                 self._verdict(name, "")
             await asyncio.sleep(check.every_seconds)
 
