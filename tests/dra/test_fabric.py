@@ -131,14 +131,14 @@ async def test_an_agent_whose_list_lacks_the_device_says_what_to_do_and_keeps_wh
     async with a_node(with_hooks(tmp_path)) as node:
         claim = node.claims.add("c", camera())
         await node.prepared(claim)
+        elsewhere = await node.refused(node.claims.add("hall", {**camera(), "pool": f"{POOL}/hall"}))
+        assert "fabric/hall" in elsewhere
         before = text_of(node, claim)
         node.config = replace(node.config, fabric=())
         node.driver.reconfigure(node.config)
         error = await node.refused(node.claims.add("new", camera()))
         assert f"device lobby of the pool {POOL} is not in this node's configuration (fabric)" in error
         assert "the same configuration" in error
-        elsewhere = await node.refused(node.claims.add("hall", {**camera(), "pool": f"{POOL}/hall"}))
-        assert "fabric/hall" in elsewhere
         await node.set_devices(*map(gpu, range(3)))
         await until(lambda: len(node.published()) == 3, why="the changed inventory")
         assert text_of(node, claim) == before, "its container may be started again"
