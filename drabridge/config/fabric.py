@@ -35,7 +35,7 @@ def fabric_resource(driver: str) -> str:
     return f"{driver}/{WORD}"
 
 
-def _matching(pattern: str, expected: str, kind: str) -> tuple[Check, Schema]:
+def _fits(pattern: str, expected: str) -> Check:
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -43,12 +43,16 @@ def _matching(pattern: str, expected: str, kind: str) -> tuple[Check, Schema]:
             raise unmet(expected)
         return text
 
-    return Check(check), Schema({"type": "string", "pattern": f"^({pattern})$", "x-type": kind})
+    return Check(check)
 
 
-NodeLabelName = Annotated[str, *_matching(_LABEL, "the name of a Node's label", "label's name")]
-NodeLabelValue = Annotated[str, *_matching(_NAME_PART, "the value of a label; quote numbers and booleans", "value")]
-HostName = Annotated[str, *_matching(_HOST, "a host's name or address", "host")]
+def _schema(kind: str, pattern: str) -> Schema:
+    return Schema({"type": "string", "pattern": f"^({pattern})$", "x-type": kind})
+
+
+NodeLabelName = Annotated[str, _fits(_LABEL, "the name of a Node's label"), _schema("label's name", _LABEL)]
+NodeLabelValue = Annotated[str, _fits(_NAME_PART, "the value of a label"), _schema("value", _NAME_PART)]
+HostName = Annotated[str, _fits(_HOST, "a host's name or address"), _schema("host", _HOST)]
 
 
 def _one_or_many(value: Any) -> Any:
@@ -110,10 +114,10 @@ class FabricDevice(Model, frozen=True):
         yield from duplicate_targets(self.nodes, self.mounts)
         shared = self.sharing.allow_multiple_allocations
         yield from published_problems(self.attributes, self.capacity, shared=shared)
-        for key, values in (("attributes", self.attributes), ("capacity", self.capacity)):
-            for name, value in values.items():
-                if value.source is not None:
-                    yield Problem("value: for a device of no node", "there is nothing to read", (key, name, "from"))
+        read = [("attributes", name) for name, one in self.attributes.items() if one.source is not None]
+        read += [("capacity", name) for name, other in self.capacity.items() if other.source is not None]
+        for key, name in read:
+            yield Problem("value: for a device of no node", "there is nothing to read", (key, name, "from"))
         for path, template in _templates(self):
             if wrong := [field for field in template.fields if field.source != "name"]:
                 yield Problem("no other field than {name}", "the device is on no node", path, f"{{{wrong[0]}}}")

@@ -174,7 +174,7 @@ async def test_a_new_device_is_for_nobody_until_it_has_answered_once() -> None:
 
 
 def test_a_leader_that_cannot_publish_is_not_ready() -> None:
-    state = {"leads": True, "claims": 0, "unheard_seconds": 0, "lease_seconds": 15}
+    state: dict[str, Any] = {"leads": True, "claims": 0, "unheard_seconds": 0, "lease_seconds": 15}
     state |= {"unfollowed_seconds": 0, "unwritten_seconds": 0}
     assert not list(not_ready(CoordinatorState(**state, unpublished_seconds=9)))
     (why,) = not_ready(CoordinatorState(**state, unpublished_seconds=11))
