@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import pytest
 
 from drabridge.coordinator.pages import CoordinatorState, not_ready
 from drabridge.sim.apiserver.server import SimApiServer
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod
 from tests.support.agent_process import DRIVER
 from tests.support.coordinators import CoordinatorProcess
 from tests.support.waiting import short_directory, until
@@ -192,3 +194,21 @@ async def test_a_wrong_file_and_another_drivers_are_refused_at_the_start() -> No
         await two.start()
         assert await two.ended() == 2
         assert "other.example.com" in two.text()
+
+
+async def test_a_pod_gets_what_the_coordinator_published_and_an_agent_that_starts_holds_nothing_for_it() -> None:
+    """On a node without any device for claims; records are lost, and the claim's CDI file is left."""
+    config = BOTH_LANES.replace("dra: 2", "dra: 0") + "fabric:\n" + cameras(1) + "- {name: zero, pool: alone}\n"
+    async with bridge(config) as (agent, sim, _):
+        one = CoordinatorProcess(agent.root.parent, agent.root.parent / "kubeconfig", config=agent.config)
+        async with running(one):
+            await sim.apply(claim_pod("both", 2))
+            await sim.wait_pod("both")
+            results = sim.get("resourceclaims", "both")["status"]["allocation"]["devices"]["results"]
+            assert {result["pool"] for result in results} == {POOL, f"{POOL}/alone"}
+            await agent.stop(signal.SIGKILL)
+            shutil.rmtree(agent.root / "plugins" / DRIVER / "claims")
+            await agent.start()
+            await agent.ready()
+            assert (await agent.device("zero"))["owner"] == "none", "it has the name of a fabric device"
+            await sim.delete("pods", "both")
