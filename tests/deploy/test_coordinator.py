@@ -182,7 +182,7 @@ def test_with_fabric_devices_it_reads_the_agents_file_and_may_call_what_it_check
     agents = one(objects, "DaemonSet")["spec"]["template"]["spec"]["volumes"][0]
     assert pod["volumes"] == [agents], "what is published is what agents give"
     (policy,) = (o for o in objects if (o["kind"], o["metadata"]["name"]) == ("NetworkPolicy", NAME))
-    assert [port["port"] for port in policy["spec"]["egress"][0]["ports"]] == [6443, 554]
+    assert [port["port"] for port in policy["spec"]["egress"][0]["ports"]] == [6443, 554, 53, 53]
     with pytest.raises(HelmRefusedError, match=r"Set coordinator.enabled: true"):
         manifests({"config": FABRIC["config"]})
     (slices,) = (o for o in objects if o["kind"].endswith("Policy") and o["metadata"]["name"] == f"{NAME}-slices")
