@@ -204,7 +204,7 @@ async def test_a_pod_gets_what_the_coordinator_published_and_an_agent_that_start
         async with running(one):
             await sim.apply(claim_pod("both", 2))
             await sim.wait_pod("both")
-            results = sim.get("resourceclaims", "both")["status"]["allocation"]["devices"]["results"]
+            results = (sim.get("resourceclaims", "both") or {})["status"]["allocation"]["devices"]["results"]
             assert {result["pool"] for result in results} == {POOL, f"{POOL}/alone"}
             await agent.stop(signal.SIGKILL)
             shutil.rmtree(agent.root / "plugins" / DRIVER / "claims")

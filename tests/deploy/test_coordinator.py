@@ -211,7 +211,7 @@ def test_it_writes_no_nodes_slices(spec: Json, allowed: bool) -> None:
         request = Request(operation, "resourceslices", User(ACCOUNT), new, old)
         assert (refusals(policies, request) == []) is allowed
         if "fabric" in spec["pool"]["name"] and allowed:
-            assert refusals(policies, Request(operation, "resourceslices", User(AGENT, "node-a"), new, old))
+            assert refusals(policies, Request(operation, "resourceslices", User(AGENT, node="node-a"), new, old))
 
 
 async def test_the_roles_are_what_coordinator_and_agent_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:

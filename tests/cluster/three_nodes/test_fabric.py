@@ -12,7 +12,7 @@ from tests.cluster.bed import CLAIMS, CLASSES, DEVICES, DRIVER, NAMESPACE, PODS,
 from tests.cluster.real_bed import own_cluster
 from tests.cluster.steps import deleted, force_deleted, phase, running
 from tests.cluster.three_nodes.bed import AWAY, NAMES, ThreeNodes, config
-from tests.cluster.three_nodes.test_coordinator import another_leads, leader, two_work
+from tests.cluster.three_nodes.coordinators import another_leads, leader, two_are_ready
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster]
 
@@ -143,7 +143,7 @@ async def test_pods_on_all_nodes_get_devices_and_no_device_is_given_twice(three:
 
 async def test_another_coordinator_writes_nothing_that_is_there_and_goes_on_checking(three: ThreeNodes) -> None:
     await published(three)
-    first = await two_work(three)
+    first = await two_are_ready(three)
 
     async def is_tainted(wanted: str) -> bool:
         return (await taints(three))["door"] == wanted
