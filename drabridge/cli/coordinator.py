@@ -1,4 +1,4 @@
-"""``drabridge coordinator``: tell each agent which claims wait for a lease; one leads, the others wait."""
+"""``drabridge coordinator``: name waiting claims to the agents, publish fabric devices; one leads, the others wait."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import asyncio
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drabridge.config.names import DRIVER_MAX, is_dns_label, is_dns_subdomain
 from drabridge.errors import ConfigError
 from drabridge.system.port import Port, parse_listen
 from drabridge.telemetry import logs
+
+if TYPE_CHECKING:
+    from drabridge.config.schema import Config
 
 WRITERS = 4  # connections: as many ConfigMaps are written at a time
 LEAST_LEASE_SECONDS = 3  # the client library allows no less
@@ -21,10 +24,14 @@ _EPILOG = """\
 For clusters of many nodes with shared devices (lanes: shared). It watches all
 claims, once, and writes the names of those that wait for a lease into one
 ConfigMap for each node; agents with dra.leases.coordinator read that instead
-of watching pods. It grants nothing. Run two: one leads, the other waits.
+of watching pods. It grants nothing. With --config it publishes the devices of
+the agents' configuration that several nodes reach (fabric:), and checks
+whether they answer. Run two: one leads, the other waits.
 
 examples:
   drabridge coordinator --driver gpu.example.com --namespace drabridge
+  drabridge coordinator --driver gpu.example.com --namespace drabridge \\
+      --config /etc/drabridge/config.yaml
 
 exit status: 0 ended by a signal, 1 the leadership is lost (start it again),
 2 bad usage"""
@@ -56,6 +63,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help='where /healthz, /readyz and /metrics are; ":9400": on every address; default: nowhere',
     )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the agents' configuration, followed as they follow it: its fabric devices are published",
+    )
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster; default: the pod's account")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
@@ -71,12 +84,19 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--lease-seconds: found {arguments.lease_seconds}, expected {LEAST_LEASE_SECONDS} at least")
     if arguments.listen:
         parse_listen(arguments.listen)
+    config = None
+    if arguments.config is not None:
+        from drabridge.config.loader import load
+
+        config = load(arguments.config)
+        if config.driver != arguments.driver:
+            raise ConfigError(f"--driver: found {arguments.driver!r}, and {arguments.config} has {config.driver!r}")
     logs.setup(arguments.log_level, arguments.log_format)
-    asyncio.run(_coordinate(arguments))
+    asyncio.run(_coordinate(arguments, config))
     return 0
 
 
-async def _coordinate(arguments: argparse.Namespace) -> None:
+async def _coordinate(arguments: argparse.Namespace, config: Config | None) -> None:
     from drabridge.coordinator.main import Coordinator
     from drabridge.kube.claim_hints import lock_name
     from drabridge.kube.client import KubernetesCluster
@@ -94,7 +114,8 @@ async def _coordinate(arguments: argparse.Namespace) -> None:
     driver = arguments.driver
     election = Election(lock_name(driver), arguments.namespace, arguments.identity, arguments.lease_seconds)
     try:
-        await Coordinator(clusters, driver, election, configuration, Port(arguments.listen)).run()
+        followed = (arguments.config, config) if config is not None else None
+        await Coordinator(clusters, driver, election, configuration, Port(arguments.listen), followed).run()
     finally:
         for cluster in clusters:
             cluster.close()

@@ -188,3 +188,27 @@ class Capacity(Model, frozen=True):
             yield Problem("either from: or value:", "give exactly one of them")
         if self.value is not None and self.unit != "B":
             yield Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))
+
+
+# Published beside the configured ones: resource.kubernetes.io pcieRoot, pciBusID and numaNode, type, resource.
+RESERVED_ATTRIBUTES = 5
+
+
+def published_problems(
+    attributes: Mapping[str, Attribute], capacity: Mapping[str, Capacity], *, shared: bool
+) -> Iterator[Problem]:
+    """What the API would refuse of one device. ``shared``: several claims may hold it."""
+    limit = names.ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES
+    if (total := len(attributes) + len(capacity)) > limit:
+        yield Problem(
+            f"at most {limit} attributes and capacities together",
+            f"the API's limit is {names.ATTRIBUTES_AND_CAPACITY_MAX}; {RESERVED_ATTRIBUTES} are always published",
+            ("attributes",),
+            f"{total}",
+        )
+    for name, one in capacity.items():
+        if name in attributes:
+            yield Problem("a name that is not an attribute as well", path=("capacity", name), found=name)
+        if one.request_policy is not None and not shared:
+            hint = "set sharing.allowMultipleAllocations: true"
+            yield Problem("no requestPolicy on an exclusive device", hint, ("capacity", name, "requestPolicy"))

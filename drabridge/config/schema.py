@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from drabridge.config import names
 from drabridge.config.base import (
     AttributeName,
     CdiDeviceTemplate,
@@ -21,15 +20,16 @@ from drabridge.config.base import (
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
 from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
+from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, fabric_resource, is_fabric_pool
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.label_rule import LabelRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
-from drabridge.config.model import Model
+from drabridge.config.model import Model, to_data
 from drabridge.config.node_labels import NodeLabels, label_rules
 from drabridge.config.nvidia import Nvidia
 from drabridge.config.problems import Problem
-from drabridge.config.published import Attribute, Capacity
+from drabridge.config.published import Attribute, Capacity, published_problems
 from drabridge.config.template import parse as parse_template
 from drabridge.config.together import variables_of_two
 from drabridge.system import safety_defaults as defaults
@@ -39,8 +39,6 @@ KIND = "AgentConfig"
 DRIVER_PLACEHOLDER = "drabridge.example.com"
 REPLICAS_MAX = 50_000  # ids of one device; kubelet's 4 MiB message limit is reached at so many in all
 RESOURCES_MAX = 256
-# Published beside the configured ones: resource.kubernetes.io pcieRoot, pciBusID and numaNode, type, resource.
-RESERVED_ATTRIBUTES = 5
 
 DEFAULT_ID = tuple(
     map(parse_template, ("{property:ID_SERIAL_SHORT}", "{attr:serial}", "{property:ID_PATH}", "{sysname}"))
@@ -247,15 +245,11 @@ class Resource(Model, frozen=True):
 
     def _problems(self) -> Iterator[Problem]:
         yield from duplicate_targets(self.nodes, self.mounts)
-        yield from self._attribute_limits()
+        shared = self.sharing.allow_multiple_allocations
+        yield from published_problems(self.attributes, self.capacity, shared=shared)
         yield from self._cdi_problems()
         if any(node.source == "group" for node in self.all_nodes) and self.group is None:
             yield Problem("group: beside from: group", "say which companions: group: {with: children}", ("nodes",))
-        shared = self.sharing.allow_multiple_allocations
-        for name, capacity in self.capacity.items():
-            if capacity.request_policy is not None and not shared:
-                hint = "set sharing.allowMultipleAllocations: true"
-                yield Problem("no requestPolicy on an exclusive device", hint, ("capacity", name, "requestPolicy"))
         if self.lanes.uses_dra and not self.claimable:
             yield Problem(
                 "replicas in the legacy lane only, or sharing for the dra lane",
@@ -308,19 +302,6 @@ class Resource(Model, frozen=True):
         """Whether claims may have its devices: replicas are counted by kubelet alone."""
         return self.replicas.most == 1 or self.sharing.allow_multiple_allocations
 
-    def _attribute_limits(self) -> Iterator[Problem]:
-        limit = names.ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES
-        if (total := len(self.attributes) + len(self.capacity)) > limit:
-            yield Problem(
-                f"at most {limit} attributes and capacities together",
-                f"the API's limit is {names.ATTRIBUTES_AND_CAPACITY_MAX}; {RESERVED_ATTRIBUTES} are always published",
-                ("attributes",),
-                f"{total}",
-            )
-        for name in self.capacity:
-            if name in self.attributes:
-                yield Problem("a name that is not an attribute as well", path=("capacity", name), found=name)
-
 
 class Config(Model, frozen=True, kw_only=True):
     """The whole file."""
@@ -348,10 +329,15 @@ class Config(Model, frozen=True, kw_only=True):
     """NVIDIA's management library."""
     resources: Annotated[tuple[Resource, ...], Meta(min_length=1, max_length=RESOURCES_MAX)]
     """What this node offers."""
+    fabric: Annotated[tuple[FabricDevice, ...], Meta(max_length=DEVICES_MAX)] = ()
+    """Devices that several nodes reach over a network, for claims. `drabridge coordinator --config` publishes them, the
+    agent of the pod's node gives them."""
 
     def _problems(self) -> Iterator[Problem]:
         known = {resource.name for resource in self.resources}
-        yield from self.whole_file_problems({"resources": [{"name": resource.name} for resource in self.resources]})
+        fabric = [to_data(device) for device in self.fabric]
+        resources = [{"name": resource.name} for resource in self.resources]
+        yield from self.whole_file_problems({"resources": resources, "fabric": fabric})
         for index, resource in enumerate(self.resources):
             if resource.partition is not None and resource.partition.of not in known:
                 yield Problem(
@@ -372,6 +358,8 @@ class Config(Model, frozen=True, kw_only=True):
                     "kubelet's own way to name a node to the runtime has none of them",
                     ("resources", index, "nodes", needing),
                 )
+            if self.fabric and resource.name == fabric_resource(self.driver):
+                yield Problem("another name", "it is that of the fabric devices", ("resources", index, "name"))
             for number, name in enumerate(resource.cdi_devices):
                 if str(name).startswith(f"{self.driver}/"):
                     hint = f"files of {self.driver} are this agent's own, and change without notice"
@@ -384,6 +372,10 @@ class Config(Model, frozen=True, kw_only=True):
                 )
 
         yield from variables_of_two(self.resources)
+        if self.fabric and self.dra.enabled is False:
+            yield Problem("no fabric while dra.enabled is false", "only claims can have such devices", ("fabric",))
+        if self.dra.pool is not None and is_fabric_pool(self.dra.pool):
+            yield Problem("a name without /fabric", "such pools are those of fabric devices", ("dra", "pool"))
         if self.node_labels is not None:
             yield from (problem.under("nodeLabels") for problem in self.node_labels.problems(sorted(known)))
             if self.dra.enabled is False:
@@ -392,7 +384,8 @@ class Config(Model, frozen=True, kw_only=True):
 
     @classmethod
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
-        """Resources that repeat a name."""
+        """Resources, and fabric devices, that repeat a name."""
+        yield from fabric_problems(data.get("fabric") if isinstance(data, dict) else None)
         resources = data.get("resources") if isinstance(data, dict) else None
         first: dict[str, int] = {}
         for index, resource in enumerate(resources if isinstance(resources, list) else ()):
@@ -419,5 +412,5 @@ class Config(Model, frozen=True, kw_only=True):
     def wants_dra(self) -> bool:
         """Whether claims are to be served, whatever annotations and commands say."""
         if self.dra.enabled == "auto":
-            return any(resource.lanes.uses_dra for resource in self.resources)
+            return bool(self.fabric) or any(resource.lanes.uses_dra for resource in self.resources)
         return bool(self.dra.enabled)

@@ -1,4 +1,4 @@
-"""Run one coordinator: wait for the leadership, then follow the claims and write the hints until it is lost."""
+"""Run one coordinator: wait for the leadership, then write hints, and publish fabric devices, until it is lost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import math
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from drabridge.config.schema import Config
+from drabridge.coordinator.fabric import Fabric
 from drabridge.coordinator.hint_writer import HintWriter
 from drabridge.coordinator.pages import CoordinatorState, Pages
 from drabridge.coordinator.pending_claims import PendingClaims
@@ -32,9 +35,18 @@ class Coordinator:
     """One process of a driver's coordinators. :meth:`run` returns when it is told to end."""
 
     def __init__(
-        self, clusters: tuple[Cluster, ...], driver: str, election: Election, load: Callable[[], Any], port: Port
+        self,
+        clusters: tuple[Cluster, ...],
+        driver: str,
+        election: Election,
+        load: Callable[[], Any],
+        port: Port,
+        config: tuple[Path, Config] | None = None,
     ) -> None:
-        """``clusters`` are connections to one API server: the first one reads, each of them writes."""
+        """``clusters`` are connections to one API server: the first one reads, each of them writes.
+
+        ``config``: the agents' configuration file and what it says, for its fabric devices.
+        """
         self._clusters = clusters
         self._port = port
         self._election = election
@@ -43,6 +55,7 @@ class Coordinator:
         self._beat = time.monotonic()
         self._pending = PendingClaims(driver, self._changed)
         self._heard_at = -math.inf  # when the API server last showed or took the Lease
+        self._fabric = Fabric(clusters[0], *config, self._version) if config is not None else None
         self._pages = Pages(self._state)
         self._writer = HintWriter(clusters, driver, election.namespace, lambda: self._pending, self._pages.wrote)
 
@@ -98,6 +111,7 @@ class Coordinator:
             lease_seconds=self._election.lease_seconds,
             unfollowed_seconds=0.0 if lost_at is None else now - lost_at,
             unwritten_seconds=self._writer.failing_seconds,
+            unpublished_seconds=self._fabric.failing_seconds if self._fabric is not None else 0.0,
         )
 
     async def _keep_beating(self) -> None:
@@ -111,6 +125,8 @@ class Coordinator:
         async with asyncio.TaskGroup() as group:
             group.create_task(forever("claims", self._follow))
             group.create_task(forever("hints", self._write))
+            if self._fabric is not None:
+                group.create_task(forever("fabric", self._fabric.run))
 
     async def _follow(self) -> None:
         kind = resource_claims(await self._version())

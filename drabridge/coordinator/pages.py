@@ -30,6 +30,8 @@ class CoordinatorState(Struct, frozen=True, kw_only=True):
     """For how long the claims have not been followed; 0 while they are."""
     unwritten_seconds: float
     """For how long some node's hints could not be written."""
+    unpublished_seconds: float = 0.0
+    """For how long the slices of fabric devices could not be brought up to date."""
 
 
 def not_ready(state: CoordinatorState) -> Iterator[str]:
@@ -40,6 +42,8 @@ def not_ready(state: CoordinatorState) -> Iterator[str]:
         yield f"the claims have not been followed for {state.unfollowed_seconds:.0f} s"
     if state.leads and state.unwritten_seconds > FAULT_SECONDS:
         yield f"some node's hints could not be written for {state.unwritten_seconds:.0f} s"
+    if state.leads and state.unpublished_seconds > FAULT_SECONDS:
+        yield f"fabric devices could not be published for {state.unpublished_seconds:.0f} s"
 
 
 class Pages:

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from drabridge.config.fabric import is_fabric_pool
 from drabridge.config.quantity import parse
 from drabridge.errors import PeerError
 from drabridge.ledger import events
@@ -51,6 +52,11 @@ class ClaimAllocation(Struct, frozen=True):
     results: tuple[AllocationResult, ...]
     config: tuple[Mapping[str, Any], ...] = ()  # allocation.devices.config, all drivers'
     pod_claim_name: str = ""
+
+    @property
+    def uses(self) -> tuple[DeviceUse, ...]:
+        """This node's devices in the ledger's words."""
+        return tuple(result.use() for result in self.results if not is_fabric_pool(result.pool))
 
 
 def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> ClaimAllocation:
@@ -117,7 +123,8 @@ def devices_on(obj: Mapping[str, Any], driver: str, node: str) -> tuple[str, ...
     with reading("the allocation of a claim"):
         allocation = (obj.get("status") or {}).get("allocation") or {}
         results = (allocation.get("devices") or {}).get("results") or ()
-        names = tuple(str(entry["device"]) for entry in results if entry["driver"] == driver)
+        ours = (entry for entry in results if entry["driver"] == driver and not is_fabric_pool(entry["pool"]))
+        names = tuple(str(entry["device"]) for entry in ours)
         return () if _elsewhere(allocation, node) else names
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from drabridge.config.fabric import is_fabric_pool
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.facts import Observer, StatusWritten
 from drabridge.dra.records import ClaimRecord, ClaimRecords, RecordState
@@ -109,6 +110,9 @@ class StatusWriter:
         known = self._snapshot.by_name()
         entries: dict[Any, Json] = {}
         for prepared in record.devices:
+            # Several nodes may have such a claim, and an agent may write only to those allocated to its node.
+            if is_fabric_pool(prepared.pool):
+                continue
             device = known.get(prepared.device)
             ready = device is not None and device.presence is Presence.PRESENT
             condition: Json = {

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.config.container import Hook
+from drabridge.config.fabric import WORD, FabricDevice, fabric_resource, is_fabric_pool
 from drabridge.config.schema import Config
 from drabridge.config.template import CONTAINER_FIELDS, Lookup, Template
 from drabridge.containers.cdi_spec import FALLBACK, CdiDevice, ContainerEdits, claim_device_name, entries_of
@@ -21,6 +22,7 @@ from drabridge.dra.params import Choice, resolve
 from drabridge.dra.records import PreparedDevice
 from drabridge.errors import ConfigError, HostError, PeerError
 from drabridge.inventory.container_edits import render_env, render_mount
+from drabridge.inventory.fabric import fabric_device
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.offers.attributes import describe
 
@@ -62,17 +64,19 @@ class Planner:
     def plan(self, allocation: ClaimAllocation, snapshot: Snapshot) -> tuple[DevicePlan, ...]:
         """Plan a claim. Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
         devices = [self._device(result, snapshot) for result in allocation.results]
-        rules = {device.name: self._rules(device) for device in devices}
-        by_name = {device.name: device for device in devices}
-        choices = resolve(
-            allocation.config,
-            allocation.results,
-            lambda result: rules[result.device],
-            self.config.driver,
-            lambda result: str(describe(by_name[result.device])[0].get("type", {}).get("string", "")),
-        )
+        pairs = tuple(zip(allocation.results, devices, strict=True))
+        by_place = {(result.pool, result.device): device for result, device in pairs}
+        rules = {place: self._rules(device) for place, device in by_place.items()}
+
+        def rules_of(result: AllocationResult) -> ClaimConfig:
+            return rules[result.pool, result.device]
+
+        def type_of(result: AllocationResult) -> str:
+            return str(describe(by_place[result.pool, result.device])[0].get("type", {}).get("string", ""))
+
+        choices = resolve(allocation.config, allocation.results, rules_of, self.config.driver, type_of)
         prepared = [
-            self._prepared(result, choice, rules[result.device])
+            self._prepared(result, choice, rules_of(result))
             for result, choice in zip(allocation.results, choices, strict=True)
         ]
         plans = tuple(
@@ -91,12 +95,22 @@ class Planner:
 
         Raises NotReadyError, ConfigError.
         """
-        device = snapshot.by_name().get(prepared.device)
+        if is_fabric_pool(prepared.pool):
+            device = self._fabric_device(prepared.pool, prepared.device)
+            if device is None:  # not NotReadyError: its container may run on, and its file stays as it is
+                raise HostError(_not_listed(prepared.pool, prepared.device), hint=_LIST_IT)
+        else:
+            device = snapshot.by_name().get(prepared.device)
         if device is None:
             raise NotReadyError(f"device {prepared.device}, which this claim was given, is gone", hint=_GONE)
         return self._planned(uid, prepared, device, all_of_claim)
 
     def _device(self, result: AllocationResult, snapshot: Snapshot) -> Device:
+        if is_fabric_pool(result.pool):
+            found = self._fabric_device(result.pool, result.device)
+            if found is None:  # worth waiting a little: the ConfigMap may be on its way to this node
+                raise NotReadyError(_not_listed(result.pool, result.device), hint=_LIST_IT)
+            return found
         if result.pool != self.pool:
             raise PeerError(f"device {result.device} is in the pool {result.pool!r}; this node's pool is {self.pool!r}")
         device = snapshot.by_name().get(result.device)
@@ -108,7 +122,17 @@ class Planner:
             )
         return device
 
+    def _fabric_entry(self, name: str) -> FabricDevice | None:
+        return next((entry for entry in self.config.fabric if entry.name == name), None)
+
+    def _fabric_device(self, pool: str, name: str) -> Device | None:
+        entry, driver = self._fabric_entry(name), self.config.driver
+        return fabric_device(entry, driver) if entry is not None and entry.pool_name(driver) == pool else None
+
     def _rules(self, device: Device) -> ClaimConfig:
+        if self.config.fabric and device.resource == fabric_resource(self.config.driver):
+            entry = self._fabric_entry(device.name)
+            return entry.claim_config if entry is not None else _NO_RULES
         try:
             return self.config.resource(device.resource).claim_config
         except KeyError:
@@ -143,16 +167,24 @@ class Planner:
                     f"device {device.name} is {device.presence}: {error.message}", hint=_GONE
                 ) from error
         edits |= ContainerEdits(env=prepared.env)
-        name = claim_device_name(uid, prepared.base_request, device.name, prepared.share_id, admin=prepared.admin)
+        shown = f"{WORD}.{device.name}" if is_fabric_pool(prepared.pool) else device.name  # no node's device has a dot
+        name = claim_device_name(uid, prepared.base_request, shown, prepared.share_id, admin=prepared.admin)
         # Admin access looks at a device that somebody else may be using: it must not reset it.
         hook = None if profile is None or prepared.admin else profile.prepare
         request = prepared.base_request
-        names = dict.fromkeys(one.device for one in all_of_claim if one.base_request == request)
-        index = [*names].index(device.name)  # of a device that is away, too: a restart renumbers nothing
+        places = dict.fromkeys((one.pool, one.device) for one in all_of_claim if one.base_request == request)
+        index = [*places].index(
+            (prepared.pool, prepared.device)
+        )  # of one that is away, too: a restart renumbers nothing
         entries = (replace(one, edits=placed(one.edits, index, request)) for one in entries_of(name, device, edits))
         return DevicePlan(prepared, device, tuple(entries), hook)
 
 
+def _not_listed(pool: str, device: str) -> str:
+    return f"device {device} of the pool {pool} is not in this node's configuration (fabric)"
+
+
+_LIST_IT = "Give all nodes and the coordinator the same configuration; kubelet tries again"
 _GONE = "Plug it in or repair it; delete the pod if another device will do"
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from drabridge.config.fabric import fabric_resource, is_fabric_pool
 from drabridge.dra.allocation import ClaimAllocation, allocation_of
 from drabridge.dra.claim_files import ClaimFiles
 from drabridge.dra.claim_objects import ClaimObjects
@@ -29,7 +30,7 @@ from drabridge.dra.planning import DevicePlan, NotReadyError, Planner
 from drabridge.dra.ports import DraPorts
 from drabridge.dra.records import ClaimRecord, ClaimRecords, PreparedDevice, RecordState
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
-from drabridge.inventory.model import Presence, Snapshot
+from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.kube.api import NotFoundError, UnreachableError, backoff
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision, RefusalCode, Side
@@ -202,8 +203,7 @@ class Preparer:
         ours = f"{self._planner.config.driver}/"
         told = [name for device in record.devices for name in device.cdi_ids]
         await self._confirm([name for name in told if not name.startswith(ours)])
-        uses = tuple(result.use() for result in allocation.results) if allocation else record.uses
-        await self._grant(record.claim, uses)
+        await self._grant(record.claim, allocation.uses if allocation else record.uses)
         rebooted = not self._records.of_this_boot(record)
         await self._apply(record, plans, snapshot, hooks=rebooted)
         if rebooted:
@@ -234,10 +234,14 @@ class Preparer:
         return self._files.with_ids(record.claim, plans, metadata_ids)
 
     async def _grant(self, claim: ClaimRef, uses: tuple[events.DeviceUse, ...]) -> None:
-        """Ask the ledger for the devices. Raises LedgerRefusedError or ClusterError.
+        """Ask the ledger for this node's devices. Raises LedgerRefusedError or ClusterError.
+
+        Of fabric devices it knows nothing: several nodes have them, and the API server alone says whose they are.
 
         Where other claims are in the way, ask the API server first whether they are still allocated.
         """
+        if not uses:
+            return
         pods = self._ports.pods()
         grace = pods.grace(claim) if pods is not None else 0.0
         event = events.Prepare(claim, uses, self._ports.clock(), grace)
@@ -349,6 +353,10 @@ class Preparer:
             device = devices.get(prepared.device)
             hook = decode_hook(prepared.unprepare)
             if hook is None or prepared.admin or not self._records.of_this_boot(record):
+                continue
+            if is_fabric_pool(prepared.pool):
+                nowhere = Device(prepared.device, prepared.device, fabric_resource(self._planner.config.driver))
+                await self._hooks.run(hook, nowhere, record.claim, "unprepare")
                 continue
             entry = entries.get(prepared.device)
             holders = entry.holders if entry is not None and entry.hold is None else ()

@@ -57,10 +57,10 @@ INVALID_RETRY_SECONDS = 300.0  # the server will answer the same, unless somebod
 
 def slice_view(version: str) -> ObjectView[Json]:
     """Read slices of a server that serves ``version``, in v1's form."""
-    return ObjectView(lambda obj: _read_slice(obj, version))
+    return ObjectView(lambda obj: read_slice(obj, version))
 
 
-def _read_slice(obj: Json, version: str) -> Json:
+def read_slice(obj: Json, version: str) -> Json:
     """A slice in v1's form. Raises what strange data raises."""
     found = slice_to_v1(obj, version)
     spec = found["spec"]
@@ -327,7 +327,7 @@ class Publisher:
     def _stored(self, answer: Json) -> Json:
         """The slice as the server answered that it is stored now. Raises ClusterError."""
         with reading("the answer to a slice", UnreachableError):
-            return _read_slice(answer, self._version)
+            return read_slice(answer, self._version)
 
     def _is_old(self, obj: Json) -> bool:
         """Whether a newer state of the slice is known: events and answers may overtake each other."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from drabridge.config.fabric import is_fabric_pool
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.ledger.events import ClaimDevices
@@ -67,7 +68,8 @@ def with_pool_in_use(config: Config, directory: Path, node: str, ledger: Ledger)
 
     found = RecordStore(directory).all()
     records = [record for record in found if record.claim.uid in ledger.by_claim or not ledger.node.whole]
-    pools = {device.pool for record in records for device in record.devices if not device.admin}
+    devices = [device for record in records for device in record.devices if not device.admin]
+    pools = {device.pool for device in devices if not is_fabric_pool(device.pool)}
     if not pools or (config.dra.pool or node) in pools:
         return config
     return with_pool(config, min(pools))

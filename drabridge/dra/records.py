@@ -23,6 +23,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from drabridge.config.fabric import is_fabric_pool
 from drabridge.dra.concurrency import KeyedLocks
 from drabridge.errors import HostError
 from drabridge.ledger.events import DeviceUse
@@ -88,8 +89,9 @@ class ClaimRecord(Struct, frozen=True):
 
     @property
     def uses(self) -> tuple[DeviceUse, ...]:
-        """The devices in the ledger's words."""
-        return tuple(DeviceUse(d.device, d.share, d.admin) for d in self.devices)
+        """This node's devices in the ledger's words."""
+        own = (device for device in self.devices if not is_fabric_pool(device.pool))
+        return tuple(DeviceUse(d.device, d.share, d.admin) for d in own)
 
     def encode(self) -> bytes:
         """Encode the record as its file has it."""

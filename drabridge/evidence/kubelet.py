@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from drabridge.config.fabric import is_fabric_pool
 from drabridge.containers.cdi_spec import claim_uid_of, is_admin_only
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.inventory.model import device_id_of
@@ -150,7 +151,8 @@ class KubeletEvidence:
         if snapshot is None:
             return None
         claims = (claim for pod in snapshot.pods for container in pod.containers for claim in container.claims)
-        return frozenset(given.device for claim in claims for given in claim.devices if given.driver == driver)
+        given = (one for claim in claims for one in claim.devices if one.driver == driver)
+        return frozenset(one.device for one in given if not is_fabric_pool(one.pool))
 
     async def _snapshot(self) -> NodeSnapshot | None:
         await self._quiet()
@@ -238,7 +240,10 @@ def users_of(snapshot: NodeSnapshot, claim: ClaimRef, driver: str, device: str) 
         for container in pod.containers
         for used in container.claims
         if is_same(claim, _ref(used, driver))
-        and any((given.driver, given.device) == (driver, device) for given in used.devices)
+        and any(
+            (given.driver, given.device) == (driver, device) and not is_fabric_pool(given.pool)
+            for given in used.devices
+        )
     )
 
 
@@ -274,7 +279,7 @@ def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.ClaimDevices,
     for pod in snapshot.pods:
         for container in pod.containers:
             for claim in container.claims:
-                ours = [device for device in claim.devices if device.driver == driver]
+                ours = [one for one in claim.devices if one.driver == driver and not is_fabric_pool(one.pool)]
                 ref = _ref(claim, driver)
                 for device in ours:
                     share = ClaimShare(device.share_id) if device.share_id else None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from drabridge.config import names
+from drabridge.config.fabric import FabricDevice
 from drabridge.config.pattern import Patterns, is_hex_id
 from drabridge.config.problems import Problems
 from drabridge.config.published import INT64, UNITS, parse_quantity
@@ -27,7 +28,7 @@ _BOOLEANS = MappingProxyType(
 )
 
 
-def attributes_of(resource: Resource, values: Lookup) -> dict[str, Attribute]:
+def attributes_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str, Attribute]:
     """The attributes that the configuration gives one device, by name."""
     found: dict[str, Attribute] = {}
     for name, spec in resource.attributes.items():
@@ -49,7 +50,7 @@ def mapped(text: str | None, table: Mapping[str, Patterns], *, hex_id: bool = Fa
     return None
 
 
-def capacity_of(resource: Resource, values: Lookup) -> dict[str, int]:
+def capacity_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str, int]:
     """The capacities that the configuration gives one device, by name, in base units."""
     found = {}
     for name, spec in resource.capacity.items():

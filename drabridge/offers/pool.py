@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.config.claims import Partition
-from drabridge.config.published import ALL, RequestPolicy, quantity_value
+from drabridge.config.published import ALL, Capacity, RequestPolicy, quantity_value
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger import eligibility
@@ -100,13 +100,7 @@ class _Context(Struct, frozen=True):
             entry = replace(entry, device=replace(entry.device, presence=device.presence), presence_since=self.at)
         policies = None
         if resource.sharing.allow_multiple_allocations:
-            # Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
-            policies = {
-                name: CapacityPolicy(0)
-                if capacity.request_policy is None
-                else _policy(capacity.request_policy, device.capacity.get(name, 0))
-                for name, capacity in resource.capacity.items()
-            }
+            policies = capacity_policies(resource.capacity, device.capacity)
         consumes: dict[str, Mapping[str, int]] = {}
         if device.name in self.counters:  # a whole takes all that there is
             consumes[device.name] = self.counters[device.name]
@@ -145,6 +139,17 @@ def _reason(ledger: Ledger, entry: Entry) -> str:
     if _is_lent_soon(entry) and entry.owner is Owner.NONE:
         return str(Owner.LEGACY)
     return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"
+
+
+def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) -> dict[str, CapacityPolicy]:
+    """How much of each capacity of a shared device, which ``has`` that much, a claim may take.
+
+    Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
+    """
+    return {
+        name: CapacityPolicy(0) if one.request_policy is None else _policy(one.request_policy, has.get(name, 0))
+        for name, one in capacity.items()
+    }
 
 
 def _policy(policy: RequestPolicy, whole: int) -> CapacityPolicy:

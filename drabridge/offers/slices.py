@@ -87,12 +87,16 @@ class Offer(Struct, frozen=True):
 
 
 class Pool(Struct, frozen=True):
-    """Everything to publish. ``counters``: counter set -> counter -> amount, of wholes whose parts are offered."""
+    """Everything to publish. ``counters``: counter set -> counter -> amount, of wholes whose parts are offered.
+
+    ``place``: the fields of a spec that say which nodes have the devices, where it is not the one of the name ``node``.
+    """
 
     driver: str
     node: str
     offers: tuple[Offer, ...] = ()
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    place: Mapping[str, Any] | None = None
 
 
 class DesiredSlices(Struct, frozen=True):
@@ -131,7 +135,7 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
             {"sharedCounters": sets[i : i + COUNTER_SETS_PER_SLICE]}
             for i in range(0, len(sets), COUNTER_SETS_PER_SLICE)
         ]
-    base = {"driver": pool.driver, "nodeName": pool.node}
+    base = {"driver": pool.driver, **(pool.place or {"nodeName": pool.node})}
     specs = {slice_name(pool.driver, pool.node, i): {**base, **body} for i, body in enumerate(bodies or [{}])}
     return DesiredSlices(specs, tuple(notes))
 
@@ -157,7 +161,10 @@ def lease_denied_condition(driver: str) -> str:
 
 
 def feature_probe(driver: str, node: str, pool: str, features: Iterable[Feature]) -> Json:
-    """The spec of a slice with a device for each feature: its dry run shows which fields a server keeps."""
+    """The spec of a slice with a device for each feature: its dry run shows which fields a server keeps.
+
+    ``node`` is empty for a slice of all nodes.
+    """
     fields: Mapping[Feature, Json] = {
         Feature.TAINTS: {"taints": [_taint(Taint(f"{driver}/probe"))]},
         Feature.LEASES: _lease_fields(driver),
@@ -165,9 +172,10 @@ def feature_probe(driver: str, node: str, pool: str, features: Iterable[Feature]
         Feature.PARTITIONS: {"consumesCounters": [_counter_set("probe", {"probe": 1}, key="counterSet")]},
         Feature.LISTS: {"attributes": {"probe": {"ints": [0]}}},
     }
-    place = {"nodeName": node, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}}
+    place: Json = {"nodeName": node} if node else {"allNodes": True}
     devices = [{"name": feature.name.lower(), **fields[feature]} for feature in sorted(features)]
-    return {"driver": driver, **place, "devices": devices}
+    names = {"name": pool, "generation": 1, "resourceSliceCount": 1}
+    return {"driver": driver, **place, "pool": names, "devices": devices}
 
 
 def _lease_fields(driver: str) -> Json:

@@ -167,6 +167,7 @@ CASES = {
     # Those with a dra lane are all left to pods: without an API server no claim could have one.
     "sriov-vf": Case("example.com/vf", "net.example.com", functions, 4, 4),
     "kvm": Case("example.com/kvm", "kvm.example.com", kvm, 1000, 1000, ("kvm::0", "kvm::999"), ("/dev/kvm",)),
+    "fabric": Case("example.com/kvm", "fabric.example.com", kvm, 1000, 1000, ("kvm::0",), ("/dev/kvm",)),
     "loop": Case("example.com/loop", "loop.example.com", loop, 3, 3, ("loop900", "loop901", "loop902")),
 }
 

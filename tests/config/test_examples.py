@@ -63,6 +63,7 @@ WANTED: dict[str, list[UdevDevice]] = {
     "sriov-vf": [
         pci("0000:3b:00.2", "0x15b3", "0x101e", "0x020000", "vfio-pci", physfn="0000:3b:00.0", iommu_group="7")
     ],
+    "fabric": [udev_device("kvm", "misc", devnode="/dev/kvm")],
     "kvm": [udev_device("kvm", "misc", devnode="/dev/kvm")],
     "loop": [udev_device("loop900", "block", "disk", devnode="/dev/loop900", attrs=BACKED)],
 }
@@ -112,6 +113,7 @@ NEAR_MISSES: dict[str, list[UdevDevice]] = {
         pci("0000:5e:00.2", "0x8086", "0x0d54", "0x010802", "vfio-pci", physfn="0000:5e:00.0"),  # NVMe
     ],
     "kvm": [udev_device("vhost-net", "misc", devnode="/dev/vhost-net"), udev_device("kvm", "module")],
+    "fabric": [udev_device("kvm", "module")],
     "loop": [
         udev_device("loop7", "block", "disk", devnode="/dev/loop7", attrs=BACKED),
         udev_device("loop901", "block", "disk", devnode="/dev/loop901", attrs={"size": "0\n"}),  # nothing attached

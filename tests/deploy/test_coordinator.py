@@ -22,6 +22,7 @@ from drabridge.sim.apiserver.auth import User
 from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.deploy.policy import Request, refusals
+from tests.deploy.policy_types import VERSIONS, complaints
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices
 from tests.support.agent_process import DRIVER, AgentProcess
 from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted
@@ -162,6 +163,55 @@ def test_it_writes_its_own_objects_only(resource: str, name: str, namespace: str
     for operation, new, old in (("CREATE", obj, None), ("UPDATE", obj, obj), ("DELETE", None, obj)):
         assert (refusals(POLICIES, Request(operation, resource, User(ACCOUNT), new, old)) == []) is allowed
         assert refusals(POLICIES, Request(operation, resource, User("another"), new, old)) == []
+
+
+FABRIC: Json = {
+    "config": {
+        "driver": DRIVER,
+        "fabric": [{"name": "lobby", "health": {"host": "cam.example", "port": 554}}, {"name": "other"}],
+    },
+    "coordinator": {"enabled": True},
+}
+
+
+def test_with_fabric_devices_it_reads_the_agents_file_and_may_call_what_it_checks() -> None:
+    assert lint(FABRIC) == []
+    objects = manifests({**FABRIC, "networkPolicy": {"apiServerPorts": [6443]}}, namespace=NAMESPACE)
+    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
+    assert "--config=/etc/drabridge/config.yaml" in pod["containers"][0]["args"]
+    agents = one(objects, "DaemonSet")["spec"]["template"]["spec"]["volumes"][0]
+    assert pod["volumes"] == [agents], "what is published is what agents give"
+    (policy,) = (o for o in objects if (o["kind"], o["metadata"]["name"]) == ("NetworkPolicy", NAME))
+    assert [port["port"] for port in policy["spec"]["egress"][0]["ports"]] == [6443, 554, 53, 53]
+    with pytest.raises(HelmRefusedError, match=r"Set coordinator.enabled: true"):
+        manifests({"config": FABRIC["config"]})
+    (slices,) = (o for o in objects if o["kind"].endswith("Policy") and o["metadata"]["name"] == f"{NAME}-slices")
+    assert [complaints(slices, version) for version in VERSIONS] == [[]] * len(VERSIONS)
+    emptied = manifests({**FABRIC, "config": {"driver": DRIVER, "fabric": []}}, namespace=NAMESPACE)
+    assert "--config=/etc/drabridge/config.yaml" in yaml.safe_dump(emptied), "else nobody removes those of before"
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ({"driver": DRIVER, "allNodes": True, "pool": {"name": f"{DRIVER}/fabric"}}, True),
+        ({"driver": DRIVER, "nodeSelector": {}, "pool": {"name": f"{DRIVER}/fabric/hall"}}, True),
+        ({"driver": DRIVER, "nodeName": "node-a", "pool": {"name": f"{DRIVER}/fabric"}}, False),
+        ({"driver": DRIVER, "nodeName": "node-a", "pool": {"name": "node-a"}}, False),
+        ({"driver": DRIVER, "allNodes": True, "pool": {"name": "node-a"}}, False),
+        ({"driver": DRIVER, "allNodes": True, "pool": {"name": f"{DRIVER}/fabrics"}}, False),
+        ({"driver": "gpu.example.com", "allNodes": True, "pool": {"name": f"{DRIVER}/fabric"}}, False),
+    ],
+)
+def test_it_writes_no_nodes_slices(spec: Json, allowed: bool) -> None:
+    objects = manifests(FABRIC, namespace=NAMESPACE)
+    policies = [obj for obj in objects if obj["kind"] == "ValidatingAdmissionPolicy"]
+    obj = {"metadata": {"name": "s"}, "spec": {**spec, "pool": {**spec["pool"], "generation": 1}}}
+    for operation, new, old in (("CREATE", obj, None), ("UPDATE", obj, obj), ("DELETE", None, obj)):
+        request = Request(operation, "resourceslices", User(ACCOUNT), new, old)
+        assert (refusals(policies, request) == []) is allowed
+        if "fabric" in spec["pool"]["name"] and allowed:
+            assert refusals(policies, Request(operation, "resourceslices", User(AGENT, node="node-a"), new, old))
 
 
 async def test_the_roles_are_what_coordinator_and_agent_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:

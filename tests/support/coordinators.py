@@ -33,11 +33,13 @@ class CoordinatorProcess:
         identity: str = "one",
         driver: str = DRIVER,
         listen: str = "127.0.0.1:0",
+        config: Path | None = None,
     ) -> None:
         self.log = root / f"coordinator-{identity}.log"
         self._words = (
             *("--driver", driver, "--namespace", NAMESPACE, "--identity", identity),
             *("--lease-seconds", "3", "--listen", listen),
+            *(() if config is None else ("--config", str(config))),
         )
         self._kubeconfig = kubeconfig
         self.process: asyncio.subprocess.Process | None = None

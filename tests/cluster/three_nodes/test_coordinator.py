@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 
 import pytest
 
-from drabridge.kube.api import NotFoundError
-from drabridge.kube.claim_hints import LEASES, lock_name
-from tests.cluster.bed import CLAIMS, DEVICES, DRIVER, NAMESPACE, PODS, Json, wait_for
-from tests.cluster.real_bed import COORDINATOR, is_ready
+from tests.cluster.bed import CLAIMS, DEVICES, NAMESPACE, Json, wait_for
 from tests.cluster.releases.features import needs
 from tests.cluster.steps import claim_pod, deleted, legacy_pod, running
 from tests.cluster.three_nodes.bed import NAMES, ThreeNodes, config, signal_pod
+from tests.cluster.three_nodes.coordinators import another_leads, two_are_ready
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.cluster, needs("binding conditions")]
 
@@ -22,38 +19,15 @@ CONFIG = config(legacy=0, dra=0, shared=DEVICES)
 VALUES = {"coordinator": {"enabled": True}}
 
 
-async def leader(three: ThreeNodes) -> Json | None:
-    """The pod that leads; None for none."""
-    with contextlib.suppress(NotFoundError):
-        lease = await three.api.get(LEASES, lock_name(DRIVER), namespace=NAMESPACE)
-        if name := lease["spec"].get("holderIdentity"):
-            return dict(await three.api.get(PODS, str(name), namespace=NAMESPACE))
-    return None
-
-
 async def two_work(three: ThreeNodes) -> Json:
     """Wait for a leader, another coordinator that waits, and agents that follow; return the leader."""
-
-    async def there() -> Json | None:
-        found = (await three.api.list(PODS, namespace=NAMESPACE, label_selector=COORDINATOR)).items
-        first = await leader(three)
-        return first if len(found) == 2 and all(map(is_ready, found)) else None
-
-    one: Json = await wait_for(three, "a coordinator that leads, and one that waits", there)
+    one = await two_are_ready(three)
 
     async def followed() -> bool:
         return all(["the coordinator names the claims" in await each.agent_story() for each in three.each_node()])
 
     await wait_for(three, "every agent to follow it", followed)
     return one
-
-
-async def another_leads(three: ThreeNodes, than: Json) -> None:
-    async def other() -> bool:
-        now = await leader(three)
-        return now is not None and now["metadata"]["uid"] != than["metadata"]["uid"]
-
-    await wait_for(three, "another coordinator to lead", other)
 
 
 async def one_of_each(three: ThreeNodes, mark: str, *names: str) -> list[str]:
