@@ -82,7 +82,17 @@ class IommuGroups:
         """Why a function cannot be handed out now; "" when it can. Open files aside, which change all the time."""
         if not self.drivers.has_driver(VFIO_PCI):
             return "the kernel has no driver vfio-pci: run modprobe vfio-pci on the node, at each boot"
-        return "; ".join(in_the_way(self.read(address), address, rule))
+        if not self.drivers.may_write():
+            return "the agent may not write to /sys, so it binds nothing to vfio-pci"
+        return self._blind() or "; ".join(in_the_way(self.read(address), address, rule))
+
+    def _blind(self) -> str:
+        """Why the processes of the node cannot be looked at; "" when they can: kernel threads are of its namespace."""
+        try:
+            seen = (self._proc / "2/comm").read_text().strip() == "kthreadd"
+        except OSError:
+            seen = False
+        return "" if seen else "the agent does not see who on the node has devices open: it needs hostPID"
 
     def read(self, address: str) -> list[Function]:
         """The functions of a function's IOMMU group, in the order of their addresses; none when it is in no group."""
@@ -95,7 +105,7 @@ class IommuGroups:
             return None
         place = (self._sys / "bus/pci/devices" / address).resolve()
         ids = ":".join(self.drivers.read(address, name).removeprefix("0x") for name in ("vendor", "device"))
-        if binding.driver == VFIO_PCI:
+        if binding.driver and not does_dma(binding.driver):  # a bridge: what is behind it is not its own
             return Function(address, ids, binding)
         interfaces, blocks, nodes = [], {}, []
         for folder, names, files in os.walk(place):
@@ -192,6 +202,8 @@ class IommuGroups:
     def _open(self, nodes: Mapping[str, tuple[DeviceNode, ...]]) -> str:
         if not nodes:
             return ""
+        if blind := self._blind():
+            raise HostError(blind)
         found = find_open({name: Device(name, name, "", nodes=own) for name, own in nodes.items()}, self._proc)
         if found.by:
             return ", ".join(f"{name} is open in {process}" for name, process in found.by.items())

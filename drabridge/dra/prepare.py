@@ -175,7 +175,7 @@ class Preparer:
         for result in allocation.results:
             if result.device in paused and not result.admin:
                 why = f"device {result.device} is given to nobody new because of {paused[result.device]}"
-                raise NotReadyError(why, hint="Its vendor's manager is at work; kubelet tries again")
+                raise NotReadyError(why, hint="Kubelet tries again until that is over")
         await self._confirm([name for plan in plans for name in plan.device.cdi_devices])
         record = ClaimRecord(
             allocation.claim,

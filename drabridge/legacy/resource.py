@@ -303,7 +303,7 @@ class LegacyResource:
                 raise AllocationError(
                     "FAILED_PRECONDITION",
                     f"{name} is given to nobody new because of {sign}",
-                    hint="its vendor's manager is at work; delete the pod, its replacement waits until that is done",
+                    hint="delete the pod, its replacement waits until that is over",
                 )
 
     def _refuse_one_path(self, names: Iterable[str]) -> None:

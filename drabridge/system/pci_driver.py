@@ -68,6 +68,10 @@ class PciDrivers:
         """Tell whether the kernel has a driver: its module is loaded."""
         return (self._bus / "drivers" / name).is_dir()
 
+    def may_write(self) -> bool:
+        """Tell whether the files of sysfs can be written: /sys may be mounted read-only."""
+        return os.access(self._bus / "drivers_probe", os.W_OK)
+
     def read(self, address: str, name: str) -> str:
         """An attribute's first line; empty when there is none."""
         try:

@@ -38,7 +38,9 @@ class Kernel(PciDrivers):
         self.fails: Callable[[], None] = lambda: None
         (root / "sys/bus/pci/drivers" / VFIO_PCI).mkdir(parents=True)
         (root / "udev").mkdir()
-        (root / "proc").mkdir()
+        (root / "sys/bus/pci/drivers_probe").touch()
+        (root / "proc/2").mkdir(parents=True)
+        (root / "proc/2/comm").write_text("kthreadd\n")
         (root / "dev/vfio").mkdir(parents=True)
 
     def add(self, address: str, driver: str, ids: str, group: str = "7", **attributes: str) -> Path:
@@ -191,6 +193,13 @@ def test_a_neighbour_that_is_not_allowed_keeps_its_driver(kernel: Kernel, rule: 
 def test_without_the_module_it_is_said_how_to_load_it(kernel: Kernel) -> None:
     (kernel.root / "sys/bus/pci/drivers" / VFIO_PCI).rmdir()
     assert "modprobe vfio-pci" in why_not(kernel)
+
+
+def test_an_agent_that_does_not_see_the_nodes_processes_or_may_not_write_says_so(kernel: Kernel) -> None:
+    (kernel.root / "proc/2/comm").write_text("pause\n")
+    assert "hostPID" in why_not(kernel)
+    (kernel.root / "sys/bus/pci/drivers_probe").unlink()
+    assert "may not write to /sys" in why_not(kernel)
 
 
 def interface(kernel: Kernel, flags: str, *above: str) -> None:
