@@ -69,7 +69,8 @@ def whole(state: State, *, recorded: bool = True) -> Truth:
 class Checks:
     """Every invariant, in parts: each raises :class:`Broken` where it does not hold.
 
-    The parts lose nothing: I1 compares pods with claims, and no device here is a part of another; I2, I4, I6 and
+    The parts lose nothing: I1 compares pods with claims, and no device here is a part of another, but where both are at
+    one place; I2, I4, I6 and
     "listed" compare the ledger with one kind of holder; I3 compares it with what is offered.
     """
 
@@ -85,7 +86,7 @@ class Checks:
         config = self.ledgers.config
         pods = " ".join(f"pod{index}" for index in range(config.pods))
         claims = " ".join(f"claim{index}" for index in range(config.claims))
-        yield stage(f"{pods} {claims}", self.holders)
+        yield stage(f"{'ledger ' if config.one_place else ''}{pods} {claims}", self.holders)
         yield stage(f"ledger {pods}", self.pods)
         for index in range(config.claims):
             beside = " healthy api" if config.leases else ""
@@ -107,7 +108,8 @@ class Checks:
 
     def holders(self, state: State) -> Outcomes:
         truth = whole(state._replace(healthy=0, api=0, scheduler=0))
-        if violations := tuple(invariants.one_holder(Ledger(), truth, self.ledgers.config.policy)):
+        ledger = self.ledgers.ledgers[state.ledger] if self.ledgers.config.one_place else Ledger()
+        if violations := tuple(invariants.one_holder(ledger, truth, self.ledgers.config.policy)):
             raise Broken(violations)
         return ()
 
