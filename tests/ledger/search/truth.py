@@ -69,8 +69,8 @@ def whole(state: State, *, recorded: bool = True) -> Truth:
 class Checks:
     """Every invariant, in parts: each raises :class:`Broken` where it does not hold.
 
-    The parts lose nothing: I1 compares pods with claims, and no device here is a part of another, but where both are at
-    one place; I2, I4, I6 and
+    The parts lose nothing: I1 compares pods with claims, and no device here is a part of another, unless both are at
+    one place: then only one of them is used; I2, I4, I6 and
     "listed" compare the ledger with one kind of holder; I3 compares it with what is offered.
     """
 
@@ -86,7 +86,7 @@ class Checks:
         config = self.ledgers.config
         pods = " ".join(f"pod{index}" for index in range(config.pods))
         claims = " ".join(f"claim{index}" for index in range(config.claims))
-        yield stage(f"{'ledger ' if config.one_place else ''}{pods} {claims}", self.holders)
+        yield stage(f"{pods} {claims}", self.holders)
         yield stage(f"ledger {pods}", self.pods)
         for index in range(config.claims):
             beside = " healthy api" if config.leases else ""
@@ -96,6 +96,7 @@ class Checks:
 
     def check(self, state: State) -> None:
         """All of it at once."""
+        self.holders(state)
         if self.ledgers.config.leases:
             state = state._replace(scheduler=0)
         self._hold(self.ledgers.ledgers[state.ledger], whole(state, recorded=self.recorded))
@@ -108,9 +109,11 @@ class Checks:
 
     def holders(self, state: State) -> Outcomes:
         truth = whole(state._replace(healthy=0, api=0, scheduler=0))
-        ledger = self.ledgers.ledgers[state.ledger] if self.ledgers.config.one_place else Ledger()
-        if violations := tuple(invariants.one_holder(ledger, truth, self.ledgers.config.policy)):
+        if violations := tuple(invariants.one_holder(Ledger(), truth, self.ledgers.config.policy)):
             raise Broken(violations)
+        used = sorted({*truth.pods, *truth.claims})
+        if self.ledgers.config.one_place and len(used) > 1:
+            raise Broken((invariants.Violation("I1", used[0], f"used while {used[1]}, the same hardware, is used"),))
         return ()
 
     def pods(self, state: State) -> Outcomes:

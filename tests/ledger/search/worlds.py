@@ -54,8 +54,8 @@ OTHERS: Mapping[str, Config] = {
         _LOST, faults=2, kinds=_TENDER
     ),
     # a GPU for containers and for virtual machines
-    "2 devices at one place, 2 pods, a fault": replace(
-        _PROMPT, one_place=True, claims=0, moves=0, lanes=(Lane.LEGACY, Lane.LEGACY)
+    "2 devices at one place, 2 pods, late evidence, two faults": replace(
+        _PROMPT, late_evidence=True, faults=2, one_place=True, claims=0, moves=0, lanes=(Lane.LEGACY, Lane.LEGACY)
     ),
     "2 devices at one place, 2 claims, a fault": replace(
         _PROMPT, one_place=True, pods=0, moves=0, lanes=(Lane.DRA, Lane.DRA)
