@@ -390,7 +390,12 @@ async def test_a_driver_that_does_not_let_go_ends_the_call_and_nobody_gets_the_g
 ) -> None:
     monkeypatch.setattr(vfio_binder, "BIND_SECONDS", 0.2)
     node, lets_go = Node(kernel), threading.Event()
-    kernel.fails = lambda: lets_go.wait(60) if len(kernel.steps) == 1 else None
+
+    def hang() -> None:
+        if len(kernel.steps) == 1:
+            lets_go.wait(60)
+
+    kernel.fails = hang
     with pytest.raises(HostError, match=f"{GPU}: unbinding the driver has not ended"):
         await node.binder.bind(node.vm)
     node.hold(Owner.NONE)

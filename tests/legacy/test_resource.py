@@ -120,7 +120,6 @@ async def test_a_device_is_bound_before_its_container_starts_not_in_the_allocate
     ledger_service: LedgerService, tmp_path: Path
 ) -> None:
     place = Place(ledger_service, tmp_path, "cdi")
-    assert not place.resource.pre_start_required
     assert not place.resource.reconfigure(replace(RESOURCE, vfio=Vfio(allow=("10de:*",))), "cdi"), "kubelet is told"
     place.resource.config = replace(RESOURCE, vfio=Vfio(allow=("10de:*",)))
     assert place.resource.pre_start_required

@@ -137,13 +137,12 @@ async def test_a_crash_at_any_step_is_healed(disks: tuple[str, str], number: int
         agent.command = COMMAND
         await agent.start()
         await agent.ready()
-        if (await kubelet.delete_pod("uid-vm")) is None:
-            await until(lambda: as_before(function, "nvme"), 60, agent.text)
+        await kubelet.delete_pod("uid-vm")
+        await until(lambda: as_before(function, "nvme"), 60, agent.text)
         await listed(agent, kubelet, NVME, HOSTS, set())
         assert (await kubelet.run_pod(pod("next", 1, VM))).phase is Phase.RUNNING
         await kubelet.delete_pod("uid-next")
-        for one in disks:
-            await until(lambda one=one: as_before(one, "nvme"), 60, agent.text)
+        await until(lambda: all(as_before(one, "nvme") for one in disks), 60, agent.text)
 
 
 async def test_the_host_comes_first() -> None:
@@ -197,5 +196,5 @@ async def test_a_claim_binds_and_its_file_says_which_function(disks: tuple[str, 
         found = json.loads(file.read_text())
         assert function in json.dumps(found)
         assert "resource.kubernetes.io/pciBusID" in json.dumps(found)
-        await cluster.delete_pod("vm")
+        await cluster.delete("pods", "vm")
         await until(lambda: as_before(function, "nvme"), 60, agent.text)
