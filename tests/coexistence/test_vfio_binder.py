@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 
 from drabridge.coexistence import vfio_binder
+from drabridge.coexistence.host_mounts import HostMounts
 from drabridge.coexistence.iommu_groups import IommuGroups
+from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.coexistence.vfio_binder import VfioBinder
+from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.config.vfio import Vfio
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device
+from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState, Owner
+from drabridge.system.paths import Paths
 from drabridge.system.pci_driver import VFIO_PCI, Binding, PciDrivers, Step, binding_before, next_step
 from tests.support.hardware import config
 from tests.support.waiting import until
@@ -458,3 +462,26 @@ async def test_two_calls_at_once_bind_once(kernel: Kernel) -> None:
     node = Node(kernel)
     await asyncio.gather(*(node.binder.bind(node.vm) for _ in range(3)))
     assert len(kernel.steps) == 6
+
+
+async def test_a_device_that_could_not_be_bound_is_offered_to_nobody_and_its_reason_is_shown(kernel: Kernel) -> None:
+    node = Node(kernel, {"allow": ["10de:2330"]})
+    node.hold(Owner.NONE)
+    paths = Paths.of("d.io", kubelet=kernel.root)
+    paths.state.mkdir(parents=True)
+    withheld = WithheldDevices(OtherAgents(paths, "d.io", "n"), HostMounts(kernel.root / "sys", kernel.root / "proc"))
+
+    async def look() -> Device:
+        snapshot = Snapshot(1, (node.vm,))
+        shown = await withheld.update(snapshot, node.ledger, not_for_vfio=node.binder.why_not)
+        return shown.devices[0]
+
+    device = await look()
+    assert device.presence is Presence.FAULTY
+    assert f"{AUDIO} (10de:22a3, snd_hda_intel) may not be bound" in device.reason
+    node.hold(Owner.DRA_PREPARED)
+    assert (await look()).presence is Presence.PRESENT, "who has it is in nobody's way"
+    kernel.attach(kernel.root / "sys/devices/pci0000:3a" / AUDIO, "")
+    node.hold(Owner.NONE)
+    assert (await look()).presence is Presence.PRESENT
+    assert withheld.again_seconds, "a mount sends no event"
