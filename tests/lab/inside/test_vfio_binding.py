@@ -15,19 +15,28 @@ import pytest
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
-from tests.lab.inside.nodes import DISKS, DRIVER, HEAD, NVME, given_nodes, ids, listed, run
-from tests.lab.inside.test_groups import address, group
+from tests.lab.inside.nodes import (
+    DISKS,
+    DRIVER,
+    HEAD,
+    NVME,
+    VM,
+    VM_DISKS,
+    address,
+    as_before,
+    driver_of,
+    given_nodes,
+    group,
+    ids,
+    listed,
+    run,
+)
 from tests.support.agent_on_cluster import CLASS, bridge, claim_pod
 from tests.support.agent_process import COMMAND, AgentProcess, node, noted, pod, restart_kubelet
 from tests.support.agent_process import DRIVER as MEMORY_DRIVER
 from tests.support.waiting import until
 
-VM, CARD = "example.com/vm-disk", "example.com/vm-card"
-VM_DISKS = f"""\
-- name: {VM}
-  match: [{{subsystem: pci, attr: {{class: "0x010802"}}}}]
-  vfio: {{allow: ["1b36:0010"]}}
-"""
+CARD = "example.com/vm-card"
 BOTH = HEAD + DISKS + VM_DISKS
 CARDS = f"""\
 - name: {CARD}
@@ -35,19 +44,6 @@ CARDS = f"""\
   vfio: {{allow: ["1234:11e8", "8086:100e"]}}
 """
 HOSTS = {"NV-0002", "NV-0003"}
-
-
-def driver(function: str) -> str:
-    link = Path("/sys/bus/pci/devices") / function / "driver"
-    return link.resolve().name if link.exists() else ""
-
-
-def override(function: str) -> str:
-    return (Path("/sys/bus/pci/devices") / function / "driver_override").read_text().strip()
-
-
-def as_before(function: str, name: str) -> bool:
-    return (driver(function), override(function)) == (name, "(null)")
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +68,14 @@ async def in_vm(disks: tuple[str, str], config: str = BOTH) -> AsyncIterator[tup
         await listed(agent, kubelet, VM, named(*disks), set())
         status = await kubelet.run_pod(pod("vm", 1, VM))
         assert status.phase is Phase.RUNNING, status.message + agent.text()
-        (function,) = (one for one in disks if driver(one) == "vfio-pci")
+        (function,) = (one for one in disks if driver_of(one) == "vfio-pci")
         yield agent, kubelet, function
 
 
 async def test_a_disk_goes_to_a_machine_and_back_and_is_never_in_a_container_meanwhile(disks: tuple[str, str]) -> None:
     async with in_vm(disks) as (agent, kubelet, function):
         other = next(one for one in disks if one != function)
-        assert driver(other) == "nvme"
+        assert driver_of(other) == "nvme"
         paths = {one["hostPath"] for one in given_nodes(agent)}
         assert paths == {f"/dev/vfio/{group(function)}", "/dev/vfio/vfio"}
         (text,) = (path.read_text() for path in agent.cdi.glob("*.json"))
@@ -102,7 +98,7 @@ async def test_a_machine_keeps_its_disk_through_restarts_of_agent_and_kubelet(di
         await agent.ready()
         await restart_kubelet(kubelet)
         await asyncio.sleep(7)  # two looks at what could go back
-        assert driver(function) == "vfio-pci"
+        assert driver_of(function) == "vfio-pci"
         await kubelet.delete_pod("uid-vm")
         await until(lambda: as_before(function, "nvme"), 30, agent.text)
 
@@ -112,7 +108,7 @@ async def test_what_a_process_has_open_stays_bound_and_the_status_says_so(disks:
         machine = os.open(f"/dev/vfio/{group(function)}", os.O_RDWR)
         await kubelet.delete_pod("uid-vm")
         await until(lambda: noted(agent, "in use although no pod has it"), 30, agent.text)
-        assert driver(function) == "vfio-pci"
+        assert driver_of(function) == "vfio-pci"
         assert len(ids(kubelet, NVME)[0]) == 1
         os.close(machine)
         await until(lambda: as_before(function, "nvme"), 30, agent.text)
@@ -159,7 +155,7 @@ async def test_the_host_comes_first() -> None:
             await run("ip", "address", "flush", "dev", name)
             await listed(agent, kubelet, CARD, named(card), set())
             assert (await kubelet.run_pod(pod("vm", 1, CARD))).phase is Phase.RUNNING, agent.text()
-            assert (driver(card), driver(beside)) == ("vfio-pci", "vfio-pci")
+            assert (driver_of(card), driver_of(beside)) == ("vfio-pci", "vfio-pci")
             os.close(os.open(f"/dev/vfio/{group(card)}", os.O_RDWR))
             await kubelet.delete_pod("uid-vm")
             await until(lambda: as_before(card, "") and as_before(beside, "e1000"), 30, agent.text)
@@ -189,7 +185,7 @@ async def test_a_claim_binds_and_its_file_says_which_function(disks: tuple[str, 
         await cluster.apply(class_text)
         await cluster.apply(claim_pod("vm"))
         await cluster.wait_pod("vm")
-        (function,) = (one for one in disks if driver(one) == "vfio-pci")
+        (function,) = (one for one in disks if driver_of(one) == "vfio-pci")
         (file,) = agent.root.rglob("*-metadata.json")
         found = json.loads(file.read_text())
         assert function in json.dumps(found)

@@ -15,8 +15,7 @@ from drabridge.coexistence.vfio_binder import VfioBinder
 from drabridge.inventory.model import Device
 from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.system.pci_driver import VFIO_PCI, Binding, PciDrivers, Step
-from tests.lab.inside.nodes import run
-from tests.lab.inside.test_groups import address, group
+from tests.lab.inside.nodes import address, group, run
 from tests.support.hardware import config
 from tests.support.waiting import until
 

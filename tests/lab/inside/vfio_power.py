@@ -18,8 +18,7 @@ from typing import Any
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from tests.lab.inside.hardware import note
-from tests.lab.inside.nodes import DRIVER, ids
-from tests.lab.inside.test_vfio_binding import BOTH, VM, as_before, driver
+from tests.lab.inside.nodes import DISKS, DRIVER, HEAD, VM, VM_DISKS, as_before, driver_of, ids
 from tests.support.agent_process import AgentProcess, pod
 from tests.support.waiting import until
 
@@ -29,7 +28,7 @@ ROOT = Path("/state/node")
 def _agent() -> AgentProcess:
     subprocess.run(["modprobe", "vfio-pci"], check=True)
     ROOT.mkdir(exist_ok=True)
-    return AgentProcess(ROOT, BOTH, DRIVER)
+    return AgentProcess(ROOT, HEAD + DISKS + VM_DISKS, DRIVER)
 
 
 def _taken() -> dict[str, Any]:
@@ -45,7 +44,7 @@ async def _run() -> None:
     status = await kubelet.run_pod(pod("vm", 1, VM))
     assert status.phase == "Running", status.message
     (function,) = _taken()
-    assert driver(function) == "vfio-pci"
+    assert driver_of(function) == "vfio-pci"
     note(function)
     await asyncio.sleep(3600)
 
@@ -63,7 +62,7 @@ async def _after() -> None:
             return next((one for one in rows if one["id"] == f"vfio-{function}"), {})
 
         await until(row, 60, agent.text)
-        found = {"held": (await row())["owner"], "driver": driver(function)}
+        found = {"held": (await row())["owner"], "driver": driver_of(function)}
         await kubelet.start()
         await until(lambda: not _taken(), 120, agent.text)
         print(json.dumps({**found, "back": as_before(function, "nvme")}))
