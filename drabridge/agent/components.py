@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -61,9 +60,10 @@ from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
 from drabridge.system.port import Port
 from drabridge.system.supervise import WakeUp
+from drabridge.telemetry import gpu_use
 from drabridge.telemetry.gauges import samples
 from drabridge.telemetry.holds import CLAIMS, Holding, Holds
-from drabridge.telemetry.metrics import Metrics
+from drabridge.telemetry.metrics import Metrics, Sample
 from drabridge.telemetry.sinks import Sinks
 from podresources import Client
 
@@ -138,7 +138,7 @@ class Components:
         self.started_at = base.now()
         self.lanes_changed = WakeUp()
         self._state_worker = base.state_worker
-        metrics = Metrics(lambda: chain(samples(agent_state(self), self.sinks.reconciled_at), self.holds.samples()))
+        metrics = Metrics(self._samples)
         self.holds = Holds(self._owner_of)
         self.history = History(paths.state, base.state_worker, lambda: self.holds.open)
         self.sinks = Sinks(metrics, self.resource_of, base.now)
@@ -310,6 +310,15 @@ class Components:
         """Return the resource of a device that the ledger knows; "" for another."""
         entry = self.ledger_service.ledger.entries.get(device)
         return entry.device.resource if entry else ""
+
+    def _samples(self) -> Iterator[Sample]:
+        """Yield all values of metrics that are not counted."""
+        state, pods = agent_state(self), self.others.pods
+        yield from samples(state, self.sinks.reconciled_at)
+        yield from self.holds.samples()
+        names_of = pods.names_of if pods is not None else lambda uid, container: ("", "", "")
+        use = self.inventory.health.gpu_use
+        yield from gpu_use.samples(state.snapshot.devices, state.ledger, use, state.nvml_problem, names_of)
 
     def _owner_of(self, holding: Holding) -> str:
         pods = self.others.pods

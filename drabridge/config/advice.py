@@ -102,11 +102,15 @@ def _of_resource(resource: Resource) -> Iterator[str]:
 def _one_path(resource: Resource) -> Iterator[Template]:
     """The paths in the container at which every device of the resource has something of its own."""
     for node in resource.all_nodes:
-        if node.alias is not None and not node.alias.fields and (node.path is None or node.path.fields):
+        if node.alias is not None and _is_one(node.alias) and (node.path is None or node.path.fields):
             yield node.alias
     for mount in resource.mounts:
-        if mount.container_path is not None and not mount.container_path.fields and mount.host_path.fields:
+        if mount.container_path is not None and _is_one(mount.container_path) and mount.host_path.fields:
             yield mount.container_path
+
+
+def _is_one(path: Template) -> bool:
+    return all(field.source == "request" for field in path.fields)
 
 
 def _has_subsystem(predicate: Predicate) -> bool:

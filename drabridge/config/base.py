@@ -9,7 +9,7 @@ from drabridge.config.model import Check, Parse, Schema
 from drabridge.config.pattern import Glob, Patterns
 from drabridge.config.problems import Problem, Problems, unmet
 from drabridge.config.regex import Regex
-from drabridge.config.template import IDENTITY_FIELDS, variable_name
+from drabridge.config.template import CONTAINER_FIELDS, IDENTITY_FIELDS, variable_name
 from drabridge.config.template import Field as TemplateField
 from drabridge.config.template import Template as _Template
 from drabridge.config.template import parse as parse_template
@@ -79,6 +79,21 @@ PatternsText = Annotated[
 
 
 def _template(value: Any) -> _Template:
+    template = _in_container(value)
+    for field in template.fields:
+        _refuse_container_field(field)
+    return template
+
+
+def _refuse_container_field(field: TemplateField) -> None:
+    if field.source in CONTAINER_FIELDS:
+        raise unmet(
+            "fields that a device has by itself",
+            f"{{{field}}} is known in a container alone: write it into `as`, `containerPath` or `env`",
+        )
+
+
+def _in_container(value: Any) -> _Template:
     if isinstance(value, _Template):
         return value
     template = parse_template(text_of(value, "text, with fields in braces"))
@@ -135,7 +150,9 @@ def _as_field(value: Any) -> TemplateField:
     text = text_of(value, "a field")
     if text.startswith("{"):
         raise unmet("a field without braces", f"write {text.strip('{}')}")
-    return TemplateField.parse(text)
+    field = TemplateField.parse(text)
+    _refuse_container_field(field)
+    return field
 
 
 def _schema(kind: str, **more: Any) -> Schema:
@@ -143,8 +160,10 @@ def _schema(kind: str, **more: Any) -> Schema:
 
 
 Template = Annotated[_Template, Parse(_template), _schema("template")]
+ContainerTemplate = Annotated[_Template, Parse(_in_container), _schema("template")]
 IdTemplate = Annotated[Template, Check(_without_identity), _schema("template")]
 PathTemplate = Annotated[Template, Check(_path), _schema("path template", pattern=r"^(/|\{devnode\})")]
+ContainerPath = Annotated[ContainerTemplate, Check(_path), _schema("path template", pattern=r"^(/|\{devnode\})")]
 PathKey = Annotated[str, Check(_path_key), _schema("path template", pattern=r"^(/|\{devnode\})")]
 CdiDeviceTemplate = Annotated[
     Template, Check(_cdi_device), _schema("vendor/class=name", pattern=r"^[A-Za-z][A-Za-z0-9_.-]*/[^={}]+=.")

@@ -9,12 +9,12 @@ from msgspec import Meta
 
 from drabridge.config import names
 from drabridge.config.base import (
+    ContainerTemplate,
     DeviceClassName,
     DnsLabel,
     EnvName,
     Permissions,
     ResourceName,
-    Template,
     VariableName,
 )
 from drabridge.config.container import Hook, MountRule
@@ -61,7 +61,7 @@ class Profile(Model, frozen=True):
 
     permissions: Permissions | None = None
     """Instead of the permissions of the resource's nodes."""
-    env: Mapping[VariableName, Template] = {}
+    env: Mapping[VariableName, ContainerTemplate] = {}
     """Added to the resource's environment."""
     mounts: tuple[MountRule, ...] = ()
     """Added to the resource's mounts."""

@@ -11,7 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from drabridge.config.base import FileMode, OwnerId, PathTemplate, Permissions, Template, VariableName
+from drabridge.config.base import (
+    ContainerPath,
+    ContainerTemplate,
+    FileMode,
+    OwnerId,
+    PathTemplate,
+    Permissions,
+    VariableName,
+)
 from drabridge.config.matcher import Match
 from drabridge.config.model import Model, exactly_one_of
 from drabridge.config.problems import Problem
@@ -30,8 +38,9 @@ class NodeRule(Model, frozen=True):
     """A node by its path on the host, with fields: `/dev/nvidia{nvidia.minor}`. Where fields lead several devices to
     one node (`/dev/vfio/{iommu_group}`), only one of them is given out at a time; so it is where nodes lead to the same
     IOMMU group, or to a disk and its partition, or to a volume and its member. A path without fields they share."""
-    alias: PathTemplate | None = field(default=None, name="as")
-    """Its path in the container, so that renumbering is invisible; the host's path when left out."""
+    alias: ContainerPath | None = field(default=None, name="as")
+    """Its path in the container, so that renumbering is invisible; the host's path when left out. `{index}` numbers the
+    devices that a container gets together."""
     permissions: Permissions = "rw"
     """What the container may do: `r`, `w` or `rw`."""
     file_mode: FileMode | None = None
@@ -55,7 +64,7 @@ class NodeRule(Model, frozen=True):
     def _problems(self) -> Iterator[Problem]:
         if (self.source is None) == (self.path is None):
             yield Problem("either from: devnode, from: group, or path:", "give exactly one of them")
-        if self.source == "group" and self.alias is not None and not self.alias.fields:
+        if self.source == "group" and self.alias is not None and not self.alias.device_fields:
             hint = "use {devname}, for example /dev/fpga/{devname}"
             yield Problem("an alias that differs for every companion", hint, ("as",))
 
@@ -65,7 +74,7 @@ class MountRule(Model, frozen=True):
 
     host_path: PathTemplate
     """File or directory on the host."""
-    container_path: PathTemplate | None = None
+    container_path: ContainerPath | None = None
     """Where it appears; the host's path when left out."""
     read_only: bool = True
     """Whether the container may not write to it."""
@@ -78,7 +87,7 @@ class CdiFallback(Model, frozen=True):
 
     nodes: tuple[NodeRule, ...] = ()
     """Device nodes in place of those of the CDI devices."""
-    env: Mapping[VariableName, Template] = {}
+    env: Mapping[VariableName, ContainerTemplate] = {}
     """Environment variables in place of theirs."""
     mounts: tuple[MountRule, ...] = ()
     """Bind mounts in place of theirs."""

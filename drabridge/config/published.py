@@ -120,6 +120,9 @@ _READABLE: Mapping[AttributeType, Callable[[str], object]] = {
 }
 
 
+ALL: Literal["all"] = "all"
+
+
 class ValidRange(Model, frozen=True):
     """Amounts that a claim may ask for: from `min`, in steps of `step`, up to `max`."""
 
@@ -134,22 +137,22 @@ class ValidRange(Model, frozen=True):
 class RequestPolicy(Model, frozen=True):
     """How much of a shared device's capacity a claim may ask for (resource.k8s.io CapacityRequestPolicy)."""
 
-    default: Quantity
-    """What a claim gets that does not say."""
+    default: Literal["all"] | Quantity
+    """What a claim gets that does not say. `all`: as much of the device's capacity as `validRange` allows."""
     valid_values: Annotated[tuple[Quantity, ...], Meta(max_length=names.VALID_VALUES_MAX)] = ()
     """The only amounts that are allowed, ascending, with the default among them."""
     valid_range: ValidRange | None = None
     """A range instead of single values."""
 
     def _problems(self) -> Iterator[Problem]:
-        default = quantity_value(self.default)
+        default = None if self.default == ALL else quantity_value(self.default)
         values = [quantity_value(value) for value in self.valid_values]
         if values and self.valid_range is not None:
             yield Problem("either validValues or validRange", "give at most one of them")
         if values != sorted(set(values)):
             yield Problem("ascending values without repetition", path=("validValues",))
         if values and default not in values:
-            yield Problem("one of validValues", "add it there", ("default",))
+            yield Problem("one of validValues", "add it there; `all` is for ranges", ("default",))
         if (limits := self.valid_range) is None:
             return
         low = quantity_value(limits.min)
@@ -159,6 +162,8 @@ class RequestPolicy(Model, frozen=True):
             yield Problem("at least min", path=("validRange", "max"))
         if limits.step is not None and step == 0:
             yield Problem("more than 0", path=("validRange", "step"))
+        if default is None:
+            return
         if default < low or (high is not None and default > high) or (step and (default - low) % step):
             yield Problem("an amount that validRange allows", path=("default",))
 

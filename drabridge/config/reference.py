@@ -8,7 +8,7 @@ from typing import Any
 
 from drabridge.config.json_schema import all_models, annotated_schema
 from drabridge.config.schema import Config
-from drabridge.config.template import IDENTITY_FIELDS, KEYED_FIELDS, PLAIN_FIELDS
+from drabridge.config.template import CONTAINER_FIELDS, IDENTITY_FIELDS, KEYED_FIELDS, PLAIN_FIELDS
 
 _HEAD = "| Key | Type | Default | Meaning |\n|---|---|---|---|\n"
 
@@ -83,4 +83,6 @@ def _fields() -> str:
         "but for the hubs above a USB device |"
     )
     lines += [f"| `{{{name}}}` | {_cell(text)}; not in `id` |" for name, text in IDENTITY_FIELDS.items()]
+    where = "in `as`, `containerPath` and `env` alone"
+    lines += [f"| `{{{name}}}` | {_cell(text)}; {where} |" for name, text in CONTAINER_FIELDS.items()]
     return "\n".join(lines)

@@ -11,12 +11,12 @@ from drabridge.config import names
 from drabridge.config.base import (
     AttributeName,
     CdiDeviceTemplate,
+    ContainerTemplate,
     DriverName,
     FieldText,
     IdTemplate,
     PoolName,
     ResourceNames,
-    Template,
     VariableName,
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
@@ -197,9 +197,9 @@ class Resource(Model, frozen=True):
     """Device nodes for the container."""
     group: Group | None = None
     """Companion devices, for logical devices of several nodes."""
-    env: Mapping[VariableName, Template] = {}
+    env: Mapping[VariableName, ContainerTemplate] = {}
     """Environment variables for the container, which gets the values of several devices with commas. A name may have
-    fields, and must where another resource has it as well: `VF_{name}`; what cannot be in a name becomes `_`."""
+    fields, `VF_{index}`, and must where another resource has it as well; what cannot be in a name becomes `_`."""
     mounts: tuple[MountRule, ...] = ()
     """Bind mounts for the container."""
     cdi_devices: tuple[CdiDeviceTemplate, ...] = ()
@@ -309,7 +309,7 @@ class Resource(Model, frozen=True):
         return (*self.nodes, *(self.cdi_fallback.nodes if self.cdi_fallback is not None else ()))
 
     @property
-    def identity(self) -> tuple[Template, ...]:
+    def identity(self) -> tuple[IdTemplate, ...]:
         """The templates of its devices' ids. A function that has a device for containers as well has two names."""
         return VFIO_ID if self.vfio is not None and self.id == DEFAULT_ID else self.id
 

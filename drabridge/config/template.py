@@ -65,7 +65,13 @@ IDENTITY_FIELDS = {
     "name": "the device's name in a ResourceSlice",
     "resource": "the extended resource name",
 }
+# Known only once a container gets the device: in its paths and variables alone.
+CONTAINER_FIELDS = {
+    "index": "position, from 0, of the device among those that the container gets by the same limit or request",
+    "request": "name of the claim's request; `limits` for devices by limits",
+}
 PARENT = "parent."  # parent.attr:, parent.property:, parent.link: of the nearest ancestor that has it
+_FIELDS_WITHOUT_KEY = {**PLAIN_FIELDS, **IDENTITY_FIELDS, **CONTAINER_FIELDS}
 _FOREIGN_SOURCES = frozenset({"attr", "property", "link", "file"})  # hardware or other software chooses the values
 
 _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+", re.DOTALL)
@@ -75,7 +81,7 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+", re.DOTALL)
 class Field:
     """A value to look up: ``{parent.attr:serial}`` is ``Field("attr", "serial", of_parent=True)``."""
 
-    source: str  # a key of PLAIN_FIELDS, KEYED_FIELDS or IDENTITY_FIELDS
+    source: str  # a key of PLAIN_FIELDS, KEYED_FIELDS, IDENTITY_FIELDS or CONTAINER_FIELDS
     key: str = ""  # name of the attribute, property or link; path of the file
     of_parent: bool = False  # of the nearest strict ancestor that has a non-empty value
 
@@ -93,9 +99,9 @@ class Field:
         source, colon, key = text.removeprefix(PARENT).partition(":")
         if colon and source in KEYED_FIELDS:
             return cls._keyed(source, key, of_parent)
-        if not colon and not of_parent and (source in PLAIN_FIELDS or source in IDENTITY_FIELDS):
+        if not colon and not of_parent and source in _FIELDS_WITHOUT_KEY:
             return cls(source)
-        words = [*PLAIN_FIELDS, *IDENTITY_FIELDS, *(f"{name}:" for name in KEYED_FIELDS)]
+        words = [*_FIELDS_WITHOUT_KEY, *(f"{name}:" for name in KEYED_FIELDS)]
         hint = did_you_mean(source + colon, words)
         if not colon and source in KEYED_FIELDS:
             hint = f"{source} needs a name: {{{source}:NAME}}"
@@ -128,6 +134,11 @@ class Template:
     def fields(self) -> tuple[Field, ...]:
         """The fields that the template reads, in order, repetitions included."""
         return tuple(part for part in self.parts if isinstance(part, Field))
+
+    @property
+    def device_fields(self) -> tuple[Field, ...]:
+        """Those of them that differ between devices wherever they are, so that no two render it alike."""
+        return tuple(field for field in self.fields if field.source not in CONTAINER_FIELDS)
 
     @property
     def literal(self) -> str | None:

@@ -67,7 +67,7 @@ def _variables_of(resource: Resource) -> Iterator[_Brought]:
     givers += [(("claimConfig", "profiles", name), profile.env) for name, profile in profiles]
     for where, env in givers:
         for name, value in env.items():
-            if not variable_name(name).fields:
+            if not variable_name(name).device_fields:
                 yield _Brought(name, value.literal, (*where, "env", name))
 
 
@@ -77,9 +77,9 @@ def _paths_of(resource: Resource) -> Iterator[_Brought]:
     mounts: tuple[MountRule, ...] = (*resource.mounts, *(fallback.mounts if fallback is not None else ()))
     for node in nodes:
         target = node.alias or node.path
-        if target is not None and target.literal is not None:
-            yield _Brought(target.literal, node.path.literal if node.path is not None else None, ())
+        if target is not None and not target.device_fields:
+            yield _Brought(str(target), node.path.literal if node.path is not None else None, ())
     for mount in mounts:
         inside = mount.container_path or mount.host_path
-        if inside.literal is not None:
-            yield _Brought(inside.literal, mount.host_path.literal, ())
+        if not inside.device_fields:
+            yield _Brought(str(inside), mount.host_path.literal, ())

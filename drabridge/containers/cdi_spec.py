@@ -14,7 +14,7 @@ What runtimes demand (containerd 2.1, podman 4.3, cri-o; CDI specification, "Rel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -40,7 +40,8 @@ FALLBACK = ".fallback"
 its name may be started again when the CDI devices are there. No device's own name has a dot."""
 JOINED = ".joined"
 """Ends the name of the entry without variables: of devices that a pod's container got together, whose variables are
-made together and come with kubelet's answer (:mod:`drabridge.containers.together`)."""
+made together and come with kubelet's answer (:mod:`drabridge.containers.together`). With a number for each position
+from the second, where a path has it."""
 ADMIN = "admin"  # instead of CLAIM, in the name of a device that a claim has with admin access
 _OF_CLAIM = re.compile(  # a UID of the API server
     rf"=(?P<access>{CLAIM}|{ADMIN})-(?P<uid>[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-"
@@ -145,22 +146,17 @@ def entries_of(name: str, device: Device, edits: ContainerEdits) -> tuple[CdiDev
     return (own, CdiDevice(name + FALLBACK, fallback)) if fallback else (own,)
 
 
-def without_variables(entries: Iterable[CdiDevice]) -> Iterator[CdiDevice]:
-    """Yield each entry that has variables once more without them, under the name that ends in ``JOINED``."""
-    for entry in entries:
-        if entry.edits.env:
-            yield CdiDevice(entry.name + JOINED, ContainerEdits(entry.edits.nodes, mounts=entry.edits.mounts))
-
-
-def names_given(spec: CdiSpec, name: str, device: Device, *, joined: bool = False) -> tuple[str, ...]:
+def names_given(spec: CdiSpec, name: str, device: Device, index: int | None = None) -> tuple[str, ...]:
     """Return the qualified names by which a container gets a device that is ``name`` in ``spec``, for kubelet.
 
-    Our own comes last: where two set one variable, runtimes take the last. ``joined``: those without variables.
+    Our own comes last: where two set one variable, runtimes take the last. ``index``: its position among those that the
+    container gets together, whose entries are without variables.
     """
     have = {entry.name for entry in spec.devices}
 
     def qualified(one: str) -> str | None:
-        return spec.qualified(one + JOINED if joined and one + JOINED in have else one)
+        joined = (f"{one}{JOINED}{index}", one + JOINED) if index is not None else ()
+        return spec.qualified(next((other for other in joined if other in have), one))
 
     others = (qualified(name + FALLBACK),) if device.cdi_missing else device.cdi_devices
     return tuple(one for one in (*others, qualified(name)) if one)

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from drabridge.containers import cdi_spec
+from drabridge.containers import cdi_spec, together
 from drabridge.containers.cdi_spec import CdiDevice, CdiSpec, ClaimDeviceName, ContainerEdits
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device
@@ -59,18 +59,17 @@ class CdiStore:
         All of a device's ids (replicas) are the same hardware, so all get one name. It stays the same for as long as
         the device exists.
         """
-        entries = cdi_spec.entries_of(_legacy_name(device), device, ContainerEdits.of(device))
-        entries += tuple(cdi_spec.without_variables(entries))
-        return CdiSpec(self.file_name(Family.LEGACY, device.name), self.kind, entries)
+        entries = together.legacy_entries(cdi_spec.entries_of(_legacy_name(device), device, ContainerEdits.of(device)))
+        return CdiSpec(self.file_name(Family.LEGACY, device.name), self.kind, tuple(entries))
 
-    def write_legacy(self, device: Device, *, joined: bool = False) -> tuple[str, ...]:
+    def write_legacy(self, device: Device, index: int | None = None) -> tuple[str, ...]:
         """Write a device's file as :meth:`write` does; return the names by which a container gets the device now.
 
-        ``joined``: it gets others as well, and their variables otherwise.
+        ``index``: its position among those that it gets together; their variables come otherwise.
         """
         spec = self.legacy_spec(device)
         self.write(spec)
-        return cdi_spec.names_given(spec, _legacy_name(device), device, joined=joined)
+        return cdi_spec.names_given(spec, _legacy_name(device), device, index)
 
     def claim_spec(self, uid: str, devices: Iterable[CdiDevice]) -> CdiSpec:
         """Return the spec of a prepared claim; the devices' names come from ``cdi_spec.claim_device_name``."""

@@ -2,16 +2,66 @@
 
 Those of one Allocate and those of one request of a claim enter a container together. Nobody can do it for devices of
 several resources, requests or claims: kubelet and the runtime put those together, and one of two values is lost
-(``config/together.py`` refuses such names).
+(``config/together.py`` refuses such names; ``{request}`` tells requests of a claim apart).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from drabridge.containers.cdi_spec import ContainerEdits
+from msgspec.structs import replace
+
+from drabridge.containers.cdi_spec import JOINED, CdiDevice, ContainerEdits
 
 SEPARATOR = ","  # of PCIDEVICE_* (SR-IOV, KubeVirt, DPDK) and of NVIDIA_VISIBLE_DEVICES
+
+
+INDEX, REQUEST = "{index}", "{request}"  # what the inventory leaves of these fields of a template
+LIMITS = "limits"  # the request of a device by limits
+MOST_NUMBERED = 16  # devices by limits in one container: a device's CDI file has an entry for each position
+
+
+def placed(edits: ContainerEdits, index: int, request: str = LIMITS) -> ContainerEdits:
+    """Return the edits of a device at this position among those that enter the container by the same request."""
+    if not _has(edits, INDEX) and not _has(edits, REQUEST):
+        return edits
+
+    def fill(text: str) -> str:
+        return text.replace(INDEX, str(index)).replace(REQUEST, request)
+
+    return ContainerEdits(
+        tuple(replace(node, container_path=fill(node.container_path)) for node in edits.nodes),
+        {fill(name.replace(REQUEST, re.sub(r"\W", "_", request))): fill(value) for name, value in edits.env.items()},
+        tuple(replace(mount, container_path=fill(mount.container_path)) for mount in edits.mounts),
+    )
+
+
+def legacy_entries(entries: Sequence[CdiDevice]) -> Iterator[CdiDevice]:
+    """Yield the entries of a device by limits: alone in its container, and without variables for each position there.
+
+    Kubelet repeats a name for the pod's whole life, so it says the position, and the file has them all.
+    """
+    for entry in entries:
+        yield CdiDevice(entry.name, placed(entry.edits, 0))
+        paths = ContainerEdits(entry.edits.nodes, mounts=entry.edits.mounts)
+        numbered = _has(paths, INDEX)
+        for index in range(MOST_NUMBERED if numbered else 1):
+            if index or numbered or entry.edits.env:
+                yield CdiDevice(f"{entry.name}{JOINED}{index or ''}", placed(paths, index))
+
+
+def too_many(several: Sequence[ContainerEdits]) -> str:
+    """Say that a container cannot have so many devices by limits and CDI; empty when it can."""
+    numbered = any(_has(ContainerEdits(one.nodes, mounts=one.mounts), INDEX) for one in several)
+    if len(several) <= MOST_NUMBERED or not numbered:
+        return ""
+    return f"{len(several)} devices in one container, whose paths are numbered by {INDEX}: at most {MOST_NUMBERED}"
+
+
+def _has(edits: ContainerEdits, what: str) -> bool:
+    paths = (*(node.container_path for node in edits.nodes), *(mount.container_path for mount in edits.mounts))
+    return any(what in text for text in (*paths, *edits.env, *edits.env.values()))
 
 
 def joined_env(several: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -34,6 +84,6 @@ def one_path_for_two(several: Sequence[tuple[str, ContainerEdits]]) -> str:
             if first != outside:
                 return (
                     f"{other} and {name} would both be at {inside} in the container: "
-                    f"give it one of them, or write {{name}} or {{devname}} into that path of the configuration"
+                    f"give it one of them, or write {{index}} or {{name}} into that path of the configuration"
                 )
     return ""

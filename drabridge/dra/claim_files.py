@@ -192,7 +192,7 @@ class ClaimFilesUpkeep:
         for device in record.devices:
             try:
                 with reading(f"the record of claim {record.claim}"):
-                    plans.append(self._planner.again(record.claim.uid, device, snapshot))
+                    plans.append(self._planner.again(record.claim.uid, device, snapshot, record.devices))
             except NotReadyError:
                 continue  # the inventory does not know it: unplugged while we were away
             except DrabridgeError as error:  # a profile that no longer fits its device: others are not left alone

@@ -7,6 +7,9 @@ path or a command. Everything is checked before anything is done.
 Precedence, lowest first: the resource's default profile, entries from the class in list order, entries from the claim
 in list order. The last entry that applies to a device gives all variables; an entry without a profile keeps the one
 that was chosen before, and after a class's ``mandatory: true`` no entry may choose another.
+
+An agent with the name of NVIDIA's DRA driver understands that driver's kinds as well, with its precedence: for each
+device the last entry that names its request, or is for its type and names none. Only that one has to be possible.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from drabridge.config.claims import ClaimConfig
+from drabridge.dra import nvidia_config
 from drabridge.dra.allocation import AllocationResult
+from drabridge.dra.nvidia_config import NvidiaConfig
 from drabridge.errors import ConfigError
 from drabridge.kube.json_reader import AmbiguousObject
 from drabridge.system.untrusted import cut, reading
@@ -45,8 +51,9 @@ class ParameterEntry(Struct, frozen=True):
     where: str  # for people: "FromClaim, config[1]"
     trusted: bool  # it came from the class
     requests: tuple[str, ...]
-    choice: Choice
+    choice: Choice = Choice()
     mandatory: bool = False  # no later entry may choose another profile
+    nvidia: NvidiaConfig | None = None  # in place of a choice
 
     def names(self, result: AllocationResult) -> bool:
         """Whether the entry names this result's request."""
@@ -58,17 +65,21 @@ def resolve(
     results: Sequence[AllocationResult],
     claim_config: Callable[[AllocationResult], ClaimConfig],
     driver: str,
+    device_type: Callable[[AllocationResult], str] = lambda _: "",
 ) -> tuple[Choice, ...]:
     """Choose profile and variables for each result, in order.
 
     ``config`` is ``status.allocation.devices.config``, other drivers' entries included; ``claim_config`` gives the
-    rules of a result's resource. Raises ConfigError that names the entry, the field and the request.
+    rules of a result's resource, ``device_type`` the attribute ``type`` of its device. Raises ConfigError that names
+    the entry, the field and the request.
     """
     choices = [Choice(claim_config(result).default_profile or "") for result in results]
     fixed = [False] * len(results)
     with reading("claim configuration", ConfigError):
         entries = sorted(decode(config, driver), key=lambda entry: not entry.trusted)
     for entry in entries:
+        if entry.nvidia is not None:
+            continue
         refusals = []
         applied = False
         for index, result in enumerate(results):
@@ -87,7 +98,34 @@ def resolve(
                 refusals.append(refusal)
         if refusals and not applied:
             raise _error(entry, refusals[0])
+    nvidia = [entry for entry in entries if entry.nvidia is not None]
+    for index, result in enumerate(results if nvidia else ()):
+        profile = _nvidia_profile(nvidia, result, device_type(result), claim_config(result))
+        if profile and fixed[index] and profile != choices[index].profile:
+            raise ConfigError(f"the class demands the profile {choices[index].profile!r}, the claim needs {profile!r}")
+        choices[index] = replace(choices[index], profile=profile or choices[index].profile)
     return tuple(choices)
+
+
+def _nvidia_profile(
+    entries: Sequence[ParameterEntry], result: AllocationResult, device_type: str, rules: ClaimConfig
+) -> str:
+    """Return the profile that NVIDIA's parameters of a result need; "" for none. Raises ConfigError."""
+    for entry in reversed(entries):
+        if entry.nvidia is None or (entry.requests and not entry.names(result)):
+            continue
+        if entry.nvidia.device_type == device_type:
+            try:
+                profile = nvidia_config.profile_of(entry.nvidia)
+                if profile and profile not in rules.profiles:
+                    raise ValueError(nvidia_config.without_profile(profile))
+            except ValueError as error:
+                raise _error(entry, f"{error} (request {result.request!r}, device {result.device})") from None
+            return profile
+        if entry.requests:
+            what = f"cannot apply {entry.nvidia.kind} to device {result.device!r} of type {device_type!r}"
+            raise _error(entry, f"{what} (request: {result.request})")
+    return ""
 
 
 def decode(config: Iterable[Mapping[str, Any]], driver: str) -> Iterator[ParameterEntry]:
@@ -104,7 +142,19 @@ def decode(config: Iterable[Mapping[str, Any]], driver: str) -> Iterator[Paramet
         if opaque.get("driver") != driver:
             continue
         requests = tuple(str(name) for name in raw.get("requests") or ())
-        choice, mandatory = _choice(where, opaque.get("parameters"))
+        parameters = opaque.get("parameters")
+        if (
+            driver == nvidia_config.DRIVER
+            and isinstance(parameters, Mapping)
+            and "resource.nvidia.com/" in str(parameters.get("apiVersion"))
+        ):
+            try:
+                nvidia = nvidia_config.decode(parameters)
+            except ValueError as error:
+                raise ConfigError(f"claim configuration {where}: parameters: {error}") from None
+            yield ParameterEntry(where, source == "FromClass", requests, nvidia=nvidia)
+            continue
+        choice, mandatory = _choice(where, parameters)
         if mandatory and source != "FromClass":
             raise ConfigError(
                 f"claim configuration {where}: parameters.mandatory: only a DeviceClass can demand a profile"

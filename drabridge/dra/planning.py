@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.config.container import Hook
 from drabridge.config.schema import Config
-from drabridge.config.template import Lookup, Template
+from drabridge.config.template import CONTAINER_FIELDS, Lookup, Template
 from drabridge.containers.cdi_spec import FALLBACK, CdiDevice, ContainerEdits, claim_device_name, entries_of
-from drabridge.containers.together import joined_env, one_path_for_two
+from drabridge.containers.together import joined_env, one_path_for_two, placed
 from drabridge.dra.allocation import AllocationResult, ClaimAllocation
 from drabridge.dra.device_hooks import encode_hook
 from drabridge.dra.metadata import DeviceFacts
@@ -43,8 +43,8 @@ class DevicePlan(Struct, frozen=True):
     @property
     def given(self) -> ContainerEdits:
         """What a container gets with the device now."""
-        own, fallback = self.cdi[0].edits, ContainerEdits.of_fallback(self.device)
-        return fallback | own if self.device.cdi_missing else own
+        own, *fallback = (entry.edits for entry in self.cdi)
+        return fallback[0] | own if self.device.cdi_missing and fallback else own
 
 
 class Planner:
@@ -63,19 +63,30 @@ class Planner:
         """Plan a claim. Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
         devices = [self._device(result, snapshot) for result in allocation.results]
         rules = {device.name: self._rules(device) for device in devices}
+        by_name = {device.name: device for device in devices}
         choices = resolve(
-            allocation.config, allocation.results, lambda result: rules[result.device], self.config.driver
+            allocation.config,
+            allocation.results,
+            lambda result: rules[result.device],
+            self.config.driver,
+            lambda result: str(describe(by_name[result.device])[0].get("type", {}).get("string", "")),
         )
+        prepared = [
+            self._prepared(result, choice, rules[result.device])
+            for result, choice in zip(allocation.results, choices, strict=True)
+        ]
         plans = tuple(
-            self._planned(allocation.claim.uid, self._prepared(result, choice, rules[device.name]), device)
-            for result, device, choice in zip(allocation.results, devices, choices, strict=True)
+            self._planned(allocation.claim.uid, one, device, prepared)
+            for one, device in zip(prepared, devices, strict=True)
         )
         for request, several in _by_request(plans).items():
             if problem := one_path_for_two([(plan.device.name, plan.given) for plan in several]):
                 raise ConfigError(f"request {request}: {problem}")
         return plans
 
-    def again(self, uid: str, prepared: PreparedDevice, snapshot: Snapshot) -> DevicePlan:
+    def again(
+        self, uid: str, prepared: PreparedDevice, snapshot: Snapshot, all_of_claim: Sequence[PreparedDevice]
+    ) -> DevicePlan:
         """Plan a recorded device as it is now: its nodes may have other numbers.
 
         Raises NotReadyError, ConfigError.
@@ -83,7 +94,7 @@ class Planner:
         device = snapshot.by_name().get(prepared.device)
         if device is None:
             raise NotReadyError(f"device {prepared.device}, which this claim was given, is gone", hint=_GONE)
-        return self._planned(uid, prepared, device)
+        return self._planned(uid, prepared, device, all_of_claim)
 
     def _device(self, result: AllocationResult, snapshot: Snapshot) -> Device:
         if result.pool != self.pool:
@@ -117,7 +128,9 @@ class Planner:
             consumed=result.consumed,
         )
 
-    def _planned(self, uid: str, prepared: PreparedDevice, device: Device) -> DevicePlan:
+    def _planned(
+        self, uid: str, prepared: PreparedDevice, device: Device, all_of_claim: Sequence[PreparedDevice]
+    ) -> DevicePlan:
         profile = self._rules(device).profiles.get(prepared.profile)  # it may be gone from the file
         edits = ContainerEdits.of(device)
         if profile is not None:
@@ -133,7 +146,11 @@ class Planner:
         name = claim_device_name(uid, prepared.base_request, device.name, prepared.share_id, admin=prepared.admin)
         # Admin access looks at a device that somebody else may be using: it must not reset it.
         hook = None if profile is None or prepared.admin else profile.prepare
-        return DevicePlan(prepared, device, entries_of(name, device, edits), hook)
+        request = prepared.base_request
+        names = dict.fromkeys(one.device for one in all_of_claim if one.base_request == request)
+        index = [*names].index(device.name)  # of a device that is away, too: a restart renumbers nothing
+        entries = (replace(one, edits=placed(one.edits, index, request)) for one in entries_of(name, device, edits))
+        return DevicePlan(prepared, device, tuple(entries), hook)
 
 
 _GONE = "Plug it in or repair it; delete the pod if another device will do"
@@ -218,4 +235,4 @@ def device_lookup(device: Device) -> Lookup:
         "nvidia.model": str(device.attributes.get("productName", "")),
     }
 
-    return lambda field: plain.get(field.source) or None
+    return lambda field: f"{{{field}}}" if field.source in CONTAINER_FIELDS else plain.get(field.source) or None

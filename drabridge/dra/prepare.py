@@ -33,7 +33,7 @@ from drabridge.inventory.model import Presence, Snapshot
 from drabridge.kube.api import NotFoundError, UnreachableError, backoff
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision, RefusalCode, Side
-from drabridge.ledger.model import ClaimPhase, ClaimRef
+from drabridge.ledger.model import ClaimPhase, ClaimRef, Lane, Owner
 from drabridge.ledger.service import LedgerService
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Preparer:
     async def _replay(self, record: ClaimRecord, allocation: ClaimAllocation | None) -> tuple[PreparedDevice, ...]:
         """Give the same answer as before, with files and ledger made sure of; run hooks again after a reboot."""
         snapshot = self._ports.inventory()
-        plans = [self._planner.again(record.claim.uid, device, snapshot) for device in record.devices]
+        plans = [self._planner.again(record.claim.uid, device, snapshot, record.devices) for device in record.devices]
         ours = f"{self._planner.config.driver}/"
         told = [name for device in record.devices for name in device.cdi_ids]
         await self._confirm([name for name in told if not name.startswith(ours)])
@@ -234,7 +234,8 @@ class Preparer:
             await self._hooks.run(plan.hook, plan.device, record.claim, "prepare")
         now = self._ports.inventory()
         if due or now is not snapshot:  # a hook that binds a driver makes other nodes; nobody else renews these files
-            plans = [self._planner.again(record.claim.uid, plan.prepared, now) for plan in plans]
+            prepared = [plan.prepared for plan in plans]
+            plans = [self._planner.again(record.claim.uid, one, now, prepared) for one in prepared]
         metadata_ids = await self._files.write(record, plans)
         return self._files.with_ids(record.claim, plans, metadata_ids)
 
@@ -249,7 +250,24 @@ class Preparer:
         decision = await self._ledger_service.apply(event)
         if await self._deallocations.release_in_the_way(claim, decision):
             decision = await self._ledger_service.apply(event)
+        if not decision.accepted and await self._lease(claim, uses):
+            decision = await self._ledger_service.apply(event)
         _raise_if_refused(decision)
+
+    async def _lease(self, claim: ClaimRef, uses: tuple[events.DeviceUse, ...]) -> bool:
+        """Lease free shared devices to a claim whose pod is bound. Returns whether to ask the ledger again.
+
+        The scheduler bound the pod by an older slice, when the devices were for claims alone. So it waits for no
+        condition, and nobody else would ever lease them to this claim. Kubelet gives them up between two attempts.
+        """
+        service = self._ledger_service
+        entries = [entry for use in uses if (entry := service.ledger.entries.get(use.device))]
+        if any(entry.lane is Lane.SHARED and entry.owner is Owner.NONE for entry in entries):
+            leased = tuple(replace(use, lease=True) for use in uses)
+            return (await service.apply(events.ClaimAllocated(claim, leased, service.now()))).accepted
+        if any(entry.owner is Owner.DRA_PENDING for entry in entries):
+            return (await service.apply(events.LeaseGranted(claim, service.now()))).accepted
+        return False
 
     async def _roll_back(self, record: ClaimRecord, error: BaseException) -> None:
         """Undo this attempt. What cannot be undone stays recorded as started: the next call begins with it."""

@@ -41,7 +41,7 @@ from drabridge.offers.slice_writes import (
     dropped,
     plan,
 )
-from drabridge.offers.slices import ALL_FEATURES, DesiredSlices, Feature
+from drabridge.offers.slices import ALL_FEATURES, OFF_BY_DEFAULT, DesiredSlices, Feature
 from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading
 
@@ -246,7 +246,13 @@ class Publisher:
         features = await self._kept_features()
         while (wanted := self._desired(features)) is not None:
             for write in await self._plan(wanted):
-                await self._send(write)
+                try:
+                    await self._send(write)
+                except InvalidError:
+                    if not features & OFF_BY_DEFAULT:
+                        raise
+                    self._found(features - OFF_BY_DEFAULT)  # a server without lists refuses what is left of one
+                    break
                 done += 1
             if self.features == features:
                 self._synced(wanted, done)
@@ -282,7 +288,7 @@ class Publisher:
         if features != self.features:
             self.features = features
             self._on_features()
-            if missing := tuple(sorted(ALL_FEATURES - features)):
+            if missing := tuple(sorted(ALL_FEATURES - OFF_BY_DEFAULT - features)):
                 log.warning("the API server keeps no fields of these gates", extra={"gates": missing})
 
     def _synced(self, wanted: DesiredSlices, done: int) -> None:

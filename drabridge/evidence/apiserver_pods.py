@@ -149,6 +149,11 @@ class PodWatch:
         """Return those of the pods that have not ended."""
         return [pod for pod in self._living() if pod.uid in uids]
 
+    def names_of(self, uid: str, container: str) -> tuple[str, str, str]:
+        """Return namespace, pod and container of a UID and an id of the runtime; "" for what is not known."""
+        pod = next((pod for pod in self._living() if pod.uid == uid), None)
+        return (pod.namespace, pod.name, pod.containers.get(container, "")) if pod is not None else ("", "", "")
+
     def owner(self, namespace: str, name: str) -> str:
         """Return the workload of a pod, ``Deployment/web``; "" if it is not known."""
         pods = (*self._living(), *self._ended.values())

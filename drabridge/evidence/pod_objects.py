@@ -32,7 +32,7 @@ class PodDemand(Struct, frozen=True):
 
     ``asked``: resource -> how many its containers take together. ``claims``: the names of its claims. ``uid`` is the
     one that kubelet knows. ``grace`` is in seconds. ``end``: how much is known of its end. ``mirror``: it stands for a
-    static pod. ``owner``: ``Deployment/web``, the pod itself without an owner.
+    static pod. ``owner``: ``Deployment/web``, the pod itself without an owner. ``containers``: runtime id -> name.
     """
 
     namespace: str
@@ -45,6 +45,7 @@ class PodDemand(Struct, frozen=True):
     mirror: bool = False
     created: str = ""
     owner: str = ""
+    containers: Mapping[str, str] = {}
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -115,7 +116,16 @@ def demand_of(pod: Json, node: str = "") -> PodDemand | None:
         bool(static),
         str(metadata.get("creationTimestamp") or ""),
         owner_of(metadata),
+        _containers(status),
     )
+
+
+def _containers(status: Json) -> dict[str, str]:
+    """Return the containers that the runtime has, by its ids; no more than may be remembered."""
+    rows = [row for kind in ("initContainer", "container") for row in status.get(f"{kind}Statuses") or ()]
+    ids = {str(row.get("containerID") or "").rpartition("://")[2]: str(row.get("name")) for row in rows}
+    ids.pop("", None)
+    return {} if are_many((*ids, *ids.values())) else ids
 
 
 def owner_of(metadata: Json) -> str:

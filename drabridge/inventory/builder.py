@@ -349,6 +349,7 @@ class DeviceBuilder:
             fallback=instead.fallback,
             cdi_missing="; ".join(cdi.missing) if falls_back else "",
             numa_nodes=topology.numa_nodes(udev) if resource.numa else (),
+            near_numa_nodes=topology.near_numa_nodes(udev, self._host.first_line) if resource.numa else (),
             pci_bus_id=topology.own_pci_bus_id(udev),
             pcie_root=topology.pcie_root(udev),
             root=root,

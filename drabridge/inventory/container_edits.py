@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from drabridge.config.container import CdiFallback, MountRule, NodeRule
 from drabridge.config.names import is_cdi_name
 from drabridge.config.schema import Resource
-from drabridge.config.template import Lookup, Template, variable_name
+from drabridge.config.template import CONTAINER_FIELDS, Lookup, Template, variable_name
 from drabridge.errors import HostError
 from drabridge.inventory.cdi_names import CdiNames
 from drabridge.inventory.host import Host
@@ -25,7 +25,7 @@ from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, DeviceNode, 
 from drabridge.inventory.template_values import MatchedDevice
 from drabridge.inventory.vfio import VFIO
 
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
+_NOT_IN_NAMES = re.compile(rf"\{{({'|'.join(CONTAINER_FIELDS)})\}}|[^A-Za-z0-9_]")  # a field of the container stays
 
 
 class ResolvedNodes(Struct, frozen=True):
@@ -118,7 +118,11 @@ def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, s
     Names may have fields; what cannot be in a name becomes ``_``.
     """
     rendered = ((variable_name(name).render(values), value.render(values)) for name, value in templates.items())
-    return {_NOT_IN_NAMES.sub("_", name): value for name, value in rendered if name is not None and value is not None}
+    return {
+        _NOT_IN_NAMES.sub(lambda found: found[0] if found[1] else "_", name): value
+        for name, value in rendered
+        if name is not None and value is not None
+    }
 
 
 class ResolvedFallback(Struct, frozen=True):

@@ -6,6 +6,7 @@ Neither exists, nor its code is imported, before a configuration needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drabridge.config.health_rules import HealthRule
@@ -18,6 +19,7 @@ from drabridge.inventory.udev_scope import needs_nvidia
 
 if TYPE_CHECKING:
     from drabridge.inventory.exec_checks import ExecChecks
+    from drabridge.inventory.gpu_use import GpuUse
     from drabridge.inventory.nvml import NvmlClient
 
 NVML_SECONDS = 10.0
@@ -30,10 +32,11 @@ NVML_END_SECONDS = 0.5
 class HealthWatch:
     """NVML's client and the programs, each once it is needed. ``news``: NVML says something that was not asked for."""
 
-    def __init__(self, on_news: Callable[[], None], on_fact: OnFact) -> None:
-        """``on_news`` is called when devices have to be looked at again."""
+    def __init__(self, on_news: Callable[[], None], on_fact: OnFact, proc: Path) -> None:
+        """``on_news`` is called when devices have to be looked at again. ``proc``: where that is mounted."""
         self._on_news = on_news
         self._on_fact = on_fact
+        self._proc = proc
         self._nvml: NvmlClient | None = None
         self._checks: ExecChecks | None = None
         self._pause = ""  # why NVML must not be asked now
@@ -43,6 +46,11 @@ class HealthWatch:
     def nvml_problem(self) -> str | None:
         """Why NVML does not answer, "" while it does; None where nothing needs it."""
         return self._nvml.problem if self._nvml is not None else None
+
+    @property
+    def gpu_use(self) -> GpuUse | None:
+        """What containers use of NVIDIA's GPUs; None where that is not known."""
+        return self._nvml.use if self._nvml is not None else None
 
     @property
     def notes(self) -> list[str]:
@@ -57,7 +65,7 @@ class HealthWatch:
             if self._nvml is None:
                 from drabridge.inventory.nvml import NvmlClient
 
-                self._nvml = NvmlClient(self._take_news, self._on_fact)
+                self._nvml = NvmlClient(self._take_news, self._on_fact, proc=self._proc)
                 self._nvml.pause(self._pause)
             self._nvml.start(settings)
         elif self._nvml is not None:

@@ -91,7 +91,7 @@ class Inventory:
         self._on_fact = on_fact
         self._tracker = DeviceTracker(held, tombstone_seconds)
         self._wake = asyncio.Event()
-        self.health = HealthWatch(self._wake.set, on_fact)
+        self.health = HealthWatch(self._wake.set, on_fact, self._paths.proc)
         checks = self.health.run_checks
         held_by = self._held_ones(known.named_by)
         self._builder = DeviceBuilder(self._config, self._host, held_by, config, checks, LastKnown(known.values))

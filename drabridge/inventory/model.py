@@ -85,6 +85,7 @@ class Device(Struct, frozen=True):
     fallback: Fallback | None = None  # given in place of ``cdi_devices`` while there is ``cdi_missing``
     cdi_missing: str = ""  # why the fallback is given, for people; ``cdi_devices`` is empty then
     numa_nodes: tuple[int, ...] = ()  # never holds -1: unknown is empty
+    near_numa_nodes: tuple[int, ...] = ()  # the same one first, then those on its socket that are as near as any
     pci_bus_id: str = ""  # "0000:3b:00.0", lower case; "" for what is on another bus below
     pcie_root: str = ""  # "pci0000:3a"
     root: str = ""  # name of the whole device that this is a part of; "" for a whole device

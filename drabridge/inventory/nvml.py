@@ -20,10 +20,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from drabridge.config.nvidia import Nvidia
-from drabridge.inventory import nvml_report
+from drabridge.inventory import gpu_use, nvml_report
 from drabridge.inventory.facts import NvmlChanged, OnFact, XidSeen
+from drabridge.inventory.gpu_use import GpuUse
 from drabridge.inventory.nvidia import NvidiaFacts
-from drabridge.inventory.nvml_report import Event, Failed, State, Xids
+from drabridge.inventory.nvml_report import Event, Failed, State, Use, Xids
 from drabridge.inventory.udev_device import clean
 
 PROGRAM = Path(__file__).with_name("nvml_process.py")
@@ -72,11 +73,14 @@ def pynvml_path() -> str:
 class NvmlClient:
     """What NVML says, by a process of its own. Use it on one loop."""
 
-    def __init__(self, on_change: Callable[[], None], on_fact: OnFact, timing: Timing = TIMING) -> None:
+    def __init__(
+        self, on_change: Callable[[], None], on_fact: OnFact, timing: Timing = TIMING, proc: Path = Path("/proc")
+    ) -> None:
         """``on_change`` is called when :meth:`facts` would answer otherwise."""
         self._on_change = on_change
         self._on_fact = on_fact
         self._timing = timing
+        self._proc = proc
         self._settings = Nvidia()
         self._state: State | None = None
         self._xids = Xids()
@@ -92,6 +96,8 @@ class NvmlClient:
         self.notes: list[str] = []
         self.problem = ""
         """Why NVML is not asked, or does not answer; empty while it does."""
+        self.use: GpuUse | None = None
+        """What containers use of the GPUs; None where the node's processes are not seen, or NVML does not answer."""
 
     def start(self, settings: Nvidia) -> None:
         """Begin, or go on with other settings. Call on the loop."""
@@ -173,7 +179,7 @@ class NvmlClient:
         if not (pynvml := pynvml_path()):
             return NOT_INSTALLED
         libraries = [self._settings.library] if self._settings.library else LIBRARIES
-        arguments = [pynvml, str(self._timing.look), *libraries]
+        arguments = [pynvml, str(self._timing.look), str(self._proc), *libraries]
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", "-OO", str(PROGRAM), *arguments),
@@ -196,6 +202,7 @@ class NvmlClient:
         finally:
             for task in (reading, again):
                 task.cancel()
+            self.use = None
             await self._end(process)
         if why:
             return why
@@ -226,6 +233,8 @@ class NvmlClient:
                 if message.code == _DRIVER_NOT_LOADED and self._xids.clear():
                     self._on_change()
                 return _HINTS.get(message.code) or clean(message.text) or f"error {message.code}"
+            if isinstance(message, Use):
+                self.use = await asyncio.to_thread(gpu_use.by_container, message, self._proc)
             self._take(message)
             limit = self._timing.silence
 

@@ -1,6 +1,6 @@
 """Start the process that asks NVML, with little memory: it is on every node with a GPU.
 
-    python -I -S -OO nvml_process.py PYNVML LOOK_SECONDS LIBRARY...
+    python -I -S -OO nvml_process.py PYNVML LOOK_SECONDS PROC LIBRARY...
 
 ``PYNVML`` is the file of the module pynvml of ``nvidia-ml-py``; the other arguments are those of ``nvml_worker.py``. Of
 pynvml's 8,000 lines the functions that the worker names are compiled, and what those need. A child does that, and gives
@@ -83,6 +83,7 @@ def load(pynvml: str) -> CodeType:
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
+            os.close(reading)  # else it would wait for a reader for ever if its parent is killed
             with open(writing, "wb") as pipe:
                 marshal.dump(compiled(pynvml), pipe)
         finally:

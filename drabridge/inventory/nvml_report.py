@@ -58,6 +58,29 @@ class Alive(Struct, frozen=True, tag_field="kind", tag="alive"):
     """A look ended, and nothing changed."""
 
 
+class Process(Struct, frozen=True, array_like=True):
+    """What one process uses of a device. ``percent``: of the time that it ran there."""
+
+    pid: int
+    memory_bytes: int
+    percent: int
+
+
+class DeviceUse(Struct, frozen=True, array_like=True):
+    """Who uses a GPU or a MIG instance. ``device``: its PCI address or UUID. Which of the two numbers NVML tells."""
+
+    device: str
+    memory: bool
+    time: bool
+    processes: list[Process]
+
+
+class Use(Struct, frozen=True, tag_field="kind", tag="use"):
+    """Who uses what, by process."""
+
+    devices: list[DeviceUse]
+
+
 class Event(Struct, frozen=True, tag_field="kind", tag="event"):
     """An XID. ``gpu``: its UUID, empty if it could not be told. The ids are there when it is a MIG instance's."""
 
@@ -74,7 +97,7 @@ class Failed(Struct, frozen=True, tag_field="kind", tag="failed"):
     text: str
 
 
-Message = State | Alive | Event | Failed
+Message = State | Alive | Use | Event | Failed
 
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

@@ -3,10 +3,11 @@
 A driver that hangs or a library that crashes ends this process, not the agent. ``nvml.py`` starts it (by way of
 ``nvml_process.py``), reads what it writes to standard output, and starts another when it ends or falls silent.
 
-Its arguments: the seconds between two looks, and files of libnvidia-ml.so.1, of which the first that exists is used;
-without one, the dynamic linker looks for it. Each line that it writes is a JSON object with a ``kind``, whose fields
-are those of a struct in ``nvml_report.py``: ``state`` (when something changed), ``alive`` (after every other look),
-``event`` (an XID, at once), ``failed`` (NVML cannot be used; the process ends).
+Its arguments: the seconds between two looks, where proc is mounted, and files of libnvidia-ml.so.1, of which the first
+that exists is used; without one, the dynamic linker looks for it. Each line that it writes is a JSON object with a
+``kind``, whose fields are those of a struct in ``nvml_report.py``: ``state`` (when something changed), ``alive`` (after
+every other look), ``use`` (of processes, when it changed; never where the node's processes are not seen), ``event`` (an
+XID, at once), ``failed`` (NVML cannot be used; the process ends).
 
 It imports nothing of the agent and little of the standard library, as it has memory of its own.
 """
@@ -36,6 +37,13 @@ NO_INSTANCE = 0xFFFFFFFF  # an event's ids when it is the GPU's: nvml.h, nvmlEve
 HOT_LOOKS = 3  # so many looks in a row decide whether a GPU is too hot: a peak of a moment is none
 MIB = 1 << 20
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # the module signal would be 0.2 MiB
+NODE_PROCESSES = "pid:[4026531836]"  # include/linux/proc_ns.h, PROC_PID_INIT_INO: the namespace that sees them all
+PROCESSES = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+)
+MOST_PROCESSES = 500  # of one GPU or MIG instance: each has a context of some hundred MiB
 
 # Which of the recovery actions of nvml.h (nvmlDeviceGpuRecoveryAction_t) mean that the GPU cannot be used. The others
 # concern its links to other GPUs.
@@ -102,6 +110,8 @@ class Gpu:
         self._thermal = False
         self._fixed: dict[str, str] = {}  # what does not change while the UUID stays
         self._instances: dict[str, dict[str, object]] = {}  # MIG instances by UUID
+        self._parts: dict[str, Any] = {}  # their handles
+        self._sampled_us = 0  # NVML's time of the newest sample of its processes
 
     def ask(self, function: str, *arguments: Any, of: Any = None) -> Any:
         """What NVML says of the GPU, or of ``of``; None when it does not say. Notes when the GPU is lost."""
@@ -125,7 +135,7 @@ class Gpu:
             self.uuid, self._fixed, self._instances = uuid, self._constants(), {}
         if "clique" not in self._fixed and (clique := self._clique()):
             self._fixed["clique"] = clique
-        mode = self.ask("nvmlDeviceGetMigMode")
+        mode, self._parts = self.ask("nvmlDeviceGetMigMode"), {}
         instances = list(self._mig()) if mode and mode[0] else []
         ill = self._conditions()
         fields = {"uuid": self.uuid, **self._fixed}
@@ -173,6 +183,39 @@ class Gpu:
             return ""
         return f"{domain[:8]}-{domain[8:12]}-{domain[12:16]}-{domain[16:20]}-{domain[20:]}.{info.cliqueId}"
 
+    # --- who uses it --------------------------------------------------------------------------------------------------
+
+    def use(self) -> Iterator[tuple[object, ...]]:
+        """Yield what processes use of the GPU, or of each of its MIG instances, as these were at the last look.
+
+        That is: its PCI address or UUID; whether NVML tells the memory, and the time that they ran; pid, bytes and
+        percent of each.
+        """
+        busy = None if self._parts else self._busy()  # NVML tells it of no instance
+        for name, handle in (self._parts or {self.pci: self.handle}).items():
+            told = [self.ask(function, of=handle) for function in PROCESSES]
+            memory = {one.pid: one.usedGpuMemory for those in told for one in those or ()}
+            known = told[0] is not None and None not in memory.values()
+            pids = [*{**memory, **(busy or {})}][:MOST_PROCESSES]
+            processes = [(pid, memory.get(pid) or 0, (busy or {}).get(pid, 0)) for pid in pids]
+            yield name, known, busy is not None, processes
+
+    def _busy(self) -> dict[int, int] | None:
+        """Return the percentage of time for which each process ran there lately; None if NVML does not tell."""
+        ask = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
+        if ask is None:
+            return None
+        try:
+            samples = ask(self.handle, self._sampled_us)
+        except nvml.NVMLError as error:  # "not found", or "success" without a sample: nothing ran
+            return {} if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND) else None
+        found = {}
+        for one in sorted(samples, key=lambda one: one.timeStamp):
+            self._sampled_us = max(self._sampled_us, one.timeStamp)
+            if one.pid and one.smUtil <= 100:  # drivers leave rows without a sample
+                found[one.pid] = one.smUtil
+        return found
+
     # --- why it is not healthy ----------------------------------------------------------------------------------------
 
     def _conditions(self) -> list[tuple[str, str]]:
@@ -218,7 +261,7 @@ class Gpu:
             uuid = handle and self.ask("nvmlDeviceGetUUID", of=handle)
             instance = uuid and (known.get(uuid) or self._instance(handle, uuid))
             if instance:
-                self._instances[uuid] = instance
+                self._instances[uuid], self._parts[uuid] = instance, handle
                 yield instance
 
     def _instance(self, handle: Any, uuid: str) -> dict[str, object] | None:
@@ -311,13 +354,15 @@ def pci_address(bus_id: str) -> str:
 class Watch:
     """All GPUs: a look at each in turn, and a thread that waits for NVML's events."""
 
-    def __init__(self, look_seconds: float) -> None:
+    def __init__(self, look_seconds: float, *, sees_processes: bool) -> None:
         self._look_seconds = look_seconds
+        self._sees_processes = sees_processes
         self._pause_seconds = min(LOOK_PAUSE_SECONDS, look_seconds)
         self._wait_ms = min(EVENT_WAIT_MS, int(1000 * look_seconds))
         self._look_now = threading.Event()
         self._events_at = monotonic()  # when the wait for events returned last
         self._said: object = None
+        self._used: object = None
         self._gpus: list[Gpu] = []
         self._unreachable = 0  # GPUs that NVML counts, and says are lost
 
@@ -337,6 +382,9 @@ class Watch:
         while True:
             looked_at = monotonic()
             gpus = [gpu.look() for gpu in self._gpus]
+            if self._sees_processes and (use := [row for gpu in self._gpus for row in gpu.use()]) != self._used:
+                self._used = use
+                say(kind="use", devices=use)
             known = {name: value for name, value in node.items() if value}
             state = {"node": known, "gpus": gpus, "unreachable": self._unreachable}
             if state != self._said:
@@ -405,14 +453,22 @@ def _of_node(call: Callable[[], object]) -> str:
         return ""
 
 
-def main(look_seconds: str, *libraries: str) -> None:
+def _sees_processes(proc: str) -> bool:
+    """Tell whether process numbers here are the node's, as in a pod with ``hostPID``."""
+    try:
+        return os.readlink(f"{proc}/self/ns/pid") == NODE_PROCESSES
+    except OSError:
+        return False
+
+
+def main(look_seconds: str, proc: str, *libraries: str) -> None:
     """Watch until the agent ends, or NVML cannot be used."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
     try:
         if library := next(filter(os.path.exists, libraries), ""):
             ctypes.CDLL(library)  # pynvml asks for it by its name, and gets the one that is loaded
         nvml.nvmlInit()
-        Watch(float(look_seconds)).run()
+        Watch(float(look_seconds), sees_processes=_sees_processes(proc)).run()
     except nvml.NVMLError as error:
         say(kind="failed", code=error.value, text=str(error))
     except OSError as error:  # not a library, or not for this machine

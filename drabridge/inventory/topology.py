@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import PurePosixPath
 
@@ -12,6 +13,10 @@ NUMA_NODES = 1024
 """As many as Linux can have (CONFIG_NODES_SHIFT), and the standard attribute numaNode (deviceattribute/numa_linux.go).
 Kubelet's device manager takes 64: ``deviceplugin`` leaves higher ones out of its lists."""
 
+MOST_NEAR = 16
+"""An attribute's list. The API takes 48 values of all attributes and capacities, and 32 of these."""
+
+_NODES = "/sys/devices/system/node/node"
 _OTHER_BUSES = frozenset(
     {"usb", "scsi", "ata_port", "hid", "i2c", "spi", "mmc", "sdio", "firewire", "thunderbolt", "mdev"}
 )
@@ -41,6 +46,31 @@ def numa_nodes(device: UdevDevice) -> tuple[int, ...]:
         if text.isascii() and text.isdecimal() and int(text) < NUMA_NODES:
             return (int(text),)
     return ()
+
+
+def near_numa_nodes(device: UdevDevice, first_line: Callable[[str], str | None]) -> tuple[int, ...]:
+    """The NUMA node of :func:`numa_nodes`, and those on its socket that are as near as any: on sub-NUMA clusters.
+
+    As deviceattribute/numa_linux.go of k8s.io/dynamic-resource-allocation finds them: a node whose socket is not known
+    counts. ``first_line`` reads a file.
+    """
+    own = numa_nodes(device)
+    for node in own:
+        texts = (first_line(f"{_NODES}{node}/distance") or "").split()
+        away = {index: int(text) for index, text in enumerate(texts) if text.isdecimal() and index != node}
+        nearest = min(away.values(), default=0) if node < len(texts) else None
+        near = [index for index, distance in away.items() if distance == nearest]
+        socket = _socket(node, first_line) if near else ""
+        own += tuple(one for one in near if not socket or _socket(one, first_line) in ("", socket))
+    return own[:MOST_NEAR]
+
+
+def _socket(node: int, first_line: Callable[[str], str | None]) -> str:
+    """The number of a NUMA node's socket; "" where it is not known, or the node has no CPU."""
+    cpu = re.match(r"\d+", first_line(f"{_NODES}{node}/cpulist") or "")
+    if cpu is None:
+        return ""
+    return first_line(f"/sys/devices/system/cpu/cpu{cpu[0]}/topology/physical_package_id") or ""
 
 
 def pci_function(device: UdevDevice) -> UdevDevice | None:

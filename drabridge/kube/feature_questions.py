@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from msgspec import Struct
@@ -18,7 +19,7 @@ from drabridge.kube.api import (
 from drabridge.kube.json_reader import Json
 from drabridge.kube.versions import RESOURCE_GROUP, slice_from_v1, slice_to_v1
 from drabridge.offers.slice_writes import dropped
-from drabridge.offers.slices import ALL_FEATURES, Feature, feature_probe
+from drabridge.offers.slices import ALL_FEATURES, OFF_BY_DEFAULT, Feature, feature_probe
 from drabridge.system.untrusted import reading
 
 POLICY_KIND = Kind("admissionregistration.k8s.io", "v1", "mutatingadmissionpolicies", namespaced=False)
@@ -69,6 +70,8 @@ async def slice_features(cluster: Cluster, version: str, driver: str, node: str,
     """Ask which fields of a slice the server keeps. Raises ClusterError; DeniedError without the right.
 
     One dry run has all of them. If it is refused, because of one field or by an admission webhook, each is tried alone.
+    Those that are off by default have one of their own: an attribute is refused that has nothing but its list, and a
+    server without lists drops that first.
     """
 
     async def kept(features: Iterable[Feature]) -> frozenset[Feature]:
@@ -77,14 +80,17 @@ async def slice_features(cluster: Cluster, version: str, driver: str, node: str,
         with reading("the answer to a slice", UnreachableError):
             return frozenset(features) - dropped(probe, slice_to_v1(answer, version))
 
+    usual, found, refused, reason = ALL_FEATURES - OFF_BY_DEFAULT, frozenset[Feature](), frozenset[Feature](), ""
     try:
-        return SliceAnswer(await kept(ALL_FEATURES))
+        found = await kept(usual)
     except InvalidError:
-        found, refused, reason = frozenset[Feature](), frozenset[Feature](), ""
-        for feature in sorted(ALL_FEATURES):
+        for feature in sorted(usual):
             try:
                 found |= await kept([feature])
             except InvalidError as error:
                 refused |= {feature}
                 reason = error.message
-        return SliceAnswer(found, refused, reason)
+    for feature in OFF_BY_DEFAULT:
+        with contextlib.suppress(InvalidError):
+            found |= await kept([feature])
+    return SliceAnswer(found, refused, reason)

@@ -121,6 +121,13 @@ FEATURES: Mapping[str, ClusterFeature] = {
             "the parts of a device are not offered to claims while the whole device is",
         ),
         ClusterFeature(
+            Feature.LISTS,
+            AskedBy.SLICE,
+            "the API server keeps no attributes of several values",
+            f"gate {Feature.LISTS} of Kubernetes 1.36 and later, off by default",
+            "numaNode is the device's own node alone, also where others are as near",
+        ),
+        ClusterFeature(
             DEVICE_STATUS,
             AskedBy.CLAIM_STATUS,
             "the API server keeps no status.devices of a claim",

@@ -247,6 +247,8 @@ class _State(TypedDict, total=False):
 
 
 class _ContainerStatus(TypedDict, total=False):
+    name: str | None
+    containerID: str | None
     state: _State | None
 
 

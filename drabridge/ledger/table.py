@@ -1,10 +1,49 @@
-"""The one table that says who may hold a device.
+r"""The one table that says who may hold a device.
 
 Two rules. Nothing else changes ownership: every owner and every lane in the ledger comes out of a row of this table.
 And it knows no clock, no socket and no file: what a row does follows from the entry, the signal and the policy alone.
 
+Why a ledger
+------------
+Two authorities give devices away, and they do not know each other. For pods with limits kubelet chooses, and asks by
+Allocate. For claims the scheduler chooses, writes the allocation into the claim, and kubelet asks by NodePrepare. Each
+believes that its own list is the truth. The ledger is the third party that both must ask before a container starts: it
+has one entry per device, on disk before the answer leaves.
+
+What an entry says
+------------------
+The *owner* says who holds the device now. The *lane* says which API may be offered it when it is free. They are two
+things: a lane never takes a device from anybody, and an owner never decides what comes next.
+
+    limits:   NONE --Allocate--> LEGACY --released--> NONE
+    claims:   NONE --allocated--> DRA_GRANTED --NodePrepare--> DRA_PREPARED --Unprepare, deallocated--> NONE
+    shared:   NONE --allocated--> DRA_PENDING --kubelet gave it up--> DRA_GRANTED
+                                      \--Allocate came first--> LEGACY, and the claim is denied
+
+How a pod with limits lets go is never told: the DevicePlugin API has no Deallocate. So LEGACY ends by evidence alone,
+proven (:mod:`drabridge.ledger.proofs`) or waited for (:mod:`drabridge.ledger.release_rule`).
+
+Who wins
+--------
+What runs wins over what is promised. A claim that is only pending gives way to an Allocate. A claim that is granted or
+prepared does not: the Allocate is refused, and kubelet fails the pod. If evidence shows a pod on a device that a claim
+holds, both may run: the owner is CONFLICT until all but one have gone. If the record of a holder is lost, the owner is
+QUARANTINE until evidence, a reboot or the operator says that nobody has it. No row makes either of them free sooner.
+
+How a device changes lanes
+--------------------------
+Revoke, acknowledge, grant. First the API that has it stops offering it, and the lane is one of the two that are offered
+nowhere. Then that API's authority confirms: kubelet by its allocatable number, the scheduler's side by a slice that no
+longer shows the device and a later list of claims in which nobody has it. Only then the other API is offered it. If a
+grant of the old side arrives in between, it is served, and the move waits. A shared device skips the move: there each
+claim is confirmed by itself, after kubelet has given the device up (the lease).
+
+How to read the table
+---------------------
 An event reaches a device as one or more signals (:mod:`drabridge.ledger.apply_event`). The signal, the owner and the
-lane of the device choose exactly one row. A combination without a row, or with two, is an error at import.
+lane of the device choose exactly one row. A combination without a row, or with two, is an error at import. Devices that
+share hardware (a GPU and its MIG parts, the functions of one IOMMU group) have an entry each: before a row's function
+makes a hold stronger, it looks at these relatives (:mod:`drabridge.ledger.eligibility`).
 """
 
 from __future__ import annotations

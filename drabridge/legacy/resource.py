@@ -17,7 +17,7 @@ from drabridge.config.schema import Inject, Resource
 from drabridge.containers.cdi_spec import ContainerEdits
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.containers.hooks import run_hook
-from drabridge.containers.together import joined_env, one_path_for_two
+from drabridge.containers.together import joined_env, one_path_for_two, placed, too_many
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, Presence
 from drabridge.lanes.plan import packing_order
@@ -309,7 +309,10 @@ class LegacyResource:
     def _refuse_one_path(self, names: Iterable[str]) -> None:
         """Raise AllocationError for devices of which the container would get one only: they have one path there."""
         found = [device for name in sorted(names) if (device := self._devices().get(name)) is not None]
-        if problem := one_path_for_two([(device.name, ContainerEdits.given(device)) for device in found]):
+        several = [ContainerEdits.given(device) for device in found]
+        edits = [placed(one, index) for index, one in enumerate(several)]
+        problem = one_path_for_two([(device.name, one) for device, one in zip(found, edits, strict=True)])
+        if problem := problem or (too_many(several) if self._inject == "cdi" else ""):
             raise AllocationError("INVALID_ARGUMENT", f"{self.resource}: {problem}")
 
     def _reasons(self, names: Iterable[str]) -> list[str]:
@@ -358,15 +361,16 @@ class LegacyResource:
             return self._answer_with_others(devices, units)
         if answer.writing is not None:
             return self._answer_by_cdi(answer.writing, devices, units)
+        several = [placed(ContainerEdits.of(device), index) for index, device in enumerate(devices)]
         return ContainerAllocation(
-            envs=joined_env(device.env for device in devices),
+            envs=joined_env(one.env for one in several),
             mounts=tuple(
                 deviceplugin.ContainerMount(mount.container_path, mount.host_path, mount.read_only)
-                for mount in dict.fromkeys(mount for device in devices for mount in device.mounts)
+                for mount in dict.fromkeys(mount for one in several for mount in one.mounts)
             ),
             devices=tuple(
                 DeviceSpec(node.container_path, node.path, node.permissions)
-                for node in dict.fromkeys(node for device in devices for node in device.nodes)
+                for node in dict.fromkeys(node for one in several for node in one.nodes)
             ),
         )
 
@@ -391,8 +395,8 @@ class LegacyResource:
         return answer if isinstance(answer, ContainerAllocation) else await answer
 
     def _write_cdi(self, devices: Sequence[Device]) -> Job[CdiNames]:
-        joined = len(devices) > 1
-        return self._cdi.thread.submit(lambda: [self._cdi.write_legacy(device, joined=joined) for device in devices])
+        positions: Sequence[int | None] = range(len(devices)) if len(devices) > 1 else (None,)
+        return self._cdi.thread.submit(lambda: [*map(self._cdi.write_legacy, devices, positions)])
 
     def _answer_by_cdi(
         self, writing: Job[CdiNames], devices: Sequence[Device], units: Mapping[str, Sequence[str]]
@@ -412,8 +416,9 @@ class LegacyResource:
         """Return the answer by CDI. The variables of a single device are in its file, which follows the device."""
         envs: dict[str, str] = {}
         if len(devices) > 1:
-            theirs = (ContainerEdits.of_fallback(device).env for device in devices if device.cdi_missing)
-            envs = joined_env(theirs) | joined_env(device.env for device in devices)
+            theirs, ours = ContainerEdits.of_fallback, ContainerEdits.of
+            envs = joined_env(placed(theirs(one), n).env for n, one in enumerate(devices) if one.cdi_missing)
+            envs |= joined_env(placed(ours(one), n).env for n, one in enumerate(devices))
         try:
             names = tuple(name for names_of_one in written.result() for name in names_of_one)
             return ContainerAllocation(envs=envs, cdi_devices=names)

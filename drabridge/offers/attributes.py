@@ -18,14 +18,15 @@ STANDARD_DOMAIN = "resource.kubernetes.io"
 PCIE_ROOT = f"{STANDARD_DOMAIN}/pcieRoot"
 PCI_BUS_ID = f"{STANDARD_DOMAIN}/pciBusID"
 # KEP-6072 (GA in 1.37; older servers keep it as any attribute): the physical node, one number, absent when the firmware
-# says -1. Its list form, with the nodes that are as near, needs the gate DRAListTypeAttributes: off by default.
+# says -1. Where others are as near it is a list of all, if the API server keeps lists (KEP-5491).
 NUMA_NODE = f"{STANDARD_DOMAIN}/numaNode"
 
 
-def describe(device: Device) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+def describe(device: Device, *, lists: bool = False) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """``(attributes, capacity, notes)`` of a device in the API's form. Notes tell the operator what was left out.
 
-    When there are too many, those that most claims select on stay: the standard ones and ``type``, then by name.
+    ``lists``: an attribute may have several values. When there are too many attributes, those that most claims select
+    on stay: the standard ones and ``type``, then by name.
     """
     notes: list[str] = []
     attributes: dict[str, Any] = {}
@@ -35,6 +36,8 @@ def describe(device: Device) -> tuple[dict[str, Any], dict[str, Any], tuple[str,
             notes.append(f"device {device.name}: the attribute {name!r} = {value!r} does not fit the API; left out")
         else:
             attributes[name] = encoded
+    if lists and len(device.near_numa_nodes) > 1:
+        attributes[NUMA_NODE] = {"ints": list(device.near_numa_nodes)}
     capacity = {}
     for name, amount in device.capacity.items():
         if names.is_attribute_name(name) and 0 <= amount < INT64:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.config.claims import Partition
-from drabridge.config.published import RequestPolicy, quantity_value
+from drabridge.config.published import ALL, RequestPolicy, quantity_value
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger import eligibility
@@ -102,7 +102,9 @@ class _Context(Struct, frozen=True):
         if resource.sharing.allow_multiple_allocations:
             # Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
             policies = {
-                name: CapacityPolicy(0) if capacity.request_policy is None else _policy(capacity.request_policy)
+                name: CapacityPolicy(0)
+                if capacity.request_policy is None
+                else _policy(capacity.request_policy, device.capacity.get(name, 0))
                 for name, capacity in resource.capacity.items()
             }
         consumes: dict[str, Mapping[str, int]] = {}
@@ -145,13 +147,21 @@ def _reason(ledger: Ledger, entry: Entry) -> str:
     return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"
 
 
-def _policy(policy: RequestPolicy) -> CapacityPolicy:
+def _policy(policy: RequestPolicy, whole: int) -> CapacityPolicy:
+    """The policy of a capacity that the device has ``whole``."""
+
     def number(value: int | str | None) -> int | None:
         return None if value is None else quantity_value(value)
 
     limits = policy.valid_range
+    if policy.default == ALL:
+        low, step = (number(limits.min) or 0, number(limits.step) or 1) if limits else (0, 1)
+        high = number(limits.max) if limits else None
+        default = low + (min(whole, whole if high is None else high) - low) // step * step
+    else:
+        default = quantity_value(policy.default)
     return CapacityPolicy(
-        quantity_value(policy.default),
+        default,
         number(limits.min) if limits else None,
         number(limits.max) if limits else None,
         number(limits.step) if limits else None,

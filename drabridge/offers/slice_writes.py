@@ -132,9 +132,17 @@ def dropped(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> frozenset[Fea
     for device in sent["spec"].get("devices") or ():
         answer = kept.get(device["name"], {})
         found |= {feature for key, feature in _DEVICE_FIELDS.items() if device.get(key) and not answer.get(key)}
+        if _lists(device) - _lists(answer):
+            found.add(Feature.LISTS)
     if sent["spec"].get("sharedCounters") and not stored["spec"].get("sharedCounters"):
         found.add(Feature.PARTITIONS)
     return frozenset(found)
+
+
+def _lists(device: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Return the attributes that are lists, each with the name of its field."""
+    attributes = (device.get("attributes") or {}).items()
+    return {(name, kind) for name, value in attributes for kind, values in value.items() if isinstance(values, list)}
 
 
 _DEVICE_FIELDS = {

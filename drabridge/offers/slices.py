@@ -34,9 +34,11 @@ class Feature(StrEnum):
     LEASES = "DRADeviceBindingConditions"
     SHARING = "DRAConsumableCapacity"
     PARTITIONS = "DRAPartitionableDevices"
+    LISTS = "DRAListTypeAttributes"
 
 
 ALL_FEATURES = frozenset(Feature)
+OFF_BY_DEFAULT = frozenset({Feature.LISTS})  # in every release so far: that they are missing is no news
 
 
 class Effect(StrEnum):
@@ -105,8 +107,8 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
 
     Without taints, a device with a taint is left out. Without counters, a part is left out while its whole is offered:
     nothing would stop a claim on each. Without sharing, a shared device is offered to one claim at a time. Without
-    binding conditions, a device that needs a lease is left out. An empty pool is one slice without devices: "the
-    driver is here, the node has none".
+    binding conditions, a device that needs a lease is left out. Without lists, numaNode is
+    one number. An empty pool is one slice without devices: "the driver is here, the node has none".
     """
     notes: list[str] = []
     plain: list[Json] = []
@@ -161,6 +163,7 @@ def feature_probe(driver: str, node: str, pool: str, features: Iterable[Feature]
         Feature.LEASES: _lease_fields(driver),
         Feature.SHARING: {"allowMultipleAllocations": True},
         Feature.PARTITIONS: {"consumesCounters": [_counter_set("probe", {"probe": 1}, key="counterSet")]},
+        Feature.LISTS: {"attributes": {"probe": {"ints": [0]}}},
     }
     place = {"nodeName": node, "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1}}
     devices = [{"name": feature.name.lower(), **fields[feature]} for feature in sorted(features)]
@@ -187,7 +190,7 @@ def _left_out(offer: Offer, names: set[str], features: frozenset[Feature]) -> st
 
 
 def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Json, list[str]]:
-    attributes, capacity, remarks = describe(offer.device)
+    attributes, capacity, remarks = describe(offer.device, lists=Feature.LISTS in features)
     entry: Json = {"name": offer.device.name, "attributes": attributes}
     if capacity:
         entry["capacity"] = capacity

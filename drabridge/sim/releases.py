@@ -184,6 +184,7 @@ V1_36 = replace(
         "DRADeviceBindingConditions": Gate.ON,
         "DRADeviceTaints": Gate.ON,
         "DRAExtendedResource": Gate.ON,
+        "DRAListTypeAttributes": Gate.OFF,
         "DRAPartitionableDevices": Gate.ON,
         "DRAResourceClaimGranularStatusAuthorization": Gate.ON,
         "KubeletPodResourcesDynamicResources": Gate.LOCKED,

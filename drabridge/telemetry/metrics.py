@@ -69,6 +69,27 @@ TABLE: dict[str, Definition] = {
             "Seconds for which pods and claims had devices, each device and each of its sharers counted, by workload; "
             '`owner_name="other"` stands for those beyond 500 series.',
         ),
+        Definition(
+            "device_used_memory_bytes",
+            "gauge",
+            ("device", "resource", "namespace", "pod", "container", "uid"),
+            "Memory of a GPU or MIG instance that the processes of one container use, as NVML says; without a pod "
+            'those of the host. `pod="other"` stands for containers beyond 1,000.',
+        ),
+        Definition(
+            "device_used_time_ratio",
+            "gauge",
+            ("device", "resource", "namespace", "pod", "container", "uid"),
+            "Share of the last seconds in which processes of one container ran on a GPU, as NVML says.",
+        ),
+        Definition(
+            "device_use_unknown",
+            "gauge",
+            ("device", "resource", "what", "reason"),
+            "Always 1; `memory` or `time` of this GPU is not known by container, because of `hostpid`: the agent's pod "
+            "does not see the node's processes; `mig`: NVML does not tell it of instances; `nvml`: it does not answer; "
+            "or `driver`: it does not tell.",
+        ),
         Definition("device_lane", "gauge", ("device", "resource", "lane", "owner"), "Always 1; lane and owner."),
         Definition("allocations", "counter", ("api", "resource", "result"), "Grants asked for, by outcome."),
         Definition(

@@ -214,6 +214,51 @@ async def test_a_claim_that_is_deleted_while_it_waits_frees_its_devices() -> Non
         assert await owners(agent) == ["none"] * 4
 
 
+BOUND_EARLY = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: early, namespace: default}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: mem}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: early, namespace: default}
+spec:
+  schedulerName: nobody
+  resourceClaims: [{name: c, resourceClaimName: early}]
+  containers: [{name: main, image: x, resources: {claims: [{name: c}]}}]
+"""
+
+
+async def test_a_pod_that_was_bound_by_an_older_slice_gets_its_shared_device_after_the_pod_that_has_it() -> None:
+    """Seen in an hour of faults: nobody leased the device to such a claim, and its pod never started."""
+    async with bridge(SHARED) as (agent, cluster, _):
+        await offered_twice(agent, cluster)
+        await cluster.apply(limits_pod("first"))
+        await cluster.wait_pod("first")
+        (device,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "legacy"]
+        await cluster.apply(BOUND_EARLY)
+        pod = cluster.get("pods", "early")
+        assert pod is not None
+        results = [{"request": "r", "driver": DRIVER, "pool": "node-a", "device": device}]  # no binding conditions
+        reserved = [{"resource": "pods", "name": "early", "uid": pod["metadata"]["uid"]}]
+        status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
+        objects = cluster.api.objects
+        objects.modify(
+            "resourceclaims", "early", lambda obj: obj.update(status=status), namespace="default", subresource="status"
+        )
+        objects.modify("pods", "early", lambda obj: obj["spec"].update(nodeName="node-a"), namespace="default")
+        await until(
+            lambda: any("held by" in one for one in messages(cluster, "FailedPrepareDynamicResources")), 20, agent.text
+        )
+        await cluster.delete("pods", "first")
+        await cluster.wait_pod("early")
+        assert allocated_devices(cluster, "early") == {device}
+        await cluster.delete("pods", "early")
+        await cluster.delete("resourceclaims", "early")
+        await offered_twice(agent, cluster)
+
+
 async def test_pods_of_another_scheduler_get_no_lease() -> None:
     config = SHARED.replace("resources:", "dra: {leases: {schedulers: [another]}}\nresources:")
     async with bridge(config) as (agent, cluster, _):

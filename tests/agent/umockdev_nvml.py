@@ -13,6 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from drabridge.inventory.nvml_worker import NODE_PROCESSES
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from tests.support import machines
@@ -70,6 +71,23 @@ async def a_faulty_gpu_is_unhealthy_alone_and_recovers() -> None:
 
 async def _is_lost(agent: AgentProcess, held: str) -> bool:
     return "lost" in str((await agent.device(held.lower()))["reason"])
+
+
+@case
+async def each_sharer_s_own_use_is_a_metric() -> None:
+    async with gpu_node() as (standin, agent, _):
+        uid, container = "0a0a0a0a-1111-4222-8333-444444444444", "1" * 64
+        process = Path(os.environ["UMOCKDEV_DIR"], "proc/99999999")
+        process.mkdir()
+        (process / "cgroup").write_text(f"0::/kubepods/pod{uid}/{container}\n")
+        standin.uses(2, (99999999, 7 << 20, 40))
+        if os.readlink("/proc/self/ns/pid") == NODE_PROCESSES:
+            await until(lambda: metric(agent, "device_used_memory_bytes", uid=uid), 30, agent.text)
+            assert await metric(agent, "device_used_memory_bytes", uid=uid, device=UUIDS[2].lower()) == 7 << 20
+            assert await metric(agent, "device_used_time_ratio", uid=uid) == 0.4
+            assert await metric(agent, "device_use_unknown") == 0
+        else:  # a container, as is the agent's pod without hostPID
+            assert await metric(agent, "device_use_unknown", reason="hostpid") == 16
 
 
 @case

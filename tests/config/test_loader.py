@@ -243,10 +243,12 @@ def test_policy_of_shared_capacity() -> None:
     shared = "sharing: {allowMultipleAllocations: true}\ncapacity: {m: {value: 40Gi, requestPolicy: %s}}"
     loaded(shared % "{default: 1Gi, validRange: {min: 1Gi, max: 40Gi, step: 1Gi}}")
     loaded(shared % "{default: 1Gi, validValues: [1Gi, 2Gi]}")
+    loaded(shared % "{default: all, validRange: {min: 1Mi, step: 1Mi}}")
     for policy in ("{default: 3Gi, validValues: [1Gi]}", "{default: 1, validValues: [2, 1]}", "{}",
                    "{default: 5, validRange: {min: 6}}", "{default: 5, validRange: {min: 2, max: 1}}",
                    "{default: 5, validRange: {min: 2, step: 2}}", "{default: 1, validRange: {min: 1, step: 0}}",
-                   "{default: 1, validValues: [1], validRange: {min: 1}}"):  # fmt: skip
+                   "{default: 1, validValues: [1], validRange: {min: 1}}", "{default: alle}",
+                   "{default: all, validValues: [1]}", "{default: all, validRange: {min: 2, max: 1}}"):  # fmt: skip
         assert faults(document("match: [{subsystem: usb}]\n" + shared % policy))
 
 

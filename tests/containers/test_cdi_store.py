@@ -28,7 +28,7 @@ def test_a_legacy_device_has_one_file_and_one_name_or_another_beside_others(stor
     spec = store.legacy_spec(DEVICE)
 
     assert store.write_legacy(DEVICE) == ("drabridge.example.com/device=legacy-radio-a",)
-    assert store.write_legacy(DEVICE, joined=True) == ("drabridge.example.com/device=legacy-radio-a.joined",)
+    assert store.write_legacy(DEVICE, index=0) == ("drabridge.example.com/device=legacy-radio-a.joined",)
     document = read(store, spec)
     alone, joined = cast("list[dict[str, Any]]", document["devices"])
     edits = {key: value for key, value in alone["containerEdits"].items() if key != "env"}

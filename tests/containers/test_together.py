@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from drabridge.config.template import parse
 from drabridge.containers.cdi_spec import ContainerEdits
-from drabridge.containers.together import joined_env, one_path_for_two
+from drabridge.containers.together import joined_env, one_path_for_two, placed
+from drabridge.inventory.container_edits import render_env
 from drabridge.inventory.model import DeviceNode, Mount
 
 
@@ -39,3 +41,11 @@ def test_two_things_at_one_path_are_told_and_one_thing_twice_is_not(
 ) -> None:
     said = one_path_for_two([("one", first), ("two", second)])
     assert (f"one and two would both be at {path} in the container" in said) == bool(path)
+
+
+def test_a_field_of_the_container_stays_in_a_name_whose_other_characters_do_not() -> None:
+    env = {"VF_{index}_{attr:x}": parse("{request} {attr:x}")}
+    values = {"index": "{index}", "request": "{request}", "attr": "a-b"}
+    rendered = render_env(env, lambda field: values[field.source])
+    assert rendered == {"VF_{index}_a_b": "{request} a-b"}
+    assert placed(ContainerEdits(env=rendered), 3, "sdr-a").env == {"VF_3_a_b": "sdr-a a-b"}

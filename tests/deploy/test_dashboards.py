@@ -28,6 +28,7 @@ FOR_PEOPLE = {
     "drabridge_standby",
     "drabridge_evictions_total",
     "drabridge_device_info",
+    "drabridge_device_use_unknown",
     "drabridge_udev_events_total",
     "drabridge_inventory_reconcile_duration_seconds",
     "drabridge_inventory_monitor_restarts_total",

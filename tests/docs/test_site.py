@@ -113,7 +113,7 @@ def ranked(index: dict[str, Any], query: str) -> list[str]:
         ("quarantine", "operations.html#device-in-quarantine"),
         ("LeaseDenied", "operations.html#pod-with-a-claim-stays-pending-leasedenied"),
         ("two GPUs", "gpus.html#two-gpus-in-one-pod"),
-        ("time slicing", "nvidia.html#time-slicing-and-mps"),
+        ("time slicing", "nvidia.html#time-slicing-and-shares"),
         ("uninstall", "installation.html#uninstall"),
     ],
 )

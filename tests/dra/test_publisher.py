@@ -388,10 +388,10 @@ async def test_a_server_is_asked_once_after_each_list_whatever_changes() -> None
             await until(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), why="the taint")
             await node.change(gpu_1=(Presence.PRESENT, ""))
             await until(lambda: not node.slices()[0]["spec"]["devices"][1].get("taints"), why="its end")
-        assert dry_runs(node) == 1
+        assert dry_runs(node) == 2
         await node.restart()
         await node.until_published(ALL)
-        assert dry_runs(node) == 2
+        assert dry_runs(node) == 4
 
 
 async def test_where_dry_runs_are_refused_a_device_that_needs_a_field_is_left_out() -> None:
@@ -410,7 +410,7 @@ async def test_a_server_that_refuses_all_fields_together_is_asked_for_each() -> 
         node.api.faults.fail(1, 400, verb="create", resource="resourceslices")
         await node.start()
         await node.until_published(ALL)
-        assert (node.missing(), dry_runs(node)) == ((), 5)
+        assert (node.missing(), dry_runs(node)) == ((), 6)
 
 
 async def test_without_the_gate_a_shared_device_goes_to_one_claim_and_that_is_reported() -> None:
@@ -421,3 +421,42 @@ async def test_without_the_gate_a_shared_device_goes_to_one_claim_and_that_is_re
         assert node.writes() == 1  # known before the first write
         await node.prepared(node.claims.add("one", "shared-0"))
         assert "shared-0 is held by claim default/one" in await node.refused(node.claims.add("two", "shared-0"))
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_nodes_that_are_as_near_are_a_list_where_the_server_keeps_lists_and_nothing_is_written_twice(
+    gate: bool,
+) -> None:
+    near = gpu(0, numa_nodes=(1,), near_numa_nodes=(1, 0))
+    async with a_node(devices=(near, gpu(1)), gates={"DRAListTypeAttributes": gate}) as node:
+        await node.until_published(["gpu-0", "gpu-1"])
+        (device, _) = node.slices()[0]["spec"]["devices"]
+        numa = device["attributes"]["resource.kubernetes.io/numaNode"]
+        assert numa == ({"ints": [1, 0]} if gate else {"int": 1})
+        assert node.writes() == 1
+        await node.restart()
+        await node.until_published(["gpu-0", "gpu-1"])
+        await node.set_devices(near, gpu(1))
+        assert node.writes() == 1
+
+
+async def test_a_gate_of_lists_that_goes_off_makes_them_numbers_again() -> None:
+    near = gpu(0, numa_nodes=(1,), near_numa_nodes=(1, 0))
+    async with a_node(devices=(near,), gates={"DRAListTypeAttributes": True}) as node:
+        await node.until_published(["gpu-0"])
+        node.api.objects.gates["DRAListTypeAttributes"] = False
+        await node.restart()
+        await until(lambda: "int" in str(node.slices()[0]["spec"]["devices"][0]["attributes"]) and node.writes() == 2)
+        numa = node.slices()[0]["spec"]["devices"][0]["attributes"]["resource.kubernetes.io/numaNode"]
+        assert numa == {"int": 1}
+
+
+async def test_slices_of_a_server_that_refuses_lists_all_of_a_sudden_come_back_without() -> None:
+    near = gpu(0, numa_nodes=(1,), near_numa_nodes=(1, 0))
+    async with a_node(devices=(near,), gates={"DRAListTypeAttributes": True}) as node:
+        await node.until_published(["gpu-0"])
+        node.api.objects.gates["DRAListTypeAttributes"] = False
+        node.api.objects.delete("resourceslices", node.slices()[0]["metadata"]["name"])
+        await node.until_published(["gpu-0"])
+        numa = node.slices()[0]["spec"]["devices"][0]["attributes"]["resource.kubernetes.io/numaNode"]
+        assert numa == {"int": 1}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
-from drabridge.inventory.model import DeviceNode, Fallback, Mount
+from drabridge.inventory.model import Device, DeviceNode, Fallback, Mount
 from drabridge.ledger.model import Owner
 from drabridge.wire import dra_v1_pb2
 from tests.support.dra_node import DraNode, a_node, gpu, text_of
+from tests.support.waiting import until
 
 
 def variables(node: DraNode, claim: dra_v1_pb2.Claim) -> dict[str, list[str]]:
@@ -55,3 +56,28 @@ async def test_two_devices_of_a_request_at_one_path_are_refused_and_nothing_is_h
         assert node.records() == []
         node.claims.deallocate("c")
         await node.prepared(node.claims.add("one", "gpu-1"))
+
+
+async def test_devices_of_a_request_are_numbered_and_one_that_is_away_renumbers_none() -> None:
+    def radio(n: int) -> Device:
+        node = DeviceNode("/dev/null", "/dev/{request}/radio{index}", "rw", "c", 1, 3)
+        return gpu(n, nodes=(node,), env={"RADIO_{request}_{index}": str(n)})
+
+    devices = tuple(map(radio, range(3)))
+    async with a_node(devices=devices) as node:
+        requests = [of_request("sdr-a", "gpu-2"), of_request("sdr-a", "gpu-0"), of_request("b", "gpu-1")]
+        claim = node.claims.add("c", *requests)
+        await node.prepared(claim)
+        assert variables(node, claim) == {
+            "sdr-a-gpu-2": ["RADIO_sdr_a_0=2", "RADIO_sdr_a_1=0"],
+            "sdr-a-gpu-0": ["RADIO_sdr_a_0=2", "RADIO_sdr_a_1=0"],
+            "b-gpu-1": ["RADIO_b_0=1"],
+        }
+        text = text_of(node, claim)
+        nodes = [one for entry in json.loads(text)["devices"] for one in entry["containerEdits"]["deviceNodes"]]
+        assert [one["path"] for one in nodes] == ["/dev/sdr-a/radio0", "/dev/sdr-a/radio1", "/dev/b/radio0"]
+        await node.restart()
+        assert text_of(node, claim) == text
+        await node.set_devices(*devices[:2])
+        await until(lambda: "/dev/sdr-a/radio0" not in text_of(node, claim))  # of the one that is away
+        assert "/dev/sdr-a/radio1" in text_of(node, claim)

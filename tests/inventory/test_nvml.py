@@ -20,7 +20,7 @@ from drabridge.inventory.facts import Fact, NvmlChanged, XidSeen
 from drabridge.inventory.nvidia import FailureKind, NvidiaFacts
 from drabridge.inventory.nvml import NvmlClient, Timing
 from tests.support import machines
-from tests.support.nvml import DOUBLE_BIT_ECC_EVENT, StandIn, mig_uuid, needs_compiler
+from tests.support.nvml import DOUBLE_BIT_ECC_EVENT, StandIn, end, mig_uuid, needs_compiler
 from tests.support.waiting import HANG_SECONDS, until
 
 pytestmark = needs_compiler
@@ -68,10 +68,7 @@ async def client(standin: StandIn, proc: NvidiaFacts = nvidia.NOTHING, **more: A
         await found.nvml.answered(HANG_SECONDS)
         yield found
     finally:
-        task = found.nvml._task
-        found.nvml.stop()
-        assert task is not None
-        await asyncio.gather(task, return_exceptions=True)
+        await end(found.nvml)
 
 
 def gpus_of(facts: NvidiaFacts, *indices: int) -> list[Mapping[str, str]]:

@@ -21,6 +21,29 @@ def test_numa_walks_up_past_minus_one(own: str, nodes: tuple[int, ...]) -> None:
     assert topology.numa_nodes(gpu) == nodes
 
 
+@pytest.mark.parametrize(
+    ("files", "near"),
+    [
+        ({}, (1,)),
+        ({"node/node1/distance": "10"}, (1,)),  # as in a machine without that node
+        ({"node/node1/distance": "21 10"}, (1, 0)),  # sockets are not known: as the standard helper does
+        ({"node/node1/distance": "12 10 12 32", "node/node1/cpulist": "4-7",
+          "cpu/cpu4/topology/physical_package_id": "0",
+          "node/node0/cpulist": "0-3", "cpu/cpu0/topology/physical_package_id": "0",
+          "node/node2/cpulist": "8-11", "cpu/cpu8/topology/physical_package_id": "1"}, (1, 0)),  # node 2 is not
+        ({"node/node1/distance": "21 10", "node/node1/cpulist": "4-7", "cpu/cpu4/topology/physical_package_id": "0",
+          "node/node0/cpulist": ""}, (1, 0)),  # memory without CPUs
+        ({"node/node1/distance": "x 10"}, (1,)),
+    ],
+)  # fmt: skip
+def test_nodes_that_are_as_near_on_one_socket_follow_the_devices_own(
+    files: dict[str, str], near: tuple[int, ...]
+) -> None:
+    device = record("/sys/devices/pci0000:3a/0000:3a:00.0", "pci", ROOT, attributes={"numa_node": "1"})
+    read = {f"/sys/devices/system/{path}": text for path, text in files.items()}
+    assert topology.near_numa_nodes(device, read.get) == near
+
+
 def test_no_numa_node_is_empty_and_never_minus_one() -> None:
     assert topology.numa_nodes(record("/sys/devices/virtual/misc/kvm", "misc", attributes={"numa_node": "-1"})) == ()
 

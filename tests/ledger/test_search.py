@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
+from drabridge.ledger import ownership
 from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.table import DeviceSignal
+from drabridge.ledger.transitions import pods
 from drabridge.ledger.transitions.no_change import ignore
 from tests.ledger.search.mutants import MUTANTS, STARVING, Mutant, other_rows
 from tests.ledger.search.search import search
@@ -40,3 +42,11 @@ def test_a_leak_is_found() -> None:
     assert not search(config).violation
     found = search(replace(config, step=other_rows(DeviceSignal.UNPREPARE, set(Owner), ignore)))
     assert found.violation.startswith("I7")
+
+
+def test_a_ledger_that_gives_cordoned_devices_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(devices=1, pods=1, claims=0, faults=0, late_evidence=False, cordons=True)
+    assert not search(config).violation
+    for module in (pods, ownership):
+        monkeypatch.setattr(module, "cordoned_by", lambda ledger, entry: None)
+    assert "C1" in search(config).violation

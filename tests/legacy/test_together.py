@@ -125,3 +125,39 @@ async def test_two_devices_of_one_path_are_refused_before_anything_is_held(
     assert {entry.owner for entry in service.ledger.entries.values()} == {Owner.NONE}
     await place.allocate("V0")
     await place.allocate("V1", "V2")
+
+
+@BOTH
+async def test_devices_of_one_container_are_numbered_and_stay_so(
+    service: LedgerService, tmp_path: Path, inject: Inject
+) -> None:
+    def radio(n: int) -> Device:
+        node = DeviceNode("/dev/null" if n else "/dev/zero", "/dev/{request}/radio{index}", "rw", "c", 1, 3)
+        return vf(n, nodes=(node,), env={"RADIO_{index}": f"serial-{n}", "ALL": str(n)})
+
+    place = Place(service, tmp_path, inject, *map(radio, range(3)))
+    answer = await place.allocate("V1", "V2")
+    container = {
+        "env": {"RADIO_0": "serial-1", "RADIO_1": "serial-2", "ALL": "1,2"},
+        "nodes": ["/dev/limits/radio0", "/dev/limits/radio1"],
+    }
+    assert place.container(answer) == container
+    alone = await place.allocate("V0")
+    assert place.container(alone) == {"env": {"RADIO_0": "serial-0", "ALL": "0"}, "nodes": ["/dev/limits/radio0"]}
+    if inject == "cdi":
+        for path in place.store.directory.iterdir():
+            path.unlink()
+        LegacyCdiFiles(place.store).restore(service.ledger, place.devices)
+    assert place.container(answer) == container, "kubelet repeats its answer for the pod's whole life"
+
+
+async def test_more_devices_than_there_are_numbers_for_are_refused_before_anything_is_held(
+    service: LedgerService, tmp_path: Path
+) -> None:
+    many = [vf(n, nodes=(DeviceNode("/dev/null", f"/dev/{n}/{{index}}", "rw", "c", 1, 3),)) for n in range(17)]
+    await service.apply(Discovered(tuple(map(LedgerDevice.of, many)), 0.0))
+    place = Place(service, tmp_path, "cdi", *many)
+    with pytest.raises(AllocationError, match=r"17 devices in one container, .* at most 16"):
+        await place.allocate(*(device.id for device in many))
+    assert {entry.owner for entry in service.ledger.entries.values()} == {Owner.NONE}
+    assert len((await place.allocate(*(device.id for device in many[:16]))).cdi_devices) == 16

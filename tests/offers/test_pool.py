@@ -184,6 +184,28 @@ def test_shared_devices_carry_the_policies_of_their_capacity() -> None:
 
 
 @pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"min": "1Mi", "step": "1Mi"}, 5 << 20),  # not what the API server would refuse, with the whole slice
+        ({"min": 0, "max": "4Mi", "step": "1Mi"}, 4 << 20),
+        ({"min": 3}, (5 << 20) + 7),
+        (None, (5 << 20) + 7),
+    ],
+)
+def test_a_claim_that_asks_for_nothing_can_get_all_that_may_be_asked_for(limits: Any, expected: int) -> None:
+    policy = {"default": "all", **({"validRange": limits} if limits else {})}
+    more = {
+        "name": "example.com/shared",
+        "sharing": {"allowMultipleAllocations": True},
+        "capacity": {"memory": {"from": "attr:memory", "requestPolicy": policy}},
+    }
+    shared = replace(device(resource="example.com/shared"), capacity={"memory": (5 << 20) + 7})
+    (offer,) = pool((shared,), config=config(more)).offers
+    assert offer.policies is not None
+    assert offer.policies["memory"].default == expected
+
+
+@pytest.mark.parametrize(
     ("counters", "total", "each"),
     [({}, {"parts": 3}, {"parts": 1}), ({"units": {"total": 8, "each": 2}}, {"units": 8}, {"units": 2})],
 )

@@ -98,6 +98,15 @@ def test_a_double_hold_is_explained() -> None:
     assert "never gave zero" in judge.explain(found, history, KubeletRecord())[0]
 
 
+def test_each_apis_time_ends_with_its_pod_or_with_the_next_one() -> None:
+    history = journal(
+        "1 has limits-1 zero", "4 ends limits-1 -", "9 has claim-2 zero", "11 has limits-3 zero", "12 has claim-4 null",
+        "15 has claim-5 null",
+    )  # fmt: skip
+    assert judge.device_seconds(history) == {"limits": 3 + 4, "claim": 2 + 3}
+    assert judge.device_seconds([]) == {}
+
+
 def test_an_unknown_holder_excuses_nothing() -> None:
     (found,), _ = judge.double_holds(journal("5 taken limits-2 zero"), KubeletRecord(BOOKED, {"": 1.0}))
     assert found.holder == "nobody"

@@ -28,6 +28,7 @@ from drabridge.ledger.events import AgentStarted, Discovered, NodeBooted, Withdr
 from drabridge.ledger.model import Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
+from drabridge.offers.slices import OFF_BY_DEFAULT
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
@@ -300,9 +301,11 @@ class DraNode:
         return [d["name"] for slice_ in self.slices() for d in slice_["spec"].get("devices", ()) if d.get("taints")]
 
     def missing(self) -> tuple[str, ...]:
-        """The features that the agent has found missing, by the names of their gates."""
+        """The features that the agent has found missing, by the names of their gates, which are on by default."""
         states = self.driver.features.items()
-        return tuple(sorted(str(name) for name, state in states if state is FeatureState.MISSING))
+        return tuple(
+            sorted(str(name) for name, state in states if state is FeatureState.MISSING and name not in OFF_BY_DEFAULT)
+        )
 
     def writes(self) -> int:
         """Writes of slices that the API server has seen, dry runs aside."""

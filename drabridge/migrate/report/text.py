@@ -13,6 +13,7 @@ from msgspec import Struct
 from drabridge.kube.features import AskedBy, FeatureState
 from drabridge.migrate.report.codes import Severity
 from drabridge.migrate.report.model import Obstacle, Report, Ways, number
+from drabridge.offers.slices import OFF_BY_DEFAULT
 from drabridge.system.untrusted import cut
 from podresources.table import render
 
@@ -184,7 +185,7 @@ def _features(report: Report, layout: Layout) -> Iterator[str]:
 
 def lacking_features(report: Report) -> list[str]:
     """Return a sentence for each feature that the cluster lacks, and one about those that could not be asked for."""
-    found = [one.sentence for one in report.features if one.sentence]
+    found = [one.sentence for one in report.features if one.sentence and one.name not in OFF_BY_DEFAULT]
     silent = [one for one in report.features if one.state is FeatureState.UNKNOWN and one.asked_by in DRY_RUNS]
     if silent:
         names = ", ".join(one.name for one in silent)

@@ -58,8 +58,14 @@ def _slice(obj: JSON, old: JSON, off: set[str]) -> None:
     devices, old_devices = spec.get("devices", []), before.get("devices", [])
     _drop([spec], [before], _SLICE_FIELDS, off)
     _drop(devices, old_devices, _DEVICE_FIELDS, off)
+    lists = {"DRAListTypeAttributes": ("bools", "ints", "strings", "versions")}
+    _drop(_attributes(devices), _attributes(old_devices), lists, off)
     policies = {"DRAConsumableCapacity": ("requestPolicy",)}
     _drop(_capacities(devices), _capacities(old_devices), policies, off)
+
+
+def _attributes(devices: list[JSON]) -> list[JSON]:
+    return [value for device in devices for value in device.get("attributes", {}).values()]
 
 
 def _capacities(devices: list[JSON]) -> list[JSON]:

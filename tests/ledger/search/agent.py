@@ -10,7 +10,7 @@ from drabridge.ledger import startup_events
 from drabridge.ledger.model import ClaimRef, Lane, Owner
 from drabridge.ledger.proofs import End
 from tests.ledger.search.leases import uses
-from tests.ledger.search.ledgers import Ledgers
+from tests.ledger.search.ledgers import WHY, Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, Stage, happens, helps, stage, where
 from tests.ledger.search.states import (
     DEVICES,
@@ -82,7 +82,10 @@ class Agent:
         if self.config.files_lost:  # the API server tells of pods, and claims cannot be listed
             yield happens(*gather, *unasked)
         if self.config.moves:
-            yield happens(UP, where("moves", lambda state: state.moves), stage("moves ledger", self.move))
+            left = where("moves", lambda state: state.moves)
+            yield happens(UP, left, stage("moves ledger", self.cordon if self.config.cordons else self.move))
+        if self.config.cordons:
+            yield happens(UP, stage("ledger", self.uncordon))
         if self.config.leases and Lane.DRA not in self.config.lanes:
             yield helps(UP, stage("ledger", self.share))
         if "unplug" in self.config.kinds:
@@ -233,6 +236,22 @@ class Agent:
                     if number != state.ledger:
                         moved = state._replace(ledger=number, moves=state.moves - 1)
                         yield f"the operator moves {name} to {lane}", moved
+
+    def cordon(self, state: State) -> Outcomes:
+        cordoned = self.ledgers.cordoned(state.ledger)
+        for name in sorted(self.ledgers.ledgers[state.ledger].entries.keys() - cordoned):
+            number = self._cordoned(state.ledger, {*cordoned, name})
+            yield f"the operator cordons {name}", state._replace(ledger=number, moves=state.moves - 1)
+
+    def uncordon(self, state: State) -> Outcomes:
+        cordoned = self.ledgers.cordoned(state.ledger)
+        for name in sorted(cordoned):
+            number = self._cordoned(state.ledger, cordoned.keys() - {name})
+            yield f"the operator uncordons {name}", state._replace(ledger=number)
+
+    def _cordoned(self, number: int, devices: Iterable[str]) -> int:
+        why = dict.fromkeys(sorted(devices), WHY)
+        return self.ledgers.apply(number, ("cordon", *why), partial(ev.Cordoned, why, NOW))[0]
 
     def share(self, state: State) -> Outcomes:
         """Devices of a lost record are in the legacy lane; the agent moves them to where they are to be."""

@@ -120,4 +120,4 @@ class Faults:
 
     def _without(self, number: int, bit: int) -> ev.Discovered:
         rest = [entry.device for name, entry in self.ledgers.ledgers[number].entries.items() if name != DEVICES[bit]]
-        return ev.Discovered(tuple(rest), NOW)
+        return ev.Discovered(tuple(rest), NOW, cordoned=self.ledgers.cordoned(number))

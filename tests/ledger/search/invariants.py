@@ -242,6 +242,26 @@ def doubt_holds(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPo
             yield Violation("I10", name, "quarantine ended without evidence")
 
 
+_GIVES = ev.Allocate | ev.Prepare | ev.ClaimAllocated | ev.LeaseGranted
+
+
+def out_of_service(before: Ledger, event: ev.Event, after: Ledger, policy: LedgerPolicy) -> Found:
+    """C1: nobody new gets a cordoned device. C2: a cordon takes it from nobody."""
+    for name, old, new in _changed(before, after) if isinstance(event, _GIVES | ev.Cordoned) else ():
+        had, has = _who_has(old), _who_has(new)
+        if isinstance(event, ev.Cordoned) and had != has:
+            yield Violation("C2", name, f"{sorted(had)} had it, {sorted(has)} have it after a cordon")
+        elif eligibility.cordoned_by(before, old) is not None and has - had:
+            yield Violation("C1", name, f"{type(event).__name__} gives it to {sorted(has - had)} while it is cordoned")
+
+
+def _who_has(entry: Entry | None) -> set[str]:
+    if entry is None:
+        return set()
+    claims = {held.claim.uid for held in entry.claims if held.phase in (ClaimPhase.GRANTED, ClaimPhase.PREPARED)}
+    return claims | ({"a pod"} if entry.hold is not None else set())
+
+
 def _changed(before: Ledger, after: Ledger) -> Iterator[tuple[str, Entry, Entry | None]]:
     for name, old in before.entries.items():
         new = after.entries.get(name)
@@ -278,4 +298,5 @@ _STEP_RULES: tuple[Callable[[Ledger, ev.Event, Ledger, LedgerPolicy], Found], ..
     idempotent,
     claims_end_twice,
     doubt_holds,
+    out_of_service,
 )

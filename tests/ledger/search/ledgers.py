@@ -23,6 +23,8 @@ from tests.ledger.search.states import (
     State,
 )
 
+WHY = "out of service"
+
 
 @dataclass(slots=True)
 class Ledgers:
@@ -93,6 +95,10 @@ class Ledgers:
                     dra |= eligibility.dra_schedulable(ledger, entry) << bit
             known = self._memo[key] = (legacy, dra)
         return known
+
+    def cordoned(self, number: int) -> dict[str, str]:
+        """The devices that are out of service, as what discovers devices says it."""
+        return {name: WHY for name, entry in self.ledgers[number].entries.items() if entry.device.cordoned}
 
     def drained(self, number: int) -> bool:
         """Nobody holds anything."""

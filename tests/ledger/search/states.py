@@ -157,6 +157,7 @@ class Config(Struct, frozen=True):
     prompt: bool = False  # with leases: slices, scheduler and what the agent reads of claims are never late
     bound_early: bool = False  # with leases: pods are bound whatever their claims' conditions say
     moves: int = 1  # changes of lane that the operator asks for
+    cordons: bool = False  # these are no changes of lane: the operator takes a device out of service, and back
     policy: LedgerPolicy = POLICY
     """What follows breaks the agent around the ledger, or the ledger itself: for the mutants."""
     step: Stepper = step

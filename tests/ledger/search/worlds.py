@@ -29,6 +29,9 @@ PAIRS: Mapping[str, Config] = {
     "1 device, a pod, 2 claims, leases, lent to claims, a fault": replace(
         _LEASES, devices=1, pods=1, moves=1, faults=1, kinds=_KEPT
     ),
+    "1 device, a pod, 2 claims, leases, a cordon, a fault": replace(
+        _LEASES, devices=1, pods=1, moves=1, faults=1, kinds=_KEPT, cordons=True
+    ),
     "2 devices, a pod, a claim, a move, late evidence, a fault": Config(pods=1, claims=1, faults=1, moves=1),
     "2 devices, a pod, a claim, a move, the API server instead of the checkpoint, two faults": replace(
         _PROMPT, pods=1, claims=1, faults=2, checkpoint=False
@@ -39,6 +42,7 @@ PAIRS: Mapping[str, Config] = {
     "1 device, 2 pods, a claim, a move, ends proven, two faults": _PROOFS,
 }
 OTHERS: Mapping[str, Config] = {
+    "1 device, 2 pods, a claim, a cordon, two faults": replace(_PROMPT, devices=1, claims=1, faults=2, cordons=True),
     "2 devices, 2 pods, a claim, a move, evidence that is late by any time": Config(claims=1, faults=0, moves=1),
     "1 device, 2 pods, 2 claims, a move, late evidence, a fault": Config(devices=1, faults=1, moves=1),
     "2 devices, 2 pods, a claim, physical probe, pods that will not die, two faults": replace(

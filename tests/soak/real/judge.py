@@ -20,6 +20,7 @@ Pure: no file, socket or clock is opened here. It knows nothing of the ledger.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -155,6 +156,29 @@ def broken(journal: list[Line]) -> list[str]:
         for line in journal
         if line.verb == "broken" or (line.verb == "nothing" and line.uid not in forced)
     ]
+
+
+def device_seconds(journal: list[Line]) -> Counter[str]:
+    """Return for how many seconds containers had devices, by the first word of their pods' names.
+
+    A container that is killed writes no end: its time is over when the next one has the device.
+    """
+    ends: dict[str, float] = {}
+    for line in journal:
+        if line.verb in ("ends", "forced"):
+            ends.setdefault(line.uid, line.at)
+    last: dict[str, Line] = {}
+    found: Counter[str] = Counter()
+    closing = (
+        [Line(journal[-1].at, "has", "", "", device) for device in {one.device for one in journal}] if journal else []
+    )
+    for line in (*journal, *closing):
+        if line.verb == "has":
+            if before := last.get(line.device):
+                end = min(line.at, max(before.at, ends.get(before.uid, line.at)))
+                found[before.pod.partition("-")[0]] += round(end - before.at)
+            last[line.device] = line
+    return found
 
 
 def prepared(dra_manager_state: str) -> dict[str, set[str]]:

@@ -43,7 +43,9 @@ class Logbook:
 
 WARM_SECONDS = 300.0  # until then an agent still fills what it keeps of pods that have ended
 GROWTH_KIB = 1024  # in an hour
-JUDGED_SECONDS = 3600.0  # of one process, before its growth says anything
+JUDGED_SECONDS = 3600.0  # of one process, before its growth says anything; of a run, before its shares do
+THIRD = 1 / 3
+"""What each API gets of shared devices' time at least, while both always wait (docs/leases.md)."""
 
 
 class Memory:
@@ -195,7 +197,7 @@ async def _run(
     settled = await asyncio.gather(*(_settled(node) for node in nodes))
     verdict.leaks = [f"{line}{_of(node)}" for node, found in zip(nodes, settled, strict=True) for line in found]
     verdict.leaks += [f"pod {name} does not end" for name in terminating]
-    theirs, forced = [], 0
+    theirs, forced, had_seconds = [], 0, Counter[str]()
     for load in loads:
         node, journal = load.node, judge.parse(load.node.journal())
         record = node.kubelet_record()
@@ -210,6 +212,7 @@ async def _run(
         verdict.refusals += len(load.refused)
         forced += sum(line.verb == "forced" for line in journal)
         theirs += [f"{one}{_of(node)}" for one in kubelets]
+        had_seconds += judge.device_seconds(journal)
     verdict.failures += [line for memory in memories for line in memory.grown]
     say(f"faults: {listed(storm.counts)}; pods force-deleted {forced}")
     created, deaths, failed = (
@@ -218,6 +221,11 @@ async def _run(
     say(f"pods created: {listed(created)}; ends: {listed(deaths)}; failed: {listed(failed)}")
     for line in starts.lines():
         say(line)
+    both = max(1, had_seconds.total())
+    share = had_seconds["limits"] / both
+    say(f"device-seconds: {both:.0f}, of which pods with limits had {share:.0%}, claims {1 - share:.0%}")
+    if nodes[0].shared and demand >= DEMAND and seconds >= JUDGED_SECONDS and not THIRD <= share <= 1 - THIRD:
+        verdict.failures.append(f"pods with limits had {share:.0%} of the time in which devices were used")
     say(f"the longest wait for a free device: {max(load.waits.longest for load in loads):.0f} s")
     say(f"refusals: {listed(Counter(kind for load in loads for kind in load.refused.values()))}")
     for node, memory, (end, growth) in zip(nodes, memories, last, strict=True):
@@ -294,10 +302,11 @@ async def _follow(node: RealNode, out: TextIO | None) -> None:
     """Copy what every agent of the run says: kubelet removes a pod's log with the pod."""
     read: dict[Path, int] = {}
     while out is not None:
-        for path in sorted(node.on_node(POD_LOGS).glob(f"{NAMESPACE}_{AGENT}-*/agent/*.log")):
-            with contextlib.suppress(OSError), path.open(errors="replace") as file:
-                file.seek(read.get(path, 0))
-                out.write(file.read())
-                read[path] = file.tell()
+        with contextlib.suppress(OSError):  # the node is off
+            for path in sorted(node.on_node(POD_LOGS).glob(f"{NAMESPACE}_{AGENT}-*/agent/*.log")):
+                with contextlib.suppress(OSError), path.open(errors="replace") as file:
+                    file.seek(read.get(path, 0))
+                    out.write(file.read())
+                    read[path] = file.tell()
         out.flush()
         await asyncio.sleep(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.inventory.nvml import NvmlClient
 from tests.support import machines
+from tests.support.waiting import until
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")
 COMPILER = shutil.which("gcc") or shutil.which("cc")
@@ -97,6 +100,11 @@ class StandIn:
         self._events += 1
         self.add(gpu, "event", f"{self._events} {kind} {data} {gi} {ci}")
 
+    def uses(self, gpu: int, *processes: tuple[int, int, int], instance: int = -1) -> None:
+        """Let these processes, and no others, use the GPU: pid, bytes, percent; ``instance``: its number, from 0."""
+        self._lines[str(gpu), "process"] = [f"{pid} {used} {busy} {instance}" for pid, used, busy in processes]
+        self._write()
+
     def mig(self, gpu: int, *instances: tuple[int, str, int]) -> None:
         """Enable MIG with these instances: id of the GPU instance, profile, the memory slice where it begins."""
         found = []
@@ -114,6 +122,16 @@ class StandIn:
         new = self._file.with_suffix(".new")
         new.write_text("".join(lines))
         new.rename(self._file)
+
+
+async def end(client: NvmlClient) -> None:
+    """End a client and its process, pipes included: on a busy machine the loop may be closed before them."""
+    task, process = client._task, client._process
+    client.stop()
+    assert task is not None
+    await asyncio.gather(task, return_exceptions=True)
+    if process is not None:
+        await until(process._transport.is_closing)  # type: ignore[attr-defined]
 
 
 def mig_uuid(gpu: int, gpu_instance: int) -> str:

@@ -8,6 +8,7 @@
  *   0 memory 85520809984        0 mig 1 (mode)
  *   0 instance GI CI MIG-... 1g.10gb START SIZE SLICES CISLICES SMS MEMORYMB CE DEC ENC JPEG OFA
  *   0 profile ENUM ID SMS CE DEC ENC JPEG OFA MEMORYMB SIZE START START ...
+ *   0 process PID BYTES PERCENT MIG    MIG: number of the instance, -1 for the whole GPU
  *   0 error FUNCTION CODE       - hang FUNCTION    - crash FUNCTION  (of any GPU: `-`)
  *   0 event SERIAL TYPE DATA GI CI     an event that is handed out once, in the order of SERIAL
  *
@@ -232,6 +233,43 @@ R nvmlDeviceGetFieldValues(struct handle *h, int count, struct field *fields) {
     fields[n].value.u = value;
   }
   return OK;
+}
+
+/* --- processes ----------------------------------------------------------------------------------------------------*/
+
+struct process { unsigned pid; unsigned long long bytes; unsigned gi, ci; };
+R nvmlDeviceGetComputeRunningProcesses_v3(struct handle *h, unsigned *count, struct process *out) {
+  char rest[4096];
+  unsigned room = *count;
+  BEFORE(h->gpu);
+  *count = 0;
+  for (int nth = 0; line(h->gpu, "process", nth, rest, sizeof rest); nth++) {
+    struct process one = {0};
+    int mig;
+    if (sscanf(rest, "%u %llu %*d %d", &one.pid, &one.bytes, &mig) != 3 || mig != h->mig) continue;
+    if ((*count)++ < room) out[*count - 1] = one;
+  }
+  return *count > room ? SMALL : OK;
+}
+R nvmlDeviceGetMPSComputeRunningProcesses_v3(struct handle *h, unsigned *count, struct process *out) { (void)out; BEFORE(h->gpu); *count = 0; return OK; }
+R nvmlDeviceGetGraphicsRunningProcesses_v3(struct handle *h, unsigned *count, struct process *out) { return nvmlDeviceGetComputeRunningProcesses_v3(h, count, out); }
+struct sample { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; };
+R nvmlDeviceGetProcessUtilization(struct handle *h, struct sample *out, unsigned *count, unsigned long long since) {
+  char rest[4096];
+  unsigned room = *count;
+  static unsigned long long now = 1000;
+  BEFORE(h->gpu);
+  if (h->mig >= 0) return NOT_SUPPORTED;
+  if (since > now) return INVALID;
+  *count = 0;
+  for (int nth = 0; line(h->gpu, "process", nth, rest, sizeof rest); nth++) {
+    struct sample one = {.at = now};
+    if (sscanf(rest, "%u %*u %u", &one.pid, &one.sm) != 2 || !one.sm) continue;
+    if ((*count)++ < room) out[*count - 1] = one;
+  }
+  if (!*count) return NOT_FOUND;
+  now += *count <= room;
+  return *count > room ? SMALL : OK;
 }
 
 /* --- events --------------------------------------------------------------------------------------------------------*/

@@ -1,0 +1,76 @@
+"""Find the containers of the processes that use a GPU: each sharer's own use.
+
+A process's control group names the pod and the container, whatever runs in it; a pod cannot change that part. Pods:
+pkg/kubelet/cm/pod_container_manager_linux.go (``pod<UID>``, with systemd ``...-pod<UID with _>.slice``). Containers:
+the runtime's id, 64 hexadecimal digits, in ``cri-containerd-<id>.scope`` and the like. Processes of no pod are the
+host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:  # agents without NVML do not load it
+    from drabridge.inventory.nvml_report import Use
+
+CGROUP_BYTES = 16 << 10  # the path is 4,096 at most, with version 1 once for each of a dozen controllers
+MOST_CONTAINERS = 1000  # of all GPUs; the rest together is OTHER
+OTHER = "other"
+
+Container = tuple[str, str]  # the pod's UID, and the runtime's id of the container; both "" for the host
+
+
+class GpuUse(Struct, frozen=True):
+    """What containers use. Keys of devices are PCI addresses, and UUIDs of MIG instances.
+
+    ``told``: device -> whether NVML tells the memory, and the time. ``uses``: bytes, and percent of the time.
+    """
+
+    told: Mapping[str, tuple[bool, bool]]
+    uses: Mapping[tuple[str, Container], tuple[int, int]]
+
+
+def by_container(use: Use, proc: Path) -> GpuUse:
+    """Add up what the processes of each container use. Reads a file of each process."""
+    places: dict[int, Container | None] = {}
+    found: dict[tuple[str, Container], tuple[int, int]] = {}
+    for device in use.devices:
+        for one in device.processes:
+            if one.pid not in places:
+                places[one.pid] = _container(proc, one.pid)
+            if (place := places[one.pid]) is None:
+                continue
+            if len(found) >= MOST_CONTAINERS and (device.device, place) not in found:
+                place = OTHER, ""
+            memory, percent = found.get((device.device, place), (0, 0))
+            found[device.device, place] = memory + one.memory_bytes, percent + one.percent
+    return GpuUse({device.device: (device.memory, device.time) for device in use.devices}, found)
+
+
+def _container(proc: Path, pid: int) -> Container | None:
+    """Return whose process it is; None once it has ended."""
+    try:
+        with open(proc / str(pid) / "cgroup", encoding="utf-8", errors="replace") as file:
+            return container_of(file.read(CGROUP_BYTES))
+    except OSError:
+        return None
+
+
+def container_of(cgroup: str) -> Container:
+    """Read ``/proc/<pid>/cgroup``. The first pod counts: what is below its container is the container's own."""
+    for line in cgroup.splitlines():
+        parts = line.replace(":", "/").split("/")  # containerd without cri-containerd-: <pod>.slice:cri-containerd:<id>
+        for index, part in enumerate(parts):
+            uid = part.removesuffix(".slice").rpartition("pod")[2].replace("_", "-")
+            if len(uid) in (32, 36) and _is_hex(uid.replace("-", "")):  # 32 without dashes: a static pod's
+                ids = (after.removesuffix(".scope").rpartition("-")[2] for after in parts[index + 1 :])
+                return uid, next((one for one in ids if len(one) == 64 and _is_hex(one)), "")
+    return "", ""
+
+
+def _is_hex(text: str) -> bool:
+    return bool(text) and set(text) <= set("0123456789abcdef")
