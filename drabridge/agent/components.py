@@ -23,8 +23,10 @@ from drabridge.agent.startup_merge import StartupMerge
 from drabridge.agent.status_reader import agent_state, status_document
 from drabridge.coexistence.competing_plugins import CompetingPlugins
 from drabridge.coexistence.ended_agents import EndedAgents
+from drabridge.coexistence.iommu_groups import IommuGroups
 from drabridge.coexistence.vendor_managers import NVIDIA, VendorManagers
 from drabridge.coexistence.vendor_software import VendorSoftware
+from drabridge.coexistence.vfio_binder import VfioBinder
 from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
@@ -153,6 +155,14 @@ class Components:
         self.identities = IdentityStore(paths.state, base.state_worker)
         self.inventory = inventory = self._inventory(config, standby)
         current.config = inventory.config
+        self.vfio = vfio = VfioBinder(
+            paths.state,
+            IommuGroups(),
+            config_in_use,
+            lambda: (ledger_service.ledger, ledger_service.head),
+            devices,
+            lambda why: self._pause_nvml(why),
+        )
         self._cdi = cdi = CdiStore(paths.cdi, config.driver)
         self.legacy_files = LegacyCdiFiles(cdi)
         self.podresources = Client(paths.podresources_socket, observe=self.sinks.asked)
@@ -164,6 +174,7 @@ class Components:
                 devices=devices,
                 resolve=inventory.resolve,
                 confirm_cdi=inventory.cdi.confirm,
+                bind=vfio.bind,
                 now=base.now,
                 kept=lambda: self.turns.turns.kept_from_pods,
                 paused=self.paused,
@@ -292,6 +303,7 @@ class Components:
                 self.node_labels.refresh,
                 self.history.retry,
                 self.evictor.look,
+                vfio.give_back,
                 EndedAgents(base.withheld, ledger_service, kubelet, others, queries.allocated_by).look,
             ]
         )
@@ -351,6 +363,7 @@ class Components:
             lookup=lambda device: inventory.lookup(device.name) or device_lookup(device),
             in_use=self.others.in_use,
             confirm_cdi=inventory.cdi.confirm,
+            bind=self.vfio.bind,
             pods=lambda: self.others.pods,
             unwell=lambda: service.health.error or self._cdi.error,
             on_synced=self.lanes_changed.set,
@@ -382,11 +395,15 @@ class Components:
         self.legacy.follow_ledger()
 
     def paused(self) -> Mapping[str, str]:
-        """Return the devices that nobody new gets while their vendor's manager is at work, each with its sign."""
-        return self.vendor_managers.paused(self.current.devices, self.inventory.udev_device)
+        """Return the devices that nobody new gets now: their vendor's manager or a virtual machine has them."""
+        devices = self.current.devices
+        return self.vendor_managers.paused(devices, self.inventory.udev_device) | self.vfio.paused(devices)
+
+    def _pause_nvml(self, why: str) -> None:
+        self.inventory.health.pause_nvml(why or self.vendor_managers.at_work.get(NVIDIA, ""))
 
     def _managers_changed(self) -> None:
-        self.inventory.health.pause_nvml(self.vendor_managers.at_work.get(NVIDIA, ""))
+        self._pause_nvml("")
         self.claims.wake()
         self.legacy.follow_ledger()
 

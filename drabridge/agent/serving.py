@@ -149,7 +149,7 @@ class ServingAgent:
         if parts.inventory.config is not parts.current.config:  # a device is the first with the name of its resource
             await self._use(parts.inventory.config)
         mounted = [resource.name for resource in parts.current.config.resources if resource.offer_mounted]
-        snapshot = await parts.withheld.update(snapshot, parts.ledger_service.head, mounted)
+        snapshot = await parts.withheld.update(snapshot, parts.ledger_service.head, mounted, parts.vfio.why_not)
         first = parts.targets.first_lanes(snapshot)
         parts.current.devices = snapshot.by_name()
         config = parts.current.config

@@ -116,7 +116,7 @@ def _notes(parts: Components, state: AgentState) -> list[str]:
         if loaded.hint and any(entry.owner is Owner.QUARANTINE for entry in state.ledger.entries.values()):
             notes.append(loaded.hint)
     notes += [*parts.others.notes(), *parts.desired.notes(), *parts.cordons.notes(), *parts.vendor_managers.notes]
-    notes += [*parts.history.notes(), *parts.evictor.notes()]
+    notes += [*parts.history.notes(), *parts.evictor.notes(), *parts.vfio.notes]
     notes += [f"a standby waits to take over when this agent ends: {name}" for name in standbys(parts.paths.state)]
     if why := _no_slices(parts, state):
         notes.append(f"claims: no ResourceSlices: {why}")

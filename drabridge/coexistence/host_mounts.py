@@ -27,7 +27,10 @@ class HostMounts:
 
     def used(self, devices: Iterable[Device]) -> Mapping[str, str]:
         """Return those of the devices that the host uses, by name, each with the reason."""
-        disks = {device.name: numbers for device in devices if (numbers := numbers_of(device))}
+        return self.using({device.name: numbers for device in devices if (numbers := numbers_of(device))})
+
+    def using(self, disks: Mapping[str, set[Number]]) -> Mapping[str, str]:
+        """Do :meth:`used` for disks that are told by the numbers of their nodes."""
         if not disks:
             return {}
         busy = self._busy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -21,8 +21,14 @@ from drabridge.system.io_thread import IoThread
 
 log = logging.getLogger(__name__)
 
+NotForVfio = Callable[[Iterable[Device], Callable[[str], bool]], Mapping[str, str]]
+
 LEAVE_SECONDS = 0.5  # to write what stays held; of the 3 s in which SIGTERM is promised to end the agent
 ASK_AGAIN_SECONDS = 3.0  # how long a change at another agent stays unnoticed
+
+
+def _none(devices: Iterable[Device], held: Callable[[str], bool]) -> Mapping[str, str]:
+    return {}
 
 
 class WithheldDevices:
@@ -34,7 +40,7 @@ class WithheldDevices:
     def __init__(self, agents: OtherAgents, mounts: HostMounts | None = None) -> None:
         self._agents = agents
         self._mounts = mounts or HostMounts()
-        self._disks = False  # whether there are any
+        self._changes = False  # whether what the host uses may decide, which tells nobody when it changes
         self._files = IoThread("other-agents")
         self._withheld: Mapping[str, str] = {}
         self._shown: tuple[Snapshot, Mapping[str, str], Snapshot] | None = None
@@ -42,7 +48,7 @@ class WithheldDevices:
     @property
     def again_seconds(self) -> float | None:
         """Seconds until the others must be asked again, though the inventory does not change; None: no need."""
-        return ASK_AGAIN_SECONDS if self._withheld or self._agents.left or self._disks else None
+        return ASK_AGAIN_SECONDS if self._withheld or self._agents.left or self._changes else None
 
     def shown(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with withheld devices as faulty. The same object as long as nothing has changed."""
@@ -50,11 +56,13 @@ class WithheldDevices:
             self._shown = snapshot, self._withheld, _without(snapshot, self._withheld)
         return self._shown[2]
 
-    async def update(self, snapshot: Snapshot, ledger: Ledger, mounted: Collection[str] = ()) -> Snapshot:
+    async def update(
+        self, snapshot: Snapshot, ledger: Ledger, mounted: Collection[str] = (), not_for_vfio: NotForVfio = _none
+    ) -> Snapshot:
         """Ask the others and tell them what is served here; return :meth:`shown`.
 
         A device in quarantine does not count as held here: its holder is not known. ``mounted``: the resources whose
-        devices are offered although the host uses them.
+        devices are offered although the host uses them. ``not_for_vfio``: see VfioBinder.why_not.
         """
 
         def held(name: str) -> bool:
@@ -62,10 +70,12 @@ class WithheldDevices:
             return entry is not None and entry.owner not in (Owner.NONE, Owner.QUARANTINE)
 
         disks = [one for one in snapshot.devices if one.resource not in mounted and numbers_of(one)]
-        self._disks = bool(disks)
 
         def look() -> Mapping[str, str]:
-            used = self._mounts.used(one for one in disks if not held(one.name))
+            used = dict(self._mounts.used(one for one in disks if not held(one.name)))
+            not_for_vms = not_for_vfio(snapshot.devices, held)
+            self._changes = bool(disks or not_for_vms)
+            used |= {name: why for name, why in not_for_vms.items() if why}
             return {**used, **self._agents.announce(snapshot.devices, held)}
 
         withheld = await self._files.run(look)

@@ -52,11 +52,12 @@ def _sides(lanes: Lanes) -> tuple[str, ...]:
 
 
 def _of_resource(resource: Resource) -> Iterator[str]:
-    if resource.pre_start is not None and resource.lanes.uses_dra:
+    served = resource.device_class is not None and resource.device_class.extended_resource_name is not None
+    if (resource.pre_start is not None or (resource.vfio is not None and served)) and resource.lanes.uses_dra:
         # kubelet-side: the device manager looks for its own allocation of a container that DRA serves
         yield (
-            "preStart with a dra lane: kubelet up to 1.37 cannot start containers that get this resource through "
-            "an extendedResourceName while PreStartContainer is required; use prepare of a profile instead"
+            "preStart or vfio with a dra lane: kubelet up to 1.37 cannot start containers that get this resource "
+            "through an extendedResourceName while PreStartContainer is required; use prepare of a profile instead"
         )
     if resource.pre_start is not None:
         yield "preStart is skipped for containers that start between a kubelet restart and the next registration"
@@ -76,10 +77,11 @@ def _of_resource(resource: Resource) -> Iterator[str]:
     for template in resource.cdi_devices:
         if str(template).endswith("=all"):
             yield f"cdiDevices {template}: by that name vendors' files mean every device of the node"
-    fields = {field.source for field in resource.id[0].fields}
+    fields = {field.source for field in resource.identity[0].fields}
     numbered = _NUMBERED | {"sysname"} if any(map(kernel_names.names_are_numbered, resource.match)) else _NUMBERED
     if fields and fields <= numbered:
-        yield f"id {resource.id[0]} follows the kernel's numbering: another device may have it after the next boot"
+        first = resource.identity[0]
+        yield f"id {first} follows the kernel's numbering: another device may have it after the next boot"
     for index, matcher in enumerate(resource.match):
         for name in kernel_names.numbered_names(matcher):
             yield (

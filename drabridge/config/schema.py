@@ -32,6 +32,7 @@ from drabridge.config.problems import Problem
 from drabridge.config.published import Attribute, Capacity, published_problems
 from drabridge.config.template import parse as parse_template
 from drabridge.config.together import variables_of_two
+from drabridge.config.vfio import VFIO_ID, Vfio, problems_beside_vfio
 from drabridge.system import safety_defaults as defaults
 
 API_VERSION = "drabridge/v1alpha1"
@@ -189,7 +190,7 @@ class Resource(Model, frozen=True):
     """Which udev devices; one matcher of the list is enough."""
     id: Annotated[tuple[IdTemplate, ...], Meta(min_length=1)] = DEFAULT_ID
     """The device's identity: the first template whose fields all have a value and that is unique among the resource's
-    devices. Choose what survives reboots and replugging."""
+    devices. Choose what survives reboots and replugging. With `vfio` it is `vfio-{pci}` when left out."""
     nodes: tuple[NodeRule, ...] = (NodeRule(source="devnode", optional=True),)
     """Device nodes for the container."""
     group: Group | None = None
@@ -233,6 +234,9 @@ class Resource(Model, frozen=True):
     open; needs `hostPID` and the capability `SYS_PTRACE`."""
     sharing: Sharing = Sharing()
     """Several claims on one device."""
+    vfio: Vfio | None = None
+    """Hand PCI functions out bound to vfio-pci, for virtual machines. The same function may be a device of another
+    resource as well, for containers: give both the same lanes. Only one of the two is given out at a time."""
     partition: Partition | None = None
     """These devices are parts of others."""
     uniform: FieldText | None = None
@@ -248,6 +252,7 @@ class Resource(Model, frozen=True):
         shared = self.sharing.allow_multiple_allocations
         yield from published_problems(self.attributes, self.capacity, shared=shared)
         yield from self._cdi_problems()
+        yield from problems_beside_vfio(self)
         if any(node.source == "group" for node in self.all_nodes) and self.group is None:
             yield Problem("group: beside from: group", "say which companions: group: {with: children}", ("nodes",))
         if self.lanes.uses_dra and not self.claimable:
@@ -296,6 +301,11 @@ class Resource(Model, frozen=True):
     def all_nodes(self) -> tuple[NodeRule, ...]:
         """The rules of nodes that a container may get, those of the fallback included."""
         return (*self.nodes, *(self.cdi_fallback.nodes if self.cdi_fallback is not None else ()))
+
+    @property
+    def identity(self) -> tuple[IdTemplate, ...]:
+        """The templates of its devices' ids. A function that has a device for containers as well has two names."""
+        return VFIO_ID if self.vfio is not None and self.id == DEFAULT_ID else self.id
 
     @property
     def claimable(self) -> bool:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from drabridge.dra.facts import Fact, Observer
 from drabridge.dra.planning import LookupOf, device_lookup
-from drabridge.inventory.model import Snapshot
+from drabridge.inventory.model import Device, Snapshot
 from drabridge.ledger.model import ClaimRef, Entry
 
 InUse = Callable[[set[str]], Awaitable[Mapping[str, str]]]
@@ -38,6 +38,10 @@ async def _none_open(devices: set[str]) -> Mapping[str, str]:
     return {}
 
 
+async def _not_bound(device: Device) -> None:
+    pass
+
+
 async def _all_there(names: Collection[str]) -> None:
     pass
 
@@ -54,6 +58,7 @@ class DraPorts(Struct, frozen=True, kw_only=True):
     lookup: LookupOf = device_lookup  # the value of template fields for a device
     in_use: InUse = _none_open
     confirm_cdi: Callable[[Collection[str]], Awaitable[None]] = _all_there  # raises HostError for a device in no file
+    bind: Callable[[Device], Awaitable[None]] = _not_bound  # to vfio-pci, where its resource asks; raises HostError
     pods: Callable[[], ClaimPods | None] = _no_pods  # None: nobody follows pods
     unwell: Callable[[], str] = str  # why no claim could be granted now; "" if one could
     on_synced: Callable[[], None] = lambda: None  # the API server has the slices that it should have

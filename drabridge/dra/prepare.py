@@ -176,7 +176,7 @@ class Preparer:
         for result in allocation.results:
             if result.device in paused and not result.admin:
                 why = f"device {result.device} is given to nobody new because of {paused[result.device]}"
-                raise NotReadyError(why, hint="Its vendor's manager is at work; kubelet tries again")
+                raise NotReadyError(why, hint="Kubelet tries again until that is over")
         await self._confirm([name for plan in plans for name in plan.device.cdi_devices])
         record = ClaimRecord(
             allocation.claim,
@@ -221,7 +221,13 @@ class Preparer:
     async def _apply(
         self, record: ClaimRecord, plans: Sequence[DevicePlan], snapshot: Snapshot, *, hooks: bool
     ) -> tuple[PreparedDevice, ...]:
-        """Run the profiles' hooks and write the claim's files. Returns the devices with the CDI ids of these files."""
+        """Bind devices to vfio-pci, run the profiles' hooks and write the claim's files.
+
+        Returns the devices with the CDI ids of these files.
+        """
+        for plan in plans:
+            if not plan.prepared.admin:
+                await self._ports.bind(plan.device)
         due = [plan for plan in plans if hooks and plan.hook is not None]
         for plan in due:
             assert plan.hook is not None

@@ -26,7 +26,7 @@ from drabridge.config.matcher import any_of
 from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config, Resource
 from drabridge.config.template import Lookup
-from drabridge.inventory import health_rules, mig, topology
+from drabridge.inventory import health_rules, mig, topology, vfio_twins
 from drabridge.inventory.cdi_names import NO_NAMES, CdiNames
 from drabridge.inventory.companions import DeviceTree
 from drabridge.inventory.container_edits import (
@@ -46,7 +46,7 @@ from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
 from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, separate
 from drabridge.inventory.template_values import MatchedDevice, serial_of
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.udev_scope import MIG, distinct_configs, needs_database, partition_link, subsystems_of
+from drabridge.inventory.udev_scope import MIG, distinct_configs, needs_database, partition_link, wholes_of_mig
 
 IN_INSTANCES = "MIG mode is on: it is offered in instances, by the resource that is a partition of this one"
 NO_INSTANCES = "MIG mode is on, and it has no instance: make some, or switch MIG mode off"
@@ -117,7 +117,8 @@ class DeviceBuilder:
         self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
         self.driver: NvidiaFiles | None = None  # the files of NVIDIA's driver; None before they were looked for
         self._host = host
-        self._divisible = _wholes_of_mig(file or config)
+        self._vfio = vfio_twins.wanted((config, *self.named_by.values()))
+        self._divisible = wholes_of_mig(file or config)
         self._run_checks = run_checks
         self._rules = {id(each): _rules(each) for each in distinct_configs((config, *self.named_by.values()))}
         # by configuration, by syspath: what a match was made of, and the match
@@ -159,6 +160,7 @@ class DeviceBuilder:
         }
         tree = DeviceTree(udev_devices)
         functions = _Functions(named)
+        in_group = vfio_twins.by_group(each.match.udev for each in named.values()) if self._vfio else {}
         former_devices = FormerDevices()
         for match in (each.match for each in named.values()):
             if match.config is not self.config:
@@ -185,6 +187,8 @@ class DeviceBuilder:
             also_at = {part.syspath for part in parts[1:]}
             if match.config is self.config:
                 also_at |= former_devices.same_as(parts)
+            if match.resource.vfio is not None:
+                also_at |= vfio_twins.places_beside(match.udev, in_group)
             chosen = choose_cdi(match.resource.cdi_devices, source, self._host, cdi)
             made_of = (
                 *(match.udev, *source.companions, source.nvidia, source.nvml_failures),
@@ -232,15 +236,16 @@ class DeviceBuilder:
         return {syspath: match for syspath, (_, _, match) in matches.items() if match is not None}
 
     def _match_one(self, config: Config, device: UdevDevice, nvidia: NvidiaFacts) -> _Match | None:
+        twin = vfio_twins.is_twin(device)
         for resource, rule, database in self._rules[id(config)]:
-            if holds(rule, device):
+            if (resource.vfio is not None) is twin and holds(rule, device):
                 gpu = mig.fields_of(nvidia, device)
                 values = MatchedDevice(device, nvidia=gpu).lookup(self._host)
-                ids = tuple(template.render(values) or "" for template in resource.id)
+                ids = tuple(template.render(values) or "" for template in resource.identity)
                 hint = mig.identity_hint(device) or uuid_hint(gpu)
                 place = topology.place_template(device)
-                place = "" if place in map(str, resource.id) else place
-                candidate = Candidate(resource.name, device.syspath, ids, hint, place)
+                place = "" if place in map(str, resource.identity) else place
+                candidate = Candidate(resource.name, vfio_twins.place_of(device), ids, hint, place)
                 return _Match(device, config, resource, database, gpu, candidate)
         return None
 
@@ -333,11 +338,11 @@ class DeviceBuilder:
             missing_mounts=missing_mounts,
             missing_cdi=missing_cdi,
         )
-        return Device(
+        device = Device(
             name=identity.name,
             id=identity.id,
             resource=resource.name,
-            syspath=udev.syspath,
+            syspath=vfio_twins.place_of(udev),
             nodes=nodes.found,
             env=MappingProxyType(render_env(resource.env, values)),
             mounts=mounts,
@@ -359,6 +364,7 @@ class DeviceBuilder:
             fault=health_rules.fault(resource.health, source),
             former=match.config is not self.config,
         )
+        return device if resource.vfio is None else vfio_twins.as_handed_out(device, resource, udev)
 
 
 def _rules(config: Config) -> list[tuple[Resource, Predicate, bool]]:
@@ -369,20 +375,11 @@ def _with_fault(device: Device, why: str) -> Device:
     return replace(device, presence=Presence.FAULTY, reason="; ".join(filter(None, (device.reason, why))))
 
 
-def _wholes_of_mig(config: Config) -> frozenset[str]:
-    """The resources whose GPUs are offered in MIG instances, by another resource, as soon as they are in MIG mode."""
-    return frozenset(
-        resource.partition.of
-        for resource in config.resources
-        if resource.partition is not None and MIG in (subsystems_of(any_of(resource.match)) or ())
-    )
-
-
 def _as_held(former: _Match, match: _Match | None, device_id: str) -> _Match:
     """The device as its holder knows it; by the present configuration where that names it alike."""
     if match and match.resource.name == former.resource.name and device_id in match.ids:
         former = match
-    return replace(former, candidate=Candidate(former.resource.name, former.udev.syspath, (device_id,)))
+    return replace(former, candidate=replace(former.candidate, values=(device_id,), hint="", place=""))
 
 
 def _without(away: Mapping[str, Config], found: Mapping[str, _Match]) -> dict[str, Config]:

@@ -196,6 +196,8 @@ def choose_cdi(templates: Sequence[Template], device: MatchedDevice, host: Host,
 
 def resolve_again(device: Device, resource: Resource, source: MatchedDevice, host: Host, known: CdiNames) -> Device:
     """The device with nodes and CDI devices as they are this moment. Raises HostError for what it needs and lacks."""
+    if resource.vfio is not None:  # its nodes come with the bind, before its container starts
+        return device
     nodes = resolve_nodes(resource.nodes, source, host)
     cdi = choose_cdi(resource.cdi_devices, source, host, known)
     missing, names, fallback = nodes.missing, cdi.names, device.fallback

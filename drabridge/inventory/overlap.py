@@ -23,6 +23,7 @@ from drabridge.inventory.match import holds
 from drabridge.inventory.model import Device
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.vfio import VFIO
+from drabridge.inventory.vfio_twins import is_twin
 
 
 def handed_out(resource: Resource, device: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:
@@ -56,7 +57,9 @@ def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
 
 def resource_of(config: Config, device: UdevDevice) -> Resource | None:
     """The resource that the configuration takes a udev device for; None when it matches none."""
-    return next((resource for resource in config.resources if holds(any_of(resource.match), device)), None)
+    twin = is_twin(device)
+    resources = (resource for resource in config.resources if (resource.vfio is not None) is twin)
+    return next((resource for resource in resources if holds(any_of(resource.match), device)), None)
 
 
 class FormerDevices:

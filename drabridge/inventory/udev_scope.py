@@ -20,6 +20,9 @@ from drabridge.inventory import amdgpu
 MIG = "nvidia-mig"
 """The subsystem of NVIDIA's MIG instances, which are no devices of the kernel's (``mig.py`` makes them)."""
 
+VFIO_CDEV = "vfio-dev"
+"""The subsystem of a function's own node while it is bound to vfio-pci: ``/dev/vfio/devices/vfio3`` (Linux 6.6)."""
+
 _MAGIC = re.compile(r"[*?\[\\]")
 
 
@@ -58,6 +61,8 @@ def scope_of(config: Config) -> UdevScope:
     tests = [test for resource in config.resources for rule in _looked_at(resource) for test in tests_of(rule)]
     fields = [*(field for resource in config.resources for field in fields_of(resource)), *label_fields(config)]
     subsystems = [subsystems_of(rule) for rule in rules]
+    if any(resource.vfio is not None for resource in config.resources):
+        subsystems.append({VFIO_CDEV})
     return UdevScope(
         subsystems=frozenset() if None in subsystems else _in_sysfs(frozenset().union(*filter(None, subsystems))),
         attributes=frozenset(
@@ -133,7 +138,7 @@ def fields_of(resource: Resource) -> Iterator[Field]:
     if resource.cdi_fallback is not None:
         givers.append(resource.cdi_fallback)
     templates = [
-        *resource.id,
+        *resource.identity,
         *resource.cdi_devices,
         *(item for node in resource.all_nodes for item in (node.path, node.alias)),
         *(item for giver in givers for mount in giver.mounts for item in (mount.host_path, mount.container_path)),
@@ -195,7 +200,7 @@ def why_database(config: Config) -> Iterator[str]:
     The default identity goes on to what the kernel knows, as it is meant to.
     """
     for resource in config.resources:
-        usual = set(map(str, resource.id)) if resource.id == DEFAULT_ID else set()
+        usual = set(map(str, resource.id)) if resource.identity == DEFAULT_ID else set()
         reads = [one for one in dict.fromkeys(database_reads(resource)) if f"{{{one}}}" not in usual]
         if reads:
             yield (
@@ -215,6 +220,15 @@ def cdi_kinds(configs: Iterable[Config]) -> frozenset[str]:
         for config in configs
         for resource in config.resources
         for template in resource.cdi_devices
+    )
+
+
+def wholes_of_mig(config: Config) -> frozenset[str]:
+    """The resources whose GPUs are offered in MIG instances, by another resource, as soon as they are in MIG mode."""
+    return frozenset(
+        resource.partition.of
+        for resource in config.resources
+        if resource.partition is not None and MIG in (subsystems_of(any_of(resource.match)) or ())
     )
 
 

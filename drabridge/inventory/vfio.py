@@ -45,7 +45,7 @@ def why_not_viable(path: str, number: tuple[int, int], sys: str = "/sys") -> str
     except OSError:
         return ""
     drivers = {name: _driver(os.path.join(folder, name)) for name in devices}
-    in_the_way = [f"{clean(name)} has the driver {driver}" for name, driver in drivers.items() if _does_dma(driver)]
+    in_the_way = [f"{clean(name)} has the driver {driver}" for name, driver in drivers.items() if does_dma(driver)]
     if not in_the_way:
         return ""
     what_to_do = "give every function of the group to vfio-pci"
@@ -59,5 +59,6 @@ def _driver(device: str) -> str:
         return ""
 
 
-def _does_dma(driver: str) -> bool:
+def does_dma(driver: str) -> bool:
+    """Whether a driver keeps vfio from the group of its device."""
     return driver != "" and driver not in _HARMLESS and "vfio" not in driver

@@ -52,13 +52,18 @@ async def _all_there(names: Collection[str]) -> None:
     pass
 
 
+async def _not_bound(device: Device) -> None:
+    pass
+
+
 class LegacyContext(Struct, frozen=True):
     """What every resource of the legacy side needs of the agent.
 
     ``devices`` returns the inventory's current records by name. ``resolve`` reads a device's nodes anew from its stable
     identity (stat calls only), because a number may have changed since the last event. ``confirm_cdi`` looks for CDI
-    devices of other programs, and raises HostError for one that is in no file. ``now`` returns wall seconds. ``kept``
-    returns the devices that are kept for claims, ``paused`` those that nobody new gets for now, each with the reason.
+    devices of other programs, and raises HostError for one that is in no file. ``bind`` binds a device to vfio-pci
+    where its resource asks for that, and raises HostError. ``now`` returns wall seconds. ``kept`` returns the devices
+    that are kept for claims, ``paused`` those that nobody new gets for now, each with the reason.
     """
 
     ledger_service: LedgerAccess
@@ -66,6 +71,7 @@ class LegacyContext(Struct, frozen=True):
     devices: Callable[[], Mapping[str, Device]]
     resolve: Callable[[Device], Device]
     confirm_cdi: Callable[[Collection[str]], Awaitable[None]] = _all_there
+    bind: Callable[[Device], Awaitable[None]] = _not_bound
     now: Callable[[], float] = time.time
     kept: Callable[[], Collection[str]] = tuple
     paused: Callable[[], Mapping[str, str]] = dict
@@ -101,6 +107,7 @@ class LegacyResource:
         self._devices = context.devices
         self._resolve = context.resolve
         self._confirm_cdi = context.confirm_cdi
+        self._bind = context.bind
         self._now = context.now
         self._kept = context.kept
         self._paused = context.paused
@@ -116,7 +123,7 @@ class LegacyResource:
 
     def reconfigure(self, config: Resource, inject: Inject) -> bool:
         """Take a changed configuration. False if kubelet must be told, so that a new server is needed."""
-        if (config.pre_start is None) != (self.config.pre_start is None):
+        if _needs_pre_start(config) != self.pre_start_required:
             return False
         self.config, self._inject = config, config.inject or inject
         return True
@@ -220,19 +227,28 @@ class LegacyResource:
 
     @property
     def pre_start_required(self) -> bool:
-        return self.config.pre_start is not None
+        return _needs_pre_start(self.config)
 
     async def pre_start(self, ids: Sequence[str]) -> None:
-        """Run the configured hook for each device, one after the other."""
-        if self.config.pre_start is None:
+        """Bind each device to vfio-pci if it is to be, and run the configured hook, one after the other."""
+        if not self.pre_start_required:
             return
         async with self._hook:
             for name in sorted(self._by_device(ids)):
-                device = self._devices().get(name)
                 try:
-                    await run_hook(self.config.pre_start, device, name)
+                    if self.config.vfio is not None:
+                        await self._give_to_vfio(name)
+                    if self.config.pre_start is not None:
+                        await run_hook(self.config.pre_start, self._devices().get(name), name)
                 except HostError as error:
                     raise AllocationError("FAILED_PRECONDITION", error.message, hint=error.hint) from error
+
+    async def _give_to_vfio(self, name: str) -> None:
+        """Bind a device; then its file has the nodes that the bind made. Raises HostError."""
+        await self._bind(self._current(name))
+        if self._inject == "cdi":
+            spec = self._cdi.legacy_spec(self._current(name))
+            await self._cdi.thread.run(lambda: self._cdi.write(spec))
 
     def _describe(self, devices: Mapping[str, Device]) -> Iterator[Unit]:
         """Describe our devices to the preference, those from the far end of the order first.
@@ -287,7 +303,7 @@ class LegacyResource:
                 raise AllocationError(
                     "FAILED_PRECONDITION",
                     f"{name} is given to nobody new because of {sign}",
-                    hint="its vendor's manager is at work; delete the pod, its replacement waits until that is done",
+                    hint="delete the pod, its replacement waits until that is over",
                 )
 
     def _refuse_one_path(self, names: Iterable[str]) -> None:
@@ -422,3 +438,8 @@ class LegacyResource:
                 hint="plug it in again, or delete the pod: its replacement gets another device",
             )
         return self._resolve(device)
+
+
+def _needs_pre_start(config: Resource) -> bool:
+    """Whether something is done before each start of a container. A driver is not changed in an Allocate."""
+    return config.pre_start is not None or config.vfio is not None

@@ -142,6 +142,9 @@ def test_what_the_examples_promise() -> None:
     assert [str(template) for template in gpu.id] == ["{nvidia.uuid}"]  # the ids of NVIDIA's plugin
     assert gpu.lanes.targets(8) == (8, 0)
     assert not gpu.lanes.uses_dra
+    machines = load(EXAMPLES / "kubevirt/config.yaml")
+    assert [one.vfio is not None for one in machines.resources] == [False, True]
+    assert {str(one.lanes) for one in machines.resources} == {str(machines.resources[0].lanes)}
     kvm = load(EXAMPLES / "kvm.yaml").resource("example.com/kvm")
     assert (kvm.replicas.count, kvm.replicas.max_per_request) == (1000, 1)
     sticks = load(EXAMPLES / "rtl-sdr.yaml").resource("example.com/rtl-sdr")

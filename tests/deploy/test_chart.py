@@ -321,6 +321,17 @@ def test_every_example_arrives_unchanged_through_helm(path: Path) -> None:
     assert carried({"config": values}) == load(path)
 
 
+def test_an_agent_that_binds_drivers_may_write_to_sysfs_and_sees_who_has_a_device_open() -> None:
+    plain = {"capabilities": ["NET_ADMIN"]}
+    config = yaml.safe_load((ROOT / "deploy/examples/kubevirt/config.yaml").read_text())
+    for values, binds in ((plain, False), ({**plain, "config": config}, True)):
+        (sys,) = (one for one in agent(values)["volumeMounts"] if one["name"] == "sys")
+        assert ("readOnly" not in sys) is binds
+        assert pod(values).get("hostPID", False) is binds
+        added = agent(values)["securityContext"]["capabilities"]["add"]
+        assert added == ["NET_ADMIN", *(["SYS_PTRACE"] if binds else [])]
+
+
 def test_each_resource_with_a_class_has_one_that_selects_it_alone() -> None:
     device_class = one(manifests(EVERYTHING), "DeviceClass")
     assert device_class["metadata"]["name"] == "kvm"

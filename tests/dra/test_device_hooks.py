@@ -17,7 +17,8 @@ from drabridge.config.container import Hook
 from drabridge.containers.hooks import run_hook
 from drabridge.dra.planning import Planner
 from drabridge.dra.records import RecordState, RecordStore
-from drabridge.inventory.model import DeviceNode, Presence
+from drabridge.errors import HostError
+from drabridge.inventory.model import Device, DeviceNode, Presence
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimRef, Owner, PodRef
 from tests.support.dra_node import CONFIG, a_node, gpu, text_of, with_profile
@@ -263,3 +264,25 @@ async def test_a_claim_is_planned_once_and_again_only_after_a_hook(
         planned.clear()
         await node.prepared(claim)
         assert planned == [claim.uid]
+
+
+async def test_a_device_is_bound_once_its_claim_is_recorded_and_granted_before_hook_and_files(
+    log: Path,
+) -> None:
+    config = with_profile(f"prepare: {script(f'echo hook >> {log}')}")
+    async with a_node(config, start=False) as node:
+        fails: list[HostError] = [HostError("0000:3b:00.0 is mounted")]
+
+        async def bind(device: Device) -> None:
+            assert (len(node.records()), node.cdi_files()) == (1, [])
+            assert node.owner(device.name) is Owner.DRA_PREPARED
+            log.write_text(f"{log.read_text()}bind {device.name}\n")
+            if fails:
+                raise fails.pop()
+
+        await node.start(bind=bind)
+        claim = node.claims.add("cl", "gpu-1")
+        assert "0000:3b:00.0 is mounted" in await node.refused(claim)
+        assert (node.records(), node.owner("gpu-1")) == ([], Owner.DRA_GRANTED)
+        await node.prepared(claim)
+        assert log.read_text().splitlines() == ["bind gpu-1", "bind gpu-1", "hook"]

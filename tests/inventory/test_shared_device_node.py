@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from drabridge.config.loader import load
+from drabridge.config.problems import Problems
 from drabridge.inventory.model import Device, Presence
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.ledger.events import (
@@ -191,3 +192,97 @@ def test_the_number_of_a_companion_is_given_to_nobody_else_either() -> None:
     assert not machine.allocate(new)
     machine.let_go()
     assert machine.allocate(new)
+
+
+# --- a function for containers, and bound to vfio-pci for virtual machines ---
+
+
+MACHINES: dict[str, Any] = {
+    "name": "example.com/vm",
+    "match": [{"subsystem": "pci", "attr": {"vendor": "0x10de"}}],
+    "vfio": {"allow": ["10de:*"]},
+}
+
+
+def gpu(driver: str, slot: str = "0000:3b:00.0") -> UdevDevice:
+    links = {"iommu_group": "/sys/kernel/iommu_groups/7"}
+    place = f"/sys/devices/pci0000:3a/{slot}"
+    return record(place, "pci", driver=driver, attributes={"vendor": "0x10de"}, links=links)
+
+
+def test_a_function_is_a_device_for_containers_and_one_for_machines_and_one_of_them_is_held() -> None:
+    containers = {"name": "example.com/gpu", "match": [{"subsystem": "pci", "driver": "nvidia"}], "id": ["{pci}"]}
+    machine = Machine(config(containers, MACHINES), {})
+    free, bound = gpu("nvidia"), gpu("vfio-pci")
+    found = machine.see(free)
+    vm = next(name for name in found if name.startswith("vfio-"))
+    assert set(found) == {"pci-0000-3b-00-0", vm}
+    device = found[vm]
+    assert [(node.path, node.major) for node in device.nodes] == [("/dev/vfio/vfio", 0), ("/dev/vfio/7", 0)]
+    assert dict(device.env) == {"PCI_RESOURCE_EXAMPLE_COM_VM": "0000:3b:00.0"}
+    assert (device.pci_bus_id, device.presence) == ("0000:3b:00.0", Presence.PRESENT)
+    assert machine.allocate("pci-0000-3b-00-0")
+    assert not machine.offered(vm)
+    machine.let_go()
+    assert machine.allocate(vm)
+    assert not machine.offered("pci-0000-3b-00-0")
+    assert machine.see(bound)[vm] == device, "its identity does not change with its driver, nor its health"
+    machine.start()
+    assert machine.see(bound)[vm] == device
+    machine.let_go()
+    assert set(machine.see(free)) == set(found)
+    assert machine.allocate("pci-0000-3b-00-0")
+    assert not machine.allocate(vm)
+
+
+def test_what_is_below_a_function_or_beside_it_in_its_group_goes_with_it() -> None:
+    below = {"name": "example.com/card", "match": [{"subsystem": "drm"}], "id": ["{sysname}"], "nodes": []}
+    machine = Machine(config(below, MACHINES), {})
+    function, beside = gpu("amdgpu"), gpu("snd", "0000:3b:00.1")
+    card = record(f"{function.syspath}/drm/card0", "drm", above=function)
+    one, other = (name for name in machine.see(function, beside, card) if name.startswith("vfio-"))
+    assert machine.allocate("card0")
+    assert not machine.offered(one)
+    assert not machine.offered(other), "it would take the function with the card along"
+    machine.let_go()
+    assert machine.allocate(other)
+    assert not any(map(machine.offered, (one, "card0")))
+
+
+def test_the_node_of_a_bound_function_comes_with_iommufd() -> None:
+    machine = Machine(config(MACHINES), {"/dev/vfio/devices/vfio3": (511, 3)})
+    function = gpu("vfio-pci")
+    node = record(
+        f"{function.syspath}/vfio-dev/vfio3",
+        "vfio-dev",
+        above=function,
+        devnode="/dev/vfio/devices/vfio3",
+        devnum=(511, 3),
+    )
+    (device,) = machine.see(function, node).values()
+    assert {one.path for one in device.nodes} == {
+        *("/dev/vfio/vfio", "/dev/vfio/7", "/dev/vfio/devices/vfio3", "/dev/iommu")
+    }
+
+
+def test_a_function_in_no_iommu_group_is_said_to_be_in_none() -> None:
+    (device,) = Machine(config(MACHINES), {}).see(record("/sys/devices/pci0000:3a/0000:3b:00.0", "pci", attributes={
+        "vendor": "0x10de"
+    })).values()  # fmt: skip
+    assert device.presence is Presence.FAULTY
+    assert "switch the IOMMU on" in device.reason
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"match": [{"subsystem": "pci", "driver": "nvidia"}]},
+        {"replicas": {"count": 2}},
+        {"sharing": {"allowMultipleAllocations": True}},
+        {"vfio": {"allow": []}},
+        {"vfio": {"allow": ["nvidia"]}},
+    ],
+)
+def test_what_makes_no_sense_beside_vfio_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(Problems):
+        config({**MACHINES, **more})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -88,3 +89,24 @@ def test_what_was_given_is_held_after_a_reboot_and_no_device_is_its_neighbour(di
     assert {name: found["owners"].get(name) for name in held} == dict.fromkeys(held, "legacy")
     others = {name for name, owner in found["owners"].items() if name not in held and owner == "legacy"}
     assert len(others) <= 1, "but for the pod that came or went when the power went"
+
+
+def test_a_disk_that_was_bound_for_a_pod_is_its_pods_and_its_drivers_after_a_power_loss(disk: Path) -> None:
+    devices = [device for device in shelf.AT_BOOT if device.name == "nvme2"]
+    with Guest(devices=devices, keep=disk) as guest:
+        work = threading.Thread(target=_until_the_end, args=(guest,), daemon=True)
+        work.start()
+        deadline = time.monotonic() + SECONDS
+        while not guest.notes:
+            assert time.monotonic() < deadline, guest.console()[-2000:]
+            time.sleep(0.05)
+        assert guest.notes[0].startswith("0000:"), guest.notes[0]
+        guest.kill()
+    with Guest(devices=devices, keep=disk) as again:
+        text = again.python("tests.lab.inside.vfio_power", "after", seconds=SECONDS)
+    assert json.loads(text.splitlines()[-1]) == {"held": "legacy", "driver": "nvme", "back": True}
+
+
+def _until_the_end(guest: Guest) -> None:
+    with contextlib.suppress(GuestError):  # the power went
+        guest.notes.append(guest.run(["python3", "-m", "tests.lab.inside.vfio_power", "run"], seconds=3600).out)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from deviceplugin import AllocationError, ContainerAllocation, ListedHealth
 from drabridge.config import load
+from drabridge.config.vfio import Vfio
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device, DeviceNode
@@ -59,6 +61,7 @@ class Place:
 
     def __init__(self, ledger_service: LedgerService, directory: Path, inject: Literal["cdi", "devices"]) -> None:
         self.fault: HostError | None = None
+        self.bound: list[str] = []
         self.cdi = directory / "cdi"
         self.store = CdiStore(self.cdi, "example.com")
         self.devices: dict[str, Device] = {RADIO.name: RADIO}
@@ -70,6 +73,7 @@ class Place:
                 cdi=self.store,
                 devices=lambda: self.devices,
                 resolve=self._resolve,
+                bind=self._bind,
                 now=lambda: 100.0,
             ),
         )
@@ -85,6 +89,12 @@ class Place:
         if self.fault is not None:
             raise self.fault
         return device
+
+    async def _bind(self, device: Device) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.bound.append(device.name)
+        self.devices[device.name] = replace(device, nodes=(*device.nodes, DeviceNode("/dev/zero", "/dev/zero")))
 
     async def allocate(self, *ids: str) -> ContainerAllocation:
         answer = self.resource.allocate(ids)
@@ -104,6 +114,25 @@ async def test_a_device_that_cannot_be_looked_at_is_refused_in_words(
     answer = await place.allocate("R0")  # kubelet tries again, and the hold is the same
     assert bool(answer.cdi_devices) == (inject == "cdi")
     assert bool(answer.devices) == (inject == "devices")
+
+
+async def test_a_device_is_bound_before_its_container_starts_not_in_the_allocate_and_a_failure_is_said(
+    ledger_service: LedgerService, tmp_path: Path
+) -> None:
+    place = Place(ledger_service, tmp_path, "cdi")
+    assert not place.resource.reconfigure(replace(RESOURCE, vfio=Vfio(allow=("10de:*",))), "cdi"), "kubelet is told"
+    place.resource.config = replace(RESOURCE, vfio=Vfio(allow=("10de:*",)))
+    assert place.resource.pre_start_required
+    await place.allocate("R0")
+    assert place.bound == []
+    place.fault = HostError("0000:3b:00.0 is mounted")
+    with pytest.raises(AllocationError, match=r"0000:3b:00\.0 is mounted"):
+        await place.resource.pre_start(["R0"])
+    place.fault = None
+    await place.resource.pre_start(["R0"])
+    assert place.bound == ["radio-0"]
+    (file,) = place.cdi.iterdir()
+    assert "/dev/zero" in file.read_text(), "the container gets what the bind made"
 
 
 async def test_nothing_is_answered_before_the_grant_is_on_disk(ledger_service: LedgerService, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
 from drabridge.inventory.udev_device import UdevDevice
+from drabridge.inventory.vfio_twins import VfioTwins
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
@@ -39,7 +40,7 @@ class Machine:
 
     def __init__(self, config: Config, nodes: dict[str, tuple[int, int]]) -> None:
         self.names = NamedResources(config)
-        self.mig = MigDevices()
+        self.mig, self.twins = MigDevices(), VfioTwins()
         self.nvidia = NOTHING
         self.host = MemoryHost(nodes)
         self.ledger = Ledger()
@@ -74,7 +75,8 @@ class Machine:
     def see(self, *here: UdevDevice, lanes: Mapping[str, Lane] | None = None) -> dict[str, Device]:
         """What is there now, as the ledger hears of it: only where the list differs from the last one."""
         self.now += 1
-        records = self.mig.beside({each.syspath: each for each in here}, self.nvidia)
+        found = self.mig.beside({each.syspath: each for each in here}, self.nvidia)
+        records = self.twins.beside(found, (self.names.config,))
         if self.names.update(records.values()):
             self.builder = DeviceBuilder(self.names.config, self.host, self.builder.named_by, self.names.file)
         self.builder.driver = NvidiaFiles()  # looked for, and nothing is to be said of them

@@ -66,6 +66,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Whether a resource has its devices bound to vfio-pci: that is written to /sys. */}}
+{{- define "drabridge.binds" -}}
+{{- range .Values.config.resources -}}
+{{- if not (kindIs "invalid" .vfio) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* As JSON: the directories of other programs' CDI files, where a resource has cdiDevices. */}}
 {{- define "drabridge.otherCdiDirs" -}}
 {{- $dirs := list -}}

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyudev
+
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find
@@ -43,6 +45,12 @@ CARDS = f"""\
   match: [{{subsystem: pci, attr: {{vendor: "0x1234", device: "0x11e8"}}, driver: vfio-pci}}]
   id: ["{{pci}}"]
   nodes: [{{path: "/dev/vfio/{{iommu_group}}"}}, {{path: /dev/vfio/vfio}}]
+"""
+VM = "example.com/vm-disk"
+VM_DISKS = f"""\
+- name: {VM}
+  match: [{{subsystem: pci, attr: {{class: "0x010802"}}}}]
+  vfio: {{allow: ["1b36:0010"]}}
 """
 
 
@@ -108,6 +116,29 @@ def number(node: str) -> tuple[int, int]:
 async def run(*words: str) -> None:
     """Run a program of the guest to its good end, while the loop goes on."""
     await asyncio.to_thread(subprocess.run, words, check=True)
+
+
+def address(name: str) -> str:
+    """The PCI function that a device of the shelf is, or is a part of."""
+    device = pyudev.Devices.from_sys_path(pyudev.Context(), find(name))
+    return str(device.sys_name if device.subsystem == "pci" else device.find_parent("pci").sys_name)
+
+
+def group(function: str) -> str:
+    """The number of its IOMMU group."""
+    return Path(f"/sys/bus/pci/devices/{function}/iommu_group").resolve().name
+
+
+def driver_of(function: str) -> str:
+    """The driver of a PCI function; "" when it has none."""
+    link = Path("/sys/bus/pci/devices") / function / "driver"
+    return link.resolve().name if link.exists() else ""
+
+
+def as_before(function: str, driver: str) -> bool:
+    """Whether a function has this driver, and is reserved for none."""
+    override = Path("/sys/bus/pci/devices") / function / "driver_override"
+    return (driver_of(function), override.read_text().strip()) == (driver, "(null)")
 
 
 def bind(address: str, driver: str) -> None:

@@ -5,27 +5,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
-
-import pyudev
 
 from drabridge.sim.kubelet.pods import Phase
-from tests.lab.inside.found import find
-from tests.lab.inside.nodes import CARD, CARDS, DRIVER, HEAD, bind, given_nodes, ids, listed, release
+from tests.lab.inside.nodes import CARD, CARDS, DRIVER, HEAD, address, bind, given_nodes, group, ids, listed, release
 from tests.support.agent_process import node, pod
 from tests.support.waiting import until
 
 FUNCTIONS = CARDS.replace('attr: {vendor: "0x1234", device: "0x11e8"}, ', "")
-
-
-def address(name: str) -> str:
-    """The PCI function that a device of the shelf is, or is a part of."""
-    device = pyudev.Devices.from_sys_path(pyudev.Context(), find(name))
-    return str(device.sys_name if device.subsystem == "pci" else device.find_parent("pci").sys_name)
-
-
-def group(function: str) -> str:
-    return Path(f"/sys/bus/pci/devices/{function}/iommu_group").resolve().name
 
 
 @contextlib.contextmanager

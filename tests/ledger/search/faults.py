@@ -11,11 +11,11 @@ from functools import partial
 from drabridge.inventory.model import Presence
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState
+from drabridge.ledger.model import Entry, Ledger, NodeState
 from tests.ledger.search.agent import UP
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, happens, stage, where
-from tests.ledger.search.states import DEVICES, NOW, K, P, State, with_claim, with_pod
+from tests.ledger.search.states import DEVICES, NOW, K, P, State, hardware, with_claim, with_pod
 
 
 def _without_id(name: str, ledger: Ledger) -> Ledger:
@@ -102,7 +102,7 @@ class Faults:
 
     def _lost(self, ledger: Ledger) -> Ledger:
         fresh = Ledger.of(
-            [Entry(LedgerDevice(name, "r", (name,))) for name in DEVICES[: self.config.devices]],
+            map(Entry, hardware(self.config)),
             NodeState(boot_id="boot"),
         )
         if self.config.restart_as_free:

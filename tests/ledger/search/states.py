@@ -12,7 +12,7 @@ from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.effects import Step
-from drabridge.ledger.model import Entry, Lane, Ledger, PodRef
+from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from tests.ledger.search import invariants
 
@@ -152,6 +152,7 @@ class Config(Struct, frozen=True):
     proofs: bool = False  # pods are known by their UIDs, and the API server shows how they ended
     grace: bool = False  # processes of force-deleted pods outlive the usual absence, for their grace period at most
     lanes: tuple[Lane, Lane] = (Lane.LEGACY, Lane.DRA)  # of the devices at the start
+    one_place: bool = False  # both are the same hardware: a GPU for containers, and bound to vfio-pci
     leases: bool = False  # both APIs share all devices of ``lanes`` but those of the DRA lane; the operator moves none
     prompt: bool = False  # with leases: slices, scheduler and what the agent reads of claims are never late
     bound_early: bool = False  # with leases: pods are bound whatever their claims' conditions say
@@ -166,6 +167,12 @@ class Config(Struct, frozen=True):
     told_blindly: bool = False  # a condition is set whatever the claim has become
     told_early: bool = False  # a denial is told before the slices show it
     offer: Callable[[Ledger, Entry], bool] = eligibility.legacy_healthy
+
+
+def hardware(config: Config) -> list[LedgerDevice]:
+    """The devices of a world, free of holders."""
+    place = "/sys/gpu" if config.one_place else ""
+    return [LedgerDevice(name, "r", (name,), syspath=place) for name in DEVICES[: config.devices]]
 
 
 class Broken(Exception):

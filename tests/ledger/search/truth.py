@@ -69,7 +69,8 @@ def whole(state: State, *, recorded: bool = True) -> Truth:
 class Checks:
     """Every invariant, in parts: each raises :class:`Broken` where it does not hold.
 
-    The parts lose nothing: I1 compares pods with claims, and no device here is a part of another; I2, I4, I6 and
+    The parts lose nothing: I1 compares pods with claims, and no device here is a part of another, unless both are at
+    one place: then only one of them is used; I2, I4, I6 and
     "listed" compare the ledger with one kind of holder; I3 compares it with what is offered.
     """
 
@@ -95,6 +96,7 @@ class Checks:
 
     def check(self, state: State) -> None:
         """All of it at once."""
+        self.holders(state)
         if self.ledgers.config.leases:
             state = state._replace(scheduler=0)
         self._hold(self.ledgers.ledgers[state.ledger], whole(state, recorded=self.recorded))
@@ -109,6 +111,9 @@ class Checks:
         truth = whole(state._replace(healthy=0, api=0, scheduler=0))
         if violations := tuple(invariants.one_holder(Ledger(), truth, self.ledgers.config.policy)):
             raise Broken(violations)
+        used = sorted({*truth.pods, *truth.claims})
+        if self.ledgers.config.one_place and len(used) > 1:
+            raise Broken((invariants.Violation("I1", used[0], f"used while {used[1]}, the same hardware, is used"),))
         return ()
 
     def pods(self, state: State) -> Outcomes:

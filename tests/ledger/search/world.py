@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drabridge.inventory.model import Presence
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState, Owner
+from drabridge.ledger.model import Entry, Ledger, NodeState, Owner
 from tests.ledger.search.agent import Agent
 from tests.ledger.search.claims import claim_rules
 from tests.ledger.search.faults import Faults
@@ -21,7 +21,7 @@ from tests.ledger.search.forget import aged, aged_a_while
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.pods import pod_rules
 from tests.ledger.search.rules import Outcomes, Rule, Stage, helps, stage, where
-from tests.ledger.search.states import DEVICES, Claim, Config, K, P, State
+from tests.ledger.search.states import DEVICES, Claim, Config, K, P, State, hardware
 from tests.ledger.search.truth import Checks
 
 
@@ -36,8 +36,7 @@ class World:
     def initial(self) -> State:
         """Free devices in their lanes, an agent that has just merged, nothing offered yet."""
         entries = [
-            Entry(LedgerDevice(name, "r", (name,)), lane=lane)
-            for name, lane in zip(DEVICES[: self.config.devices], self.config.lanes, strict=False)
+            Entry(device, lane=lane) for device, lane in zip(hardware(self.config), self.config.lanes, strict=False)
         ]
         return State(
             ledger=self.ledgers.intern(Ledger.of(entries, NodeState(boot_id="boot", merged=True))),

@@ -57,6 +57,13 @@ OTHERS: Mapping[str, Config] = {
     "1 device, a pod, 2 claims, a move, files lost and kubelet shows no claims, two faults": replace(
         _LOST, faults=2, kinds=_TENDER
     ),
+    # a GPU for containers and for virtual machines
+    "2 devices at one place, 2 pods, late evidence, two faults": replace(
+        _PROMPT, late_evidence=True, faults=2, one_place=True, claims=0, moves=0, lanes=(Lane.LEGACY, Lane.LEGACY)
+    ),
+    "2 devices at one place, 2 claims, a fault": replace(
+        _PROMPT, one_place=True, pods=0, moves=0, lanes=(Lane.DRA, Lane.DRA)
+    ),
     # what a real kubelet does, and what makes it safe
     "1 device, 2 pods, a claim, a move, pods' and claims' processes outlive the absence, two faults": replace(
         _GRACE, claims=1, kinds=frozenset({"force", "crash", "kubelet"})

@@ -1,0 +1,265 @@
+"""Tell whether the functions of an IOMMU group may be bound to vfio-pci, and if not, what is in the way.
+
+The host comes first: what it uses, or may use, stays with its driver. What cannot be known counts as used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from drabridge.coexistence.host_mounts import HostMounts, Number
+from drabridge.config.vfio import Vfio
+from drabridge.errors import HostError
+from drabridge.evidence.open_files import find_open
+from drabridge.inventory.model import Device, DeviceNode
+from drabridge.inventory.nvidia import parse_information
+from drabridge.inventory.vfio import VFIO, does_dma
+from drabridge.system.pci_driver import VFIO_PCI, Binding, PciDrivers
+
+_IFF_UP = 0x1  # linux/if.h
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_NVIDIA_MAJOR = 195  # Linux Documentation/admin-guide/devices.txt
+_OF_SEVERAL_DISKS = {"LVM2_member": "in a volume group", "zfs_member": "in a ZFS pool", "bcache": "a cache's"}
+
+
+class Function(Struct, frozen=True):
+    """A PCI function of a group, and what of the host uses it, in words. ``nodes``: of everything below it."""
+
+    address: str
+    ids: str  # "10de:2330"
+    binding: Binding
+    uses: tuple[str, ...] = ()
+    nodes: tuple[DeviceNode, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.ids}, {self.binding.driver or 'no driver'})"
+
+
+# --- the decision ---------------------------------------------------------------------------------------------------
+
+
+def to_bind(functions: Sequence[Function], address: str) -> list[Function]:
+    """The function itself, and those of its group whose drivers would keep vfio from opening it. Pure."""
+    return [one for one in functions if one.address == address or does_dma(one.binding.driver)]
+
+
+def in_the_way(functions: Sequence[Function], address: str, rule: Vfio) -> list[str]:
+    """Why the group of a function cannot be bound to vfio-pci, one sentence for each ground. Pure."""
+    found = []
+    for one in to_bind(functions, address):
+        if one.binding.driver == VFIO_PCI:
+            continue
+        if not rule.allows(one.ids, one.address):
+            found.append(f"{one} may not be bound to vfio-pci: vfio.allow does not name it, or vfio.deny does")
+        found += [f"{one}: {use}" for use in one.uses]
+    return found
+
+
+# --- what the kernel says -------------------------------------------------------------------------------------------
+
+
+class IommuGroups:
+    """Reads sysfs, procfs and udev's database; blocks for milliseconds, or for longer in :meth:`opened`."""
+
+    def __init__(
+        self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), udev_database: Path = Path("/run/udev/data")
+    ) -> None:
+        self.drivers = PciDrivers(sys)
+        self._sys = sys
+        self._proc = proc
+        self._udev_database = udev_database
+        self._mounts = HostMounts(sys, proc)
+
+    def why_not(self, address: str, rule: Vfio) -> str:
+        """Why a function cannot be handed out now; "" when it can. Open files aside, which change all the time."""
+        if not self.drivers.has_driver(VFIO_PCI):
+            return "the kernel has no driver vfio-pci: run modprobe vfio-pci on the node, at each boot"
+        if not self.drivers.may_write():
+            return "the agent may not write to /sys, so it binds nothing to vfio-pci"
+        return self._blind() or "; ".join(in_the_way(self.read(address), address, rule))
+
+    def _blind(self) -> str:
+        """Why the processes of the node cannot be looked at; "" when they can: kernel threads are of its namespace."""
+        try:
+            seen = (self._proc / "2/comm").read_text().strip() == "kthreadd"
+        except OSError:
+            seen = False
+        return "" if seen else "the agent does not see who on the node has devices open: it needs hostPID"
+
+    def read(self, address: str) -> list[Function]:
+        """The functions of a function's IOMMU group, in the order of their addresses; none when it is in no group."""
+        folder = self._sys / "bus/pci/devices" / address / "iommu_group/devices"
+        return [found for name in _names(folder) if (found := self._function(name)) is not None]
+
+    def _function(self, address: str) -> Function | None:
+        binding = self.drivers.binding(address)
+        if binding is None:
+            return None
+        place = (self._sys / "bus/pci/devices" / address).resolve()
+        ids = ":".join(self.drivers.read(address, name).removeprefix("0x") for name in ("vendor", "device"))
+        if binding.driver and not does_dma(binding.driver):  # a bridge: what is behind it is not its own
+            return Function(address, ids, binding)
+        interfaces, blocks, nodes = [], {}, []
+        for folder, names, files in os.walk(place):
+            if os.path.basename(folder) == "net":
+                interfaces += names
+            if "dev" in files and (node := _node(Path(folder))) is not None:
+                nodes.append(node)
+                if node.kind == "b":
+                    blocks[os.path.basename(folder)] = f"{node.major}:{node.minor}"
+            if os.path.basename(folder) == "nvme":
+                blocks |= dict(self._of_subsystems(names))
+        nodes += [DeviceNode("", "", kind="b", major=major, minor=minor) for major, minor in _pairs(blocks)]
+        nodes += self._nvidia(address)
+        uses = (*self._function_uses(address, binding, interfaces), *self._disk_uses(blocks))
+        return Function(address, ids, binding, uses, tuple(nodes))
+
+    def _function_uses(self, address: str, binding: Binding, interfaces: Sequence[str]) -> Iterator[str]:
+        if self.drivers.read(address, "boot_vga") == "1":
+            yield "it shows the console"
+        if (count := self.drivers.read(address, "sriov_numvfs")) not in ("", "0"):
+            yield f"it has {count} virtual functions"
+        for name in interfaces:
+            if why := self._interface_use(name):
+                yield f"the network interface {name} {why}"
+        network = self.drivers.read(address, "class").startswith("0x02") and binding.driver != ""
+        if network and not interfaces and not binding.driver.startswith("uio"):
+            yield "its network interface is not here: it may be in the network namespace of a pod"
+
+    def _interface_use(self, name: str) -> str:
+        folder = self._sys / "class/net" / name
+        try:
+            up = int((folder / "flags").read_text(), 16) & _IFF_UP
+        except (OSError, ValueError):
+            return "cannot be asked whether it is up"
+        if up:
+            return "is up"
+        above = [one.removeprefix("upper_") for one in _names(folder) if one.startswith("upper_")]
+        if above:
+            return f"is a part of {', '.join(above)}"
+        return "has an address" if _has_address(name) else ""
+
+    def _disk_uses(self, blocks: Mapping[str, Number]) -> Iterator[str]:
+        if not blocks:
+            return
+        used = self._mounts.using({"": set(blocks.values())})
+        yield from used.values()
+        known = self._udev_database.is_dir()
+        for name, number in blocks.items():
+            if holders := _names(self._sys / "dev/block" / number / "holders"):
+                yield f"{name} is held by {', '.join(holders)}"
+                continue
+            if not known:
+                yield f"nothing tells what is on {name}: udev's database is not at {self._udev_database}"
+            kind = self._signature(number)
+            if kind in _OF_SEVERAL_DISKS or kind.endswith("_raid_member"):
+                yield f"{name} is {_OF_SEVERAL_DISKS.get(kind, 'in a RAID')}"
+
+    def _signature(self, number: Number) -> str:
+        """What udev found on a disk: ``LVM2_member``."""
+        with contextlib.suppress(OSError):
+            for line in (self._udev_database / f"b{number}").read_text(errors="replace").splitlines():
+                if line.startswith("E:ID_FS_TYPE="):
+                    return line.partition("=")[2]
+        return ""
+
+    def _of_subsystems(self, controllers: Sequence[str]) -> Iterator[tuple[str, Number]]:
+        """Disks that several NVMe controllers may lead to are not below one of them (Linux drivers/nvme/host)."""
+        for subsystem in _names(self._sys / "class/nvme-subsystem"):
+            folder = (self._sys / "class/nvme-subsystem" / subsystem).resolve()
+            if any((folder / name).exists() for name in controllers):
+                for place, _, files in os.walk(folder):
+                    if "dev" in files and (node := _node(Path(place))) is not None and node.kind == "b":
+                        yield os.path.basename(place), f"{node.major}:{node.minor}"
+
+    def _nvidia(self, address: str) -> list[DeviceNode]:
+        """The node of a GPU, which sysfs does not show."""
+        with contextlib.suppress(OSError, ValueError):
+            text = (self._proc / "driver/nvidia/gpus" / address / "information").read_text(errors="replace")
+            return [DeviceNode("", "", major=_NVIDIA_MAJOR, minor=int(parse_information(text).get("minor", "")))]
+        return []
+
+    def places(self, addresses: Iterable[str]) -> dict[str, str]:
+        """Where functions are in the tree of devices, by address."""
+        return {one: str((self._sys / "bus/pci/devices" / one).resolve()) for one in addresses}
+
+    def own_nodes(self, address: str) -> set[str]:
+        """The paths of the nodes, for IOMMUFD, that a function has while it is bound to vfio-pci (Linux 6.6)."""
+        return {f"{VFIO}devices/{name}" for name in _names(self._sys / "bus/pci/devices" / address / "vfio-dev")}
+
+    def opened(self, functions: Sequence[Function]) -> str:
+        """Who has a node of the functions open, in words; "" when nobody has. Raises HostError when it is not known."""
+        return self._open({str(one): one.nodes for one in functions if one.nodes})
+
+    def _open(self, nodes: Mapping[str, tuple[DeviceNode, ...]]) -> str:
+        if not nodes:
+            return ""
+        if blind := self._blind():
+            raise HostError(blind)
+        found = find_open({name: Device(name, name, "", nodes=own) for name, own in nodes.items()}, self._proc)
+        if found.by:
+            return ", ".join(f"{name} is open in {process}" for name, process in found.by.items())
+        if found.blind:
+            raise HostError(found.blind, hint="without them nobody knows who has a device open")
+        return ""
+
+    def group_user(self, group: str, dev: Path = Path("/dev")) -> str:
+        """Who has a group open, in words; "" when nobody has. Raises HostError when it is not known.
+
+        The kernel lets one at a time open a group's node (Linux drivers/vfio/group.c, vfio_group_fops_open).
+        """
+        path = dev / "vfio" / group
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            status = os.stat(path)
+            node = DeviceNode("", "", major=os.major(status.st_rdev), minor=os.minor(status.st_rdev))
+            user = self._open({f"{VFIO}{group}": (node,)})
+            return user or (f"{path} is open: {os.strerror(error.errno or 0)}" if not _forbidden(error) else "")
+        return ""
+
+
+def _forbidden(error: OSError) -> bool:
+    """Whether the agent's own container is kept from devices: then its look at open files has to do."""
+    return isinstance(error, PermissionError)
+
+
+def _has_address(name: str) -> bool:
+    """Whether an interface of this namespace has an IPv4 address, up or down; one of IPv6 goes when it is down."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+        fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        return True
+    return False
+
+
+def _node(place: Path) -> DeviceNode | None:
+    """The node of a device in sysfs."""
+    try:
+        major, minor = map(int, (place / "dev").read_text().split(":"))
+        block = os.path.basename(os.readlink(place / "subsystem")) == "block"
+    except (OSError, ValueError):
+        return None
+    return DeviceNode("", "", kind="b" if block else "c", major=major, minor=minor)
+
+
+def _pairs(blocks: Mapping[str, Number]) -> Iterator[tuple[int, int]]:
+    for number in blocks.values():
+        major, _, minor = number.partition(":")
+        yield int(major), int(minor)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

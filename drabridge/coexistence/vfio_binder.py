@@ -1,0 +1,323 @@
+"""Bind the functions of held devices to vfio-pci, and give them back to their drivers afterwards.
+
+The ledger says who holds a device; a file says which functions were taken from which driver. It is on disk before the
+first function is touched, so after a crash or a reboot each is brought, by what sysfs shows, to where it belongs: to
+vfio-pci by the holder's next start, or back to its driver when there is no holder. What else is at a taken function is
+given to nobody until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from drabridge.coexistence.iommu_groups import IommuGroups, in_the_way, to_bind
+from drabridge.config.schema import Config
+from drabridge.config.vfio import Vfio
+from drabridge.errors import HostError
+from drabridge.inventory.model import Device
+from drabridge.inventory.vfio import VFIO
+from drabridge.ledger.model import Ledger, Owner
+from drabridge.system.files import read_if_there, write_atomically
+from drabridge.system.io_thread import IoThread, Job
+from drabridge.system.pci_driver import VFIO_PCI, Binding, Step, binding_before, next_step
+
+log = logging.getLogger(__name__)
+
+FILE = "vfio.json"
+NVIDIA = "10de"
+BIND_SECONDS = 20.0  # kubelet waits 30 for PreStartContainer, 45 for a claim; a driver's remove may wait for ever
+CLOSE_SECONDS = 5.0  # for who is about to close a device: the last holder, our own NVML process
+LOOK_SECONDS = 0.2
+SEEN_SECONDS = 3.0  # until the inventory has the node that a bind made
+
+
+class Taken(Struct, frozen=True):
+    """A function that was taken from its driver. ``device``: for whom it was last; ``place``: its path in sysfs."""
+
+    driver: str
+    override: str
+    device: str
+    group: str
+    place: str
+
+
+class _File(Struct, frozen=True):
+    version: int
+    functions: dict[str, Taken]  # by address
+
+
+class _Worker:
+    """The thread of one group: a driver that hangs stops no other group."""
+
+    def __init__(self, group: str) -> None:
+        self.thread = IoThread(f"vfio-{group}")
+        self.job: Job[None] | None = None
+        self.step = ""  # what it does just now, for people
+
+    @property
+    def busy(self) -> bool:
+        return self.job is not None and not self.job.over()
+
+
+class VfioBinder:
+    """:meth:`bind` before a device's holder starts, :meth:`give_back` every few seconds. Use from one loop."""
+
+    def __init__(
+        self,
+        state: Path,
+        groups: IommuGroups,
+        config: Callable[[], Config],
+        ledgers: Callable[[], tuple[Ledger, Ledger]],
+        devices: Callable[[], Mapping[str, Device]],
+        pause_nvml: Callable[[str], None],
+    ) -> None:
+        """``ledgers``: what is on disk, and what is about to be. ``pause_nvml``: see HealthWatch."""
+        self._path = state / FILE
+        self._groups = groups
+        self._config = config
+        self._ledgers = ledgers
+        self._devices = devices
+        self._pause_nvml = pause_nvml
+        self._workers: dict[str, _Worker] = {}
+        self._writing = threading.Lock()
+        self._nvml_paused_by: set[str] = set()  # groups
+        self._stays: dict[str, str] = {}  # group -> why its functions cannot go back
+        self.error = ""
+        self._taken: Mapping[str, Taken] = self._load()
+
+    def _load(self) -> Mapping[str, Taken]:
+        try:
+            data = read_if_there(self._path)
+            return msgspec.json.decode(data, type=_File).functions if data else {}
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            self.error = (
+                f"{self._path} is not readable ({error}): functions that it named stay bound to vfio-pci, and none is "
+                "bound. Give them back to their drivers, or reboot the node, and remove the file"
+            )
+            log.error("taken functions not known", extra={"reason": self.error})
+            return {}
+
+    # --- what others ask ------------------------------------------------------------------------------------------
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know, one sentence each."""
+        return [*filter(None, [self.error]), *self._stays.values()]
+
+    def paused(self, devices: Mapping[str, Device]) -> dict[str, str]:
+        """The devices that nobody new gets because a function of theirs was taken, each with the reason."""
+        if not self._taken:
+            return {}
+        found = {}
+        for name, device in devices.items():
+            if self.rule(device.resource) is None:
+                for address, taken in self._taken.items():
+                    if device.syspath == taken.place or device.syspath.startswith(f"{taken.place}/"):
+                        found[name] = f"{address}, which is bound to vfio-pci for {taken.device}"
+        return found
+
+    def rule(self, resource: str) -> Vfio | None:
+        """What a resource says of vfio-pci; None if its devices are not bound to it."""
+        try:
+            return self._config().resource(resource).vfio
+        except KeyError:
+            return None
+
+    def why_not(self, devices: Iterable[Device], held: Callable[[str], bool]) -> dict[str, str]:
+        """Why devices could not be bound now, by name, "" where they could: of those that are to be, and not held.
+
+        For a thread: it reads some hundred files.
+        """
+        found = {}
+        for device in devices:
+            if (rule := self.rule(device.resource)) is not None and not held(device.name):
+                found[device.name] = self.error or self._groups.why_not(os.path.basename(device.syspath), rule)
+        return found
+
+    # --- bind -----------------------------------------------------------------------------------------------------
+
+    async def bind(self, device: Device) -> None:
+        """Bind what a held device brings; at once when that is done already, or the device is not for vfio-pci.
+
+        Raises HostError.
+        """
+        rule, group = self.rule(device.resource), _group(device)
+        if rule is None:
+            return
+        if self.error or not group:
+            raise HostError(f"{device.name} cannot be bound to vfio-pci: {self.error or 'it is in no IOMMU group'}")
+        if self._groups.drivers.read(os.path.basename(device.syspath), "vendor") == f"0x{NVIDIA}":
+            self._nvml_paused_by.add(group)
+            self._pause_nvml(f"{device.name} goes to a virtual machine")
+        try:
+            await self._run(group, lambda: self._bind(device, rule, group))
+        finally:
+            self._end_pauses()
+        await self._seen(device)
+
+    async def _run(self, group: str, call: Callable[[], None]) -> None:
+        """Make a call in the group's thread, after those before it. Raises HostError when it takes too long."""
+        worker = self._workers.setdefault(group, _Worker(group))
+        try:
+            async with asyncio.timeout(BIND_SECONDS):
+                if worker.busy:
+                    await worker.thread.wait_all()
+                job = worker.job = worker.thread.submit(call)
+                await worker.thread.wait_all()
+        except TimeoutError:
+            raise HostError(
+                f"IOMMU group {group}: {worker.step or 'looking at it'} has not ended within {BIND_SECONDS:g} s",
+                hint="a driver waits until nobody has its device open; the kernel's log may say more",
+            ) from None
+        job.result()
+
+    def _bind(self, device: Device, rule: Vfio, group: str) -> None:
+        """Take what must be taken, and bind it; in the thread. Any part of it may have been done before."""
+        address = os.path.basename(device.syspath)
+        end = time.monotonic() + CLOSE_SECONDS
+        while True:
+            functions = self._groups.read(address)
+            chosen = [one for one in to_bind(functions, address) if one.binding.driver != VFIO_PCI]
+            if why := in_the_way(functions, address, rule):
+                raise HostError(f"{device.name} cannot be bound to vfio-pci: {'; '.join(why)}")
+            if not (opened := self._groups.opened(chosen)):
+                break
+            if time.monotonic() > end:
+                raise HostError(f"{device.name} cannot be bound to vfio-pci: {opened}", hint="end that process")
+            time.sleep(LOOK_SECONDS)
+        if not functions:
+            raise HostError(f"{device.name} is unplugged")
+        bindings = {one.address: one.binding for one in functions}
+        places = self._groups.places(bindings)
+        with self._writing:
+            before = self._taken
+            ours = {address for address in bindings if address in before} | {one.address for one in chosen}
+            made = {
+                one: _taken(before.get(one), bindings[one], device.name, group, places[one]) for one in sorted(ours)
+            }
+            self._taken = {**before, **made}
+            if self._free([device.name]):  # asked after it is known as taken: who lets go of it knows that
+                raise HostError(f"{device.name} is not held any more")
+            if self._taken != before:
+                self._save()
+        for one in made:
+            self._bring(group, one, Binding(VFIO_PCI, VFIO_PCI))
+        if chosen:
+            log.info("bound to vfio-pci", extra={"device": device.name, "functions": list(made)})
+
+    def _bring(self, group: str, address: str, wanted: Binding, *, reset: bool = False) -> None:
+        """Bring a function to a binding. Raises HostError. One that is not there is left alone."""
+        done: set[Step] = set()
+        while (now := self._groups.drivers.binding(address)) is not None:
+            step = next_step(now, wanted)
+            if step is None:
+                return
+            self._workers[group].step = f"{address}: {step}"
+            if step in done:
+                found = f"it has {now.driver or 'no driver'}, not {wanted.driver or 'none'}"
+                raise HostError(f"{address}: {step} had no effect: {found}", hint="the kernel's log may say why")
+            done.add(step)
+            self._groups.drivers.do(address, step, wanted)
+            if reset and step is Step.UNBIND:
+                try:
+                    self._groups.drivers.reset(address)
+                except HostError as error:
+                    log.warning("function not reset", extra={"function": address, "reason": str(error)})
+
+    async def _seen(self, device: Device) -> None:
+        """Wait until the inventory has the function's own node, where the kernel has such nodes."""
+        nodes = self._groups.own_nodes(os.path.basename(device.syspath))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SEEN_SECONDS):
+                while nodes - {node.path for node in self._devices().get(device.name, device).nodes}:
+                    await asyncio.sleep(LOOK_SECONDS)
+
+    # --- give back ------------------------------------------------------------------------------------------------
+
+    async def give_back(self) -> None:
+        """Give functions that nobody holds back to their drivers. Never raises HostError: it is tried again."""
+        self._end_pauses()
+        if not self._ledgers()[0].node.merged:
+            return
+        groups = {taken.group for taken in self._taken.values()}
+        self._stays = {group: why for group, why in self._stays.items() if group in groups}
+        await asyncio.gather(*(self._give_back(group) for group in sorted(groups) if self._unheld(group)))
+
+    async def _give_back(self, group: str) -> None:
+        worker = self._workers.get(group)
+        if worker is not None and worker.busy:
+            return
+        try:
+            await self._run(group, lambda: self._return(group))
+            self._stays.pop(group, None)
+        except HostError as error:
+            why = f"functions of IOMMU group {group} stay bound to vfio-pci: {error}"
+            if self._stays.get(group) != why:
+                log.warning("functions not given back", extra={"reason": why})
+            self._stays[group] = why
+
+    def _return(self, group: str) -> None:
+        """Give a group's functions back; in the thread."""
+        if not self._unheld(group):
+            return
+        if user := self._groups.group_user(group):
+            raise HostError(f"it is in use although no pod has it: {user}")
+        of_group = {address: taken for address, taken in self._taken.items() if taken.group == group}
+        for address, taken in of_group.items():
+            if (now := self._groups.drivers.binding(address)) is not None:
+                before = binding_before(now, Binding(taken.driver, taken.override))
+                self._bring(group, address, before, reset=now.driver == VFIO_PCI)
+        with self._writing:
+            self._taken = {address: taken for address, taken in self._taken.items() if address not in of_group}
+            self._save()
+        log.info("functions given back", extra={"group": group, "functions": sorted(of_group)})
+
+    def _unheld(self, group: str) -> bool:
+        return self._free(taken.device for taken in self._taken.values() if taken.group == group)
+
+    def _free(self, names: Iterable[str]) -> bool:
+        """Whether nobody holds any of the devices, neither by what is on disk nor by what is about to be."""
+        entries = [ledger.entries.get(name) for name in names for ledger in self._ledgers()]
+        return all(entry is None or entry.owner is Owner.NONE for entry in entries)
+
+    def _save(self) -> None:
+        """Raises HostError: then nothing may be touched."""
+        try:
+            write_atomically(self._path, msgspec.json.encode(_File(1, dict(self._taken))))
+        except OSError as error:
+            raise HostError(f"{self._path} cannot be written: {error.strerror or error}") from error
+
+    def _end_pauses(self) -> None:
+        """Let NVML begin again once no function is on its way any more: it would open what is to be unbound."""
+        if self._nvml_paused_by:
+            self._nvml_paused_by = {group for group in self._nvml_paused_by if self._is_busy(group)}
+            if not self._nvml_paused_by:
+                self._pause_nvml("")
+
+    def _is_busy(self, group: str) -> bool:
+        worker = self._workers.get(group)
+        return worker is not None and worker.busy
+
+
+def _taken(before: Taken | None, now: Binding, device: str, group: str, place: str) -> Taken:
+    """What a function is taken from. Of one that was taken before and is on its way to vfio-pci, what it was then."""
+    driver, override = now.driver, now.override
+    if before is not None and driver in ("", VFIO_PCI):
+        driver = before.driver
+    if before is not None and override == VFIO_PCI:
+        override = before.override
+    return Taken(driver, override, device, group, place)
+
+
+def _group(device: Device) -> str:
+    return next((place.removeprefix(VFIO) for place in device.also_at if place.startswith(VFIO)), "")

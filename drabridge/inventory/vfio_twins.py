@@ -1,0 +1,104 @@
+"""Show PCI functions once more to resources that hand them out bound to vfio-pci. Pure.
+
+A function may be a device for containers, or have such below it (a disk, a GPU's partitions), and a device for virtual
+machines as well. The second one is its twin. Both are at one place in sysfs, so the ledger gives only one a holder.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from drabridge.config.schema import Config, Resource
+from drabridge.inventory import topology
+from drabridge.inventory.model import Device, DeviceNode, Presence
+from drabridge.inventory.udev_device import UdevDevice
+from drabridge.inventory.udev_scope import VFIO_CDEV
+from drabridge.inventory.vfio import VFIO
+
+CONTAINER, IOMMUFD = f"{VFIO}vfio", "/dev/iommu"
+NO_GROUP = "it is in no IOMMU group: switch the IOMMU on in the firmware and on the kernel's command line"
+_MARK = "/vfio-pci"  # sysfs has nothing of that name below a function
+
+
+def wanted(configs: Iterable[Config]) -> bool:
+    """Whether a resource hands functions out bound to vfio-pci."""
+    return any(resource.vfio is not None for config in configs for resource in config.resources)
+
+
+def is_twin(device: UdevDevice) -> bool:
+    """Whether a udev device is the twin of a function."""
+    return device.syspath.endswith(_MARK)
+
+
+def place_of(device: UdevDevice) -> str:
+    """Where the hardware is: of a twin its function's path."""
+    return device.syspath.removesuffix(_MARK)
+
+
+class VfioTwins:
+    """Makes a twin of each PCI function, whose node is what the function has once it is bound to vfio-pci.
+
+    That of a function that did not change stays the same object.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[UdevDevice, UdevDevice]] = {}
+
+    def beside(self, devices: Mapping[str, UdevDevice], configs: Iterable[Config]) -> Mapping[str, UdevDevice]:
+        """The devices by syspath, with the twins; the same mapping where no resource wants them."""
+        made: dict[str, tuple[UdevDevice, UdevDevice]] = {}
+        if wanted(configs):
+            nodes = {one.above.syspath: one for one in devices.values() if one.subsystem == VFIO_CDEV and one.above}
+            for syspath, device in devices.items():
+                if device.subsystem == "pci" and topology.is_pci_address(device.sysname):
+                    node, before = nodes.get(syspath, device), self._made.get(syspath)
+                    if before is None or before[0] is not device or before[1].devnode != node.devnode:
+                        own = {"devnode": node.devnode, "devnum": node.devnum}
+                        before = device, replace(device, syspath=syspath + _MARK, seen_at=syspath, **own)
+                    made[syspath] = before
+        self._made = made
+        return {**devices, **{twin.syspath: twin for _, twin in made.values()}} if made else devices
+
+
+def by_group(devices: Iterable[UdevDevice]) -> Mapping[str, frozenset[str]]:
+    """The places of devices by IOMMU group: who has a function bound to vfio-pci has its whole group."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for device in devices:
+        if group := topology.iommu_group(device):
+            found[group].add(place_of(device))
+    return {group: frozenset(places) for group, places in found.items()}
+
+
+def places_beside(twin: UdevDevice, groups: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The other places of what is handed out with a function."""
+    group = topology.iommu_group(twin)
+    return groups.get(group, frozenset()) - {place_of(twin)} | {VFIO + group} if group else frozenset()
+
+
+def as_handed_out(device: Device, resource: Resource, twin: UdevDevice) -> Device:
+    """The device of a twin with what its holder gets.
+
+    The group's node has no number: the kernel makes it at the bind, and the runtime looks when it makes the container.
+    """
+    group = topology.iommu_group(twin)
+    if not group:
+        why = "; ".join(filter(None, (NO_GROUP, device.reason)))
+        return replace(device, presence=Presence.FAULTY, reason=why)
+    nodes = [CONTAINER, f"{VFIO}{group}", *([IOMMUFD] if twin.devnode else [])]
+    return replace(
+        device,
+        nodes=(*device.nodes, *(DeviceNode(path, path) for path in nodes)),
+        env=MappingProxyType({kubevirt_name(resource.name): twin.sysname, **device.env}),
+    )
+
+
+def kubevirt_name(resource: str) -> str:
+    """``PCI_RESOURCE_NVIDIA_COM_GPU``: where KubeVirt looks for the addresses of what it got by limits.
+
+    kubevirt/kubevirt pkg/util/util.go, ResourceNameToEnvVar.
+    """
+    return "PCI_RESOURCE_" + resource.upper().replace("/", "_").replace(".", "_")

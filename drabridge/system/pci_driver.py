@@ -1,0 +1,117 @@
+"""Change the driver of a PCI function: the only place that writes to sysfs.
+
+Each write may take long, or for ever: a driver's ``remove`` waits until nobody has the device open. Call from threads.
+What to write next follows from what sysfs shows, never from what was written before: so any crash is healed.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from drabridge.errors import HostError
+
+VFIO_PCI = "vfio-pci"
+
+
+class Binding(Struct, frozen=True):
+    """The driver that a function has, and the one that it is reserved for (``driver_override``); "" for none."""
+
+    driver: str = ""
+    override: str = ""
+
+
+class Step(StrEnum):
+    """One write to sysfs. The values are for people."""
+
+    RESERVE = "setting driver_override"
+    UNBIND = "unbinding the driver"
+    PROBE = "asking the kernel for a driver"
+
+
+def next_step(now: Binding, wanted: Binding) -> Step | None:
+    """The next write on the way to a binding; None when it is reached. Pure.
+
+    The reservation comes first, so that no other driver takes a function that has none for a moment.
+    """
+    if now.override != wanted.override:
+        return Step.RESERVE
+    if now.driver == wanted.driver:
+        return None
+    return Step.UNBIND if now.driver else Step.PROBE
+
+
+def binding_before(now: Binding, taken: Binding) -> Binding:
+    """What a function that was ``taken`` for vfio-pci gets back. Pure. What somebody else changed since then stays."""
+    driver = taken.driver if now.driver in ("", VFIO_PCI) else now.driver
+    return Binding(driver, taken.override if now.override == VFIO_PCI else now.override)
+
+
+class PciDrivers:
+    """The PCI functions of the kernel whose sysfs is at ``sys``."""
+
+    def __init__(self, sys: Path = Path("/sys")) -> None:
+        self._bus = sys / "bus/pci"
+
+    def binding(self, address: str) -> Binding | None:
+        """What a function has now; None when there is no such function."""
+        folder = self._bus / "devices" / address
+        if not folder.exists():
+            return None
+        override = self.read(address, "driver_override")
+        return Binding(_target(folder / "driver"), "" if override == "(null)" else override)
+
+    def has_driver(self, name: str) -> bool:
+        """Tell whether the kernel has a driver: its module is loaded."""
+        return (self._bus / "drivers" / name).is_dir()
+
+    def may_write(self) -> bool:
+        """Tell whether the files of sysfs can be written: /sys may be mounted read-only."""
+        return os.access(self._bus / "drivers_probe", os.W_OK)
+
+    def read(self, address: str, name: str) -> str:
+        """An attribute's first line; empty when there is none."""
+        try:
+            return (self._bus / "devices" / address / name).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def do(self, address: str, step: Step, wanted: Binding) -> None:
+        """Make one write. Raises HostError."""
+        match step:
+            case Step.RESERVE:
+                self.write(self._bus / "devices" / address / "driver_override", f"{wanted.override}\n")
+            case Step.UNBIND:
+                self.write(self._bus / "devices" / address / "driver/unbind", address)
+            case Step.PROBE:
+                self.write(self._bus / "drivers_probe", address)
+
+    def reset(self, address: str) -> bool:
+        """Reset a function if the kernel can. Raises HostError."""
+        path = self._bus / "devices" / address / "reset"
+        if not path.exists():
+            return False
+        self.write(path, "1")
+        return True
+
+    def write(self, path: Path, text: str) -> None:
+        """Write to a file of sysfs. Raises HostError."""
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, text.encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            hint = "the agent needs /sys writable, and no AppArmor profile that forbids it; see the kernel's log"
+            raise HostError(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.path.basename(os.readlink(link))
+    except OSError:
+        return ""
