@@ -1,0 +1,133 @@
+"""What keeps an agent from being removed, rule by rule: each that is forgotten costs a claim's pod its driver."""
+
+from __future__ import annotations
+
+import socket
+from types import SimpleNamespace as Some
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from drabridge.agent.drain import Drain, is_state_unneeded, remove_state
+from drabridge.inventory.model import Presence
+from drabridge.ledger.model import (
+    ClaimHold,
+    ClaimPhase,
+    ClaimRef,
+    Entry,
+    Hold,
+    Lane,
+    Ledger,
+    LedgerDevice,
+    Move,
+    MoveStep,
+    NodeState,
+    Owner,
+    PodRef,
+)
+from tests.support.waiting import short_directory
+
+DEVICE = LedgerDevice("g0", "r", ("G0",))
+FREE = Entry(DEVICE)
+KNOWN = NodeState("boot", merged=True, releases_suspended_until=1.0)
+CLAIM = ClaimRef("uid-1", "team-a", "train")
+DENIED, ADMIN = (
+    ClaimHold(CLAIM, ClaimPhase.DENIED, 0.0),
+    ClaimHold(CLAIM, ClaimPhase.PREPARED, 0.0, admin=True),
+)
+POD = PodRef("team-a", "notebook", "main", "pod-uid")
+
+
+@pytest.mark.parametrize(
+    ("entry", "node", "drained", "clean", "unneeded"),
+    [
+        (FREE, KNOWN, True, True, True),
+        (FREE, KNOWN, False, True, False),
+        (FREE, KNOWN, True, False, False),
+        (FREE, KNOWN._replace(lost="unreadable"), True, True, False),
+        (FREE, KNOWN._replace(releases_suspended_until=0.0), True, True, False),
+        (replace(FREE, owner=Owner.LEGACY, hold=Hold(("G0",))), KNOWN, True, True, False),
+        (replace(FREE, claims=(DENIED,)), KNOWN, True, True, False),
+        (replace(FREE, claims=(ADMIN,)), KNOWN, True, True, False),
+    ],
+)
+def test_the_record_of_who_holds_what_goes_only_when_nobody_holds_anything(
+    entry: Entry, node: NodeState, drained: bool, clean: bool, unneeded: bool
+) -> None:
+    desired: Any = Some(drained=drained, clean_at_end=clean)
+    assert is_state_unneeded(Ledger.of([FREE, entry], node), desired) is unneeded
+
+
+def test_a_vendors_driver_keeps_its_files_when_ours_go() -> None:
+    with socket.socket(socket.AF_UNIX) as theirs, short_directory() as state:
+        theirs.bind(str(state / "theirs.sock"))
+        theirs.listen()
+        (state / "dra").mkdir()
+        for name in ("ledger.jsonl", "ledger.lock", "dra/claim.json"):
+            (state / name).touch()
+        (state / "link").symlink_to(state / "dra")
+        remove_state(state)
+        assert [path.name for path in state.iterdir()] == ["theirs.sock"]
+
+
+def _moving(lane: Lane, owner: Owner = Owner.NONE, **device: Any) -> Entry:
+    move = Move(lane, Lane.LEGACY, MoveStep.WAITING, 0.0, 0.0, "the device is held")
+    return Entry(replace(DEVICE, **device), owner, lane, move=move if owner is not Owner.NONE else None)
+
+
+@pytest.mark.parametrize(
+    ("entry", "because", "moving"),
+    [
+        (FREE, [], 0),
+        (_moving(Lane.DRA), ["g0 is in lane dra: its move has not begun"], 1),
+        (_moving(Lane.SHARED), ["g0 is in lane shared: its move has not begun"], 1),
+        (_moving(Lane.DRA, Owner.DRA_PREPARED), [], 1),  # its claim is named
+        (_moving(Lane.DRA, presence=Presence.GONE), [], 0),
+        (_moving(Lane.DRA, resource="of another configuration"), [], 0),
+        (replace(FREE, owner=Owner.QUARANTINE, hold=Hold(pods=(POD,))), ["g0 is in doubt (quarantine): "], 0),
+        (replace(FREE, owner=Owner.CONFLICT, hold=Hold(("G0",))), ["g0 is in doubt (conflict): "], 0),
+    ],
+)
+async def test_a_node_is_drained_when_nothing_is_left_to_say(entry: Entry, because: list[str], moving: int) -> None:
+    document = await _document(Ledger.of([entry], KNOWN))
+    said = document["because"]
+    assert len(said) == len(because)
+    assert all(one.startswith(words) for one, words in zip(said, because, strict=True))
+    assert (document["complete"], len(document["moving"])) == (not because, moving)
+    assert document["inLegacyLane"] == (entry.lane is Lane.LEGACY)
+    assert not (entry.owner is Owner.QUARANTINE and document["pods"]), "nobody knows that the pod has it"
+
+
+@pytest.mark.parametrize(
+    ("drained", "merged", "allocated", "said"),
+    [
+        (False, True, (), "the node is not drained"),
+        (True, False, (), "has not been compared"),
+        (True, True, None, "the API server cannot be asked"),
+    ],
+)
+async def test_what_is_not_known_yet_is_not_drained(drained: bool, merged: bool, allocated: Any, said: str) -> None:
+    document = await _document(Ledger.of([FREE], KNOWN._replace(merged=merged)), drained, allocated)
+    assert not document["complete"]
+    assert said in document["because"][0]
+
+
+async def _document(ledger: Ledger, drained: bool = True, allocated: Any = ()) -> dict[str, Any]:
+    """What ``drabridge drain`` prints of a node without claims; only its edges are replaced."""
+
+    async def answer(*_: Any, **__: Any) -> Any:
+        return []
+
+    async def api_server() -> Any:
+        return allocated
+
+    parts: list[Any] = [
+        lambda: Some(resources=[Some(name="r")], driver="x.example.com"),
+        "node-a",
+        Some(ledger=ledger),
+        Some(drained=drained),
+        Some(rows=answer, allocated=api_server),
+        Some(paths=answer),
+    ]
+    return await Drain(*parts).document()
