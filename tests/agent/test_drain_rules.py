@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 from types import SimpleNamespace as Some
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from drabridge.agent.drain import Drain, is_state_unneeded, remove_state
+from drabridge.agent.drain import ClaimsLeft, Drain, is_state_unneeded, remove_state
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import (
     ClaimHold,
@@ -111,6 +111,67 @@ async def test_what_is_not_known_yet_is_not_drained(drained: bool, merged: bool,
     document = await _document(Ledger.of([FREE], KNOWN._replace(merged=merged)), drained, allocated)
     assert not document["complete"]
     assert said in document["because"][0]
+
+
+class Sources:
+    """Everything that may know of a claim; ``asked`` counts the LISTs of all claims."""
+
+    def __init__(self, **known: Any) -> None:
+        self.known, self.asked, self.nobody_to_ask = known, 0, False
+        service, anything = Some(ledger=Ledger.of(known.get("entries", ()), KNOWN)), cast("Any", self)
+        self.left = ClaimsLeft(cast("Any", service), anything, anything, anything)
+
+    async def recorded_uids(self) -> Any:
+        return self.known.get("records", ())
+
+    async def allocated(self) -> Any:
+        self.asked += 1
+        return self.known.get("allocated", ())
+
+    async def claim_users(self) -> Any:
+        return self.known.get("users")
+
+
+HELD = [
+    Entry(LedgerDevice(name, "r"), Owner.DRA_PREPARED, Lane.DRA, claims=(ClaimHold(CLAIM, ClaimPhase.PREPARED, 0.0),))
+    for name in ("g0", "g1")
+]
+USES = (Some(claim=ClaimRef("uid-2", "team-b", "serve"), uses=[Some(device="g2")]),)
+
+
+@pytest.mark.parametrize(
+    ("known", "found"),
+    [
+        ({}, []),
+        ({"entries": HELD}, [("uid-1", "prepared", ["g0", "g1"], [])]),
+        ({"entries": HELD, "records": ("uid-1",)}, [("uid-1", "prepared", ["g0", "g1"], [])]),
+        ({"records": ("uid-9", "uid-8")}, [("uid-8", "on record", [], []), ("uid-9", "on record", [], [])]),
+        ({"allocated": USES}, [("uid-2", "allocated", ["g2"], [])]),
+        ({"records": ("uid-9",), "allocated": USES}, [("uid-9", "on record", [], [])]),  # one is enough to wait for
+        (
+            {"entries": HELD, "users": {ClaimRef("", "team-a", "train"): ["web"], ClaimRef("", "x", "train"): ["no"]}},
+            [("uid-1", "prepared", ["g0", "g1"], ["web"])],
+        ),
+    ],
+    ids=str,
+)
+async def test_a_claim_that_any_source_knows_needs_the_driver(known: dict[str, Any], found: list[Any]) -> None:
+    sources = Sources(**known)
+    rows = await sources.left.rows(ask_api_server=True)
+    assert [(row["uid"], row["phase"], row["devices"], row["pods"]) for row in rows] == found
+    assert sources.asked == (not found or found[0][1] == "allocated"), "it is a LIST of the whole cluster"
+    await sources.left.rows(ask_api_server=True)
+    assert sources.asked <= 1
+    sources.left.ask_anew()
+    await sources.left.rows(ask_api_server=False)
+    assert sources.asked <= 1
+
+
+async def test_processes_of_an_unprepared_claim_are_waited_for() -> None:
+    held = ClaimHold(CLAIM, ClaimPhase.PREPARED, 1_000.0, lingers=30.0)
+    sources = Sources(entries=[Entry(DEVICE, Owner.DRA_PREPARED, Lane.DRA, claims=(held,))])
+    [row] = await sources.left.rows(ask_api_server=True)
+    assert (row["phase"], row["lingersUntil"]) == ("unprepared", "1970-01-01T00:17:10Z")
 
 
 async def _document(ledger: Ledger, drained: bool = True, allocated: Any = ()) -> dict[str, Any]:
