@@ -50,7 +50,7 @@ class DeviceEvidence(Struct, frozen=True):
     @property
     def pods(self) -> tuple[PodRef, ...]:
         """The pods that fresh evidence shows on the device."""
-        return (self.listed or ()) + ((self.checkpointed or ()) if self.barrier else ())
+        return tuple(dict.fromkeys((self.listed or ()) + ((self.checkpointed or ()) if self.barrier else ())))
 
 
 class HoldEnded(Struct, frozen=True):

@@ -337,3 +337,10 @@ def test_a_pod_that_ended_as_usual_delays_no_one_that_shared_its_device(late: bo
     node = _alone(node) if late else node
     assert (_alone(node, **REPORTED).hold.earlier, node.hold.earlier_until) == ((), 0.0)
     assert node.look(ends=REPORTED).owner is Owner.NONE
+
+
+def test_a_pod_that_was_not_known_and_that_both_answers_show_is_named_once() -> None:
+    node = Node()
+    node.ledger = Ledger.of([Entry(node.disk.device)], NodeState(merged=True))
+    shown = {UNIT: (FIRST,)}
+    assert node.look(listed=shown, checkpoint=CheckpointRead(shown)).hold.pods == (FIRST,)
