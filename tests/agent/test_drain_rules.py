@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.agent.drain import ClaimsLeft, Drain, is_state_unneeded, remove_state
+from drabridge.errors import RefusedError
 from drabridge.inventory.model import Presence
 from drabridge.ledger.model import (
     ClaimHold,
@@ -174,21 +175,75 @@ async def test_processes_of_an_unprepared_claim_are_waited_for() -> None:
     assert (row["phase"], row["lingersUntil"]) == ("unprepared", "1970-01-01T00:17:10Z")
 
 
+class Desired:
+    """The operator's wishes on disk: what was written."""
+
+    def __init__(self, drained: bool) -> None:
+        self.drained, self.written = drained, list[str]()
+
+    async def drain(self, *, clean: bool = False) -> None:
+        self.drained = True
+        self.written.append("clean" if clean else "drain")
+
+    async def undo_drain(self) -> None:
+        self.drained = False
+        self.written.append("undo")
+
+
+@pytest.mark.parametrize(
+    ("drained", "body", "written", "removed"),
+    [
+        (False, b"", [], None),
+        (False, b'{"drain": true}', ["drain"], None),
+        (True, b'{"drain": true}', [], None),
+        (True, b'{"drain": false}', ["undo"], None),
+        (True, b'{"drain": true, "clean": true}', ["clean"], ["/cdi/old"]),
+        (False, b'{"drain": true, "clean": true}', ["drain", "clean"], ["/cdi/old"]),
+    ],
+)
+async def test_nothing_is_removed_that_was_not_asked_for(
+    drained: bool, body: bytes, written: list[str], removed: list[str] | None
+) -> None:
+    desired, files = Desired(drained), ["/cdi/old"]
+    document = await _drain(Ledger.of([FREE], KNOWN), desired, files).request(body)
+    assert (desired.written, document.get("removed")) == (written, removed)
+    assert files == ([] if removed else ["/cdi/old"])
+
+
+async def test_nothing_is_removed_of_a_device_that_is_in_doubt() -> None:
+    desired, files = Desired(drained=True), ["/cdi/old"]
+    doubtful = replace(FREE, owner=Owner.CONFLICT, hold=Hold(("G0",)))
+    with pytest.raises(RefusedError, match="nothing is removed: g0 is in doubt"):
+        await _drain(Ledger.of([doubtful], KNOWN), desired, files).request(b'{"drain": true, "clean": true}')
+    assert (desired.written, files) == ([], ["/cdi/old"])
+
+
 async def _document(ledger: Ledger, drained: bool = True, allocated: Any = ()) -> dict[str, Any]:
     """What ``drabridge drain`` prints of a node without claims; only its edges are replaced."""
 
-    async def answer(*_: Any, **__: Any) -> Any:
+    desired = Desired(drained)
+    return await _drain(ledger, desired, [], allocated).document()
+
+
+def _drain(ledger: Ledger, desired: Desired, files: list[str], allocated: Any = ()) -> Drain:
+    async def rows(**_: Any) -> Any:
         return []
 
     async def api_server() -> Any:
         return allocated
 
+    async def paths() -> list[str]:
+        return [*files]
+
+    async def remove(these: list[str], _: Ledger) -> None:
+        files[:] = set(files) - set(these)
+
     parts: list[Any] = [
         lambda: Some(resources=[Some(name="r")], driver="x.example.com"),
         "node-a",
         Some(ledger=ledger),
-        Some(drained=drained),
-        Some(rows=answer, allocated=api_server),
-        Some(paths=answer),
+        desired,
+        Some(rows=rows, allocated=api_server, ask_anew=lambda: None),
+        Some(paths=paths, remove=remove),
     ]
-    return await Drain(*parts).document()
+    return Drain(*parts)
