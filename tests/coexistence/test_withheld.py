@@ -7,11 +7,13 @@ from typing import Any, cast
 import pytest
 
 from drabridge.coexistence.withheld import ASK_AGAIN_SECONDS, WithheldDevices
-from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.ledger.model import Entry, Ledger, LedgerDevice, Owner
 
 DEVICES = tuple(Device(name, name, "r") for name in ("free", "doubtful", "held", "unknown"))
 SNAPSHOT = Snapshot(1, DEVICES)
+GONE = Device("gone", "gone", "r", presence=Presence.GONE)
+DISK = Device("disk", "disk", "r", nodes=(DeviceNode("/dev/disk", "/dev/disk", "rw", "b", 259, 1 << 19),))
 LEDGER = Ledger.of(
     Entry(LedgerDevice(name, "r"), owner)
     for name, owner in (("free", Owner.NONE), ("doubtful", Owner.QUARANTINE), ("held", Owner.DRA_PREPARED))
@@ -52,6 +54,16 @@ async def test_others_are_asked_again_while_they_may_let_go_of_a_device(agents: 
     faulty = [device.name for device in shown.devices if device.presence is Presence.FAULTY]
     assert faulty == list(agents.withheld)
     assert withheld.shown(SNAPSHOT) is shown, "nothing has changed"
+    assert withheld.shown(Snapshot(2, ())).devices == ()
+
+
+async def test_the_host_is_asked_again_about_disks_and_what_is_gone_stays_gone() -> None:
+    withheld = WithheldDevices(cast("Any", Agents(gone="x")))
+    shown = await withheld.update(Snapshot(1, (GONE,)), LEDGER)
+    assert shown.devices == (GONE,)
+    withheld = WithheldDevices(cast("Any", Agents()))
+    await withheld.update(Snapshot(1, (DISK,)), LEDGER)
+    assert withheld.again_seconds == ASK_AGAIN_SECONDS
 
 
 @pytest.mark.parametrize(("ended", "told"), [(True, "what stays held"), (False, "nothing")])
