@@ -114,6 +114,30 @@ async def test_what_is_not_known_yet_is_not_drained(drained: bool, merged: bool,
     assert said in document["because"][0]
 
 
+ROW = {
+    "namespace": "team-a",
+    "name": "train",
+    "uid": "uid-1",
+    "phase": "prepared",
+    "lingersUntil": "",
+    "devices": ["g0"],
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"pods": ["web"]}, "claim team-a/train has g0, prepared (pod web)"),
+        ({"name": "", "devices": [], "phase": "on record"}, "claim uid uid-1 has devices, on record"),
+        ({"lingersUntil": "12:00"}, "claim team-a/train has g0, prepared, its processes may go on until 12:00"),
+    ],
+    ids=str,
+)
+async def test_each_claim_that_is_left_is_named(more: dict[str, Any], said: str) -> None:
+    drain = _drain(Ledger.of([FREE], KNOWN), Desired(drained=True), [], claims=[{**ROW, "pods": [], **more}])
+    assert (await drain.document())["because"] == [said]
+
+
 class Sources:
     """Everything that may know of a claim; ``asked`` counts the LISTs of all claims."""
 
@@ -227,9 +251,9 @@ async def _document(ledger: Ledger, drained: bool = True, allocated: Any = ()) -
     return await _drain(ledger, desired, [], allocated).document()
 
 
-def _drain(ledger: Ledger, desired: Desired, files: list[str], allocated: Any = ()) -> Drain:
+def _drain(ledger: Ledger, desired: Desired, files: list[str], allocated: Any = (), claims: Any = ()) -> Drain:
     async def rows(**_: Any) -> Any:
-        return []
+        return claims
 
     async def api_server() -> Any:
         return allocated
