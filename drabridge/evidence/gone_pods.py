@@ -72,10 +72,11 @@ class GonePods:
         """Count the units of each resource by which holds name a pod; one at least for each such hold."""
         named: Counter[tuple[str, str]] = Counter()
         for entry in ledger.entries.values():
-            hold = entry.hold
-            for uid in {pod.uid for pod in (*hold.pods, *hold.earlier)} & self._pods.keys() if hold is not None else ():
+            if (hold := entry.hold) is None:
+                continue
+            for uid in {pod.uid for pod in (*hold.pods, *hold.earlier)} & self._pods.keys():
                 for resource in entry.counted_as:
-                    theirs = sum((resource, unit) in self._pods[uid].units for unit in entry.hold.units)
+                    theirs = sum((resource, unit) in self._pods[uid].units for unit in hold.units)
                     named[uid, resource] += max(theirs, 1)
         return named
 

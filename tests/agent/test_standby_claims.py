@@ -94,7 +94,7 @@ async def test_a_claim_that_arrives_during_a_handover_waits_for_the_next_agent(n
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
 async def test_an_agent_that_is_frozen_while_it_ends_serves_nobody_beside_its_successor(seconds: float) -> None:
-    """It has the ledger's lock until its last server is gone, so a pod waits for it, and never gets another's device."""
+    """It has the ledger's lock until its last server is gone, so a pod waits and gets nobody's device."""
     async with bridge(dra_retry_seconds=(1.0, 1.0)) as (first, cluster, runtime):
         await cluster.apply(claim_pod("a"))
         await cluster.wait_pod("a")

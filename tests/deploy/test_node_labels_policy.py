@@ -111,7 +111,7 @@ def _of(count: int) -> Json:
 
 
 def _written(count: int) -> Json:
-    fields = {f"f:nvidia.com/mig-{n}g.count": {} for n in range(count)}
+    fields: Json = {f"f:nvidia.com/mig-{n}g.count": {} for n in range(count)}
     new = node()
     new["metadata"]["managedFields"].append({"manager": DRIVER, "fieldsV1": {"f:metadata": {"f:labels": fields}}})
     return new

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace as Some
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -52,7 +52,7 @@ class Bed:
             fetch_claims=lambda some: self._ask("claims", some, CLAIMS_SECONDS),
         )
         parts: list[Any] = [service, targets, Some(unmet=self.unmet), Some(published=published), (kubelet, server)]
-        self.mover = LaneMover(*parts, {competing}, cast("Any", self))
+        self.mover = LaneMover(*[*parts, {competing}, self])
 
     async def _ask(self, whom: str, entries: list[Entry], seconds: float) -> float:
         self.asked.append((whom, [entry.name for entry in entries]))
