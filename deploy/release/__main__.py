@@ -98,10 +98,12 @@ def _release(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="drarelease") as name:
         work = Path(name)
         version = _build(work / "first", options, epoch, tell)
-        holes = audit.known_holes(work / "first/source/deploy/image/requirements.lock")
-        if holes:
-            raise ReleaseError("packages with known holes are locked; raise their floors:\n" + "\n".join(holes))
-        tell("no package has a known hole" if holes == [] else "known holes: NOT CHECKED, the index has no data")
+        source = work / "first/source"
+        for what, file in ("locked", "deploy/image/requirements.lock"), ("allowed", "tests/lowest.txt"):
+            if holes := audit.known_holes(source / file):
+                raise ReleaseError(f"packages with known holes are {what}; raise their floors:\n" + "\n".join(holes))
+            known = "none" if holes == [] else "NOT CHECKED, the index has no data"
+            tell(f"known holes of packages that are {what} in {file}: {known}")
         tell("once more, elsewhere, to compare")
         _build(work / "the-second-time", options, epoch, lambda text: None)
         first, second = (work / each / "out" for each in ("first", "the-second-time"))

@@ -10,12 +10,12 @@ from pathlib import Path
 LIMIT_SECONDS = 300.0
 
 
-def known_holes(lock: Path) -> list[str] | None:
-    """One line for each known hole of the lock's packages; None where the data cannot be had.
+def known_holes(pinned: Path) -> list[str] | None:
+    """One line for each known hole of a file's pinned packages; None where the data cannot be had.
 
     A package of which the index says nothing counts as "cannot be had": then nobody has looked.
     """
-    words = (sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes", "-f", "json", "-r", str(lock))
+    words = (sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "-f", "json", "-r", str(pinned))
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:

@@ -8,10 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import IO, Any
 
 from msgspec import Struct
 
@@ -23,6 +24,8 @@ SELECTOR = "app.kubernetes.io/name=drabridge"  # as the chart and the kustomize 
 CONTAINER, VOLUME = "agent", "plugin"  # of those pods; the volume has the control socket
 ALL = ["*"]
 AT_ONCE = 8  # pods that are asked at a time
+MOST_BYTES = 16 << 20  # of one pod's answer; more, or a later one, is none: the pod's node may be another's by now
+ANSWER_SECONDS = 60.0
 
 
 class _Agent(Struct, frozen=True):
@@ -61,36 +64,58 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if getattr(arguments, "watch", None) is not None:
         raise ConfigError("--watch shows one agent", hint="Name one node with --node")
 
-    def answer(agent: _Agent) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*program, *_exec(agent, rest, arguments)], capture_output=True, text=True, check=False)
-
+    if arguments.output == "yaml":
+        rest += ["--output", "json"]  # the last one counts; JSON has no aliases that grow when they are read
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(answer, agents))
+        answers = list(pool.map(lambda agent: _answer([*program, *_exec(agent, rest, arguments)]), agents))
     several = Counter(agent.node for agent in agents)
     titles = [one.node if several[one.node] == 1 else f"{one.node}/{one.pod}" for one in agents]
-    _print(arguments.output, titles, answers)
-    return max(one.returncode for one in answers)
+    return _print(arguments.output, titles, answers)
 
 
-def _print(output: str, titles: Sequence[str], answers: Sequence[subprocess.CompletedProcess[str]]) -> None:
+def _answer(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run kubectl, with a limit for what it says and for its time."""
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def read(stream: IO[bytes]) -> str:
+        data = stream.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            process.kill()
+        return data[:MOST_BYTES].decode(errors="replace")
+
+    late = threading.Timer(ANSWER_SECONDS, process.kill)
+    late.start()
+    with process, ThreadPoolExecutor(1) as other:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = other.submit(read, process.stderr)
+        output = read(process.stdout)
+        said = errors.result()
+    late.cancel()
+    if process.returncode < 0:
+        said = f"no whole answer within {ANSWER_SECONDS:.0f} s, or more than {MOST_BYTES} bytes"
+        return subprocess.CompletedProcess(words, 1, "", said)
+    return subprocess.CompletedProcess(words, process.returncode, output, said)
+
+
+def _print(output: str, titles: Sequence[str], answers: Sequence[subprocess.CompletedProcess[str]]) -> int:
+    """Print the answers; return the highest exit status."""
     documents: dict[str, Any] = {}
+    statuses = [one.returncode for one in answers]
     for title, one in zip(titles, answers, strict=True):
         if output in ("json", "yaml"):
-            documents |= {title: _read(one.stdout, output)} if one.stdout else {}
+            try:
+                documents |= {title: json.loads(one.stdout)} if one.stdout else {}
+            except (ValueError, RecursionError):
+                print(f"{title}: the answer is not JSON", file=sys.stderr)
+                statuses.append(1)
         else:
             print("\n".join([f"{title}:", *map(printable, one.stdout.split("\n"))]))
         for line in one.stderr.splitlines():
             print(f"{title}: {printable(line)}", file=sys.stderr)
     if output in ("json", "yaml"):
         print(as_json_or_yaml(documents, output))
-
-
-def _read(text: str, output: str) -> Any:
-    if output == "json":
-        return json.loads(text)
-    import yaml
-
-    return yaml.safe_load(text)
+    return max(statuses)
 
 
 def _program(arguments: argparse.Namespace) -> list[str]:

@@ -60,6 +60,7 @@ class PodWatch:
         self._pods: dict[str, PodDemand] | None = None  # not ended, by the object's uid; None: the watch is lost
         self._before: dict[str, PodDemand] = {}  # as they were before the watch was lost
         self._gone = GonePods()
+        self._units: dict[str, frozenset[events.Unit]] = {}  # UID of a living pod -> what kubelet's checkpoint gives it
         self._ended: dict[str, PodDemand] = {}  # the oldest first
         self._listed_at = 0.0  # a pod that was gone before then was never known
         self.sent: Counter[str] = Counter()  # by resource of ours: pods that were sent here with limits of it
@@ -84,6 +85,7 @@ class PodWatch:
         if self._pods is None or self._unreadable or observed.listed is None:
             return None
         shown = _shown_units(ledger, observed)
+        self._note_units(observed)
         found: dict[str, list[str]] = {}
         for pod in self._living():
             for resource, count in pod.asked.items():
@@ -255,7 +257,18 @@ class PodWatch:
         Static pods do not count: kubelet removes the mirror after the end, and anybody can make an object like it.
         """
         if not pod.mirror:
-            self._gone.add(pod, self._now() + pod.grace + self.slack())
+            units = self._units.pop(pod.uid, frozenset())
+            self._gone.add(pod, self._now() + pod.grace + self.slack(), units)
+
+    def _note_units(self, observed: events.Observed) -> None:
+        fresh = observed.checkpoint.pods if observed.checkpoint is not None else {}
+        units: dict[str, set[events.Unit]] = {}
+        for unit, pods in {**observed.recorded, **fresh}.items():
+            for pod in pods:
+                units.setdefault(pod.uid, set()).add(unit)
+        living = {pod.uid for pod in self._living()}
+        known = self._units | {uid: frozenset(theirs) for uid, theirs in units.items()}
+        self._units = {uid: theirs for uid, theirs in known.items() if uid in living}
 
     def _living(self) -> Iterator[PodDemand]:
         """Yield the pods that have not ended, each UID once.

@@ -2,8 +2,8 @@
 
 Such a pod may have a device whose holder is in doubt: kubelet has shown no pod with it since it was allocated, or it
 was allocated twice, or it is counted in several units. A device that kubelet has shown with another pod, which got it
-in the only Allocate, is no other pod's. So what a pod says of itself (its grace period, its limits) delays nobody whose
-holder is known.
+in the only Allocate, is no other pod's, and what holds name a pod for, unit by unit, it has nowhere else. So what a pod
+says of itself (its grace period, its limits) delays nobody whose holder is known.
 
 Anybody who may delete pods by force can make any number of them. Beyond ``MOST_PODS`` the pods of the namespace with
 the most of them are forgotten, and one takes their place: it may have anything, until the last of them has ended. What
@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 
 from drabridge.evidence.pod_objects import ANY_CLAIM, PodDemand, with_claim
+from drabridge.ledger.events import Unit
 from drabridge.ledger.model import ClaimRef, Entry, Ledger, Owner
 
 MOST_PODS = 256  # a node has 110 by default
@@ -25,10 +26,11 @@ ANY_RESOURCE = "*"
 
 
 class _GonePod(Struct, frozen=True):
-    """``until``: when its last process must have ended, on the watch's clock."""
+    """``until``: when its last process must have ended, on the watch's clock. ``units``: of kubelet's checkpoint."""
 
     pod: PodDemand
     until: float
+    units: frozenset[Unit] = frozenset()
 
 
 class GonePods:
@@ -38,9 +40,9 @@ class GonePods:
         self._pods: dict[str, _GonePod] = {}
         self._any: dict[str, _GonePod] = {}  # namespace -> what stands for its forgotten pods
 
-    def add(self, pod: PodDemand, until: float) -> None:
+    def add(self, pod: PodDemand, until: float, units: frozenset[Unit] = frozenset()) -> None:
         """Note that ``pod`` is gone and may run until then."""
-        self._pods[pod.uid] = _GonePod(pod, until)
+        self._pods[pod.uid] = _GonePod(pod, until, units)
         if len(self._pods) > MOST_PODS:
             self._forget_names()
 
@@ -58,19 +60,25 @@ class GonePods:
         """Return device -> the pods that may run on with it. A hold that names a pod waits for it by itself."""
         if not self._pods and not self._any:
             return {}
-        named = Counter(
-            (pod, resource)
-            for entry in ledger.entries.values()
-            if entry.hold is not None
-            for pod in {pod.uid for pod in entry.hold.pods}
-            for resource in entry.counted_as
-        )
+        named = self._named(ledger)
         found = {
             name: tuple(sorted(str(pod) for pod in self._all() if _may_have(pod, entry, named)))
             for name, entry in ledger.entries.items()
             if _in_doubt(entry)
         }
         return {name: pods for name, pods in found.items() if pods}
+
+    def _named(self, ledger: Ledger) -> Counter[tuple[str, str]]:
+        """Count the units of each resource by which holds name a pod; one at least for each such hold."""
+        named: Counter[tuple[str, str]] = Counter()
+        for entry in ledger.entries.values():
+            if (hold := entry.hold) is None:
+                continue
+            for uid in {pod.uid for pod in (*hold.pods, *hold.earlier)} & self._pods.keys():
+                for resource in entry.counted_as:
+                    theirs = sum((resource, unit) in self._pods[uid].units for unit in hold.units)
+                    named[uid, resource] += max(theirs, 1)
+        return named
 
     def ask_for(self, resources: Collection[str]) -> bool:
         """Tell whether one of them has claims, or asked for one of the resources."""

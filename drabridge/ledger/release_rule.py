@@ -26,6 +26,8 @@ from drabridge.ledger.model import NEVER_KNOWN, ClaimRef, Entry, HeldBecause, Ho
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.proofs import End
 
+MOST_EARLIER = 16  # pods that a device passed through and that may run: somebody may delete many by force
+
 
 class DeviceEvidence(Struct, frozen=True):
     """What one round of evidence says about one device. ``None``: this source could not be asked."""
@@ -48,7 +50,7 @@ class DeviceEvidence(Struct, frozen=True):
     @property
     def pods(self) -> tuple[PodRef, ...]:
         """The pods that fresh evidence shows on the device."""
-        return (self.listed or ()) + ((self.checkpointed or ()) if self.barrier else ())
+        return tuple(dict.fromkeys((self.listed or ()) + ((self.checkpointed or ()) if self.barrier else ())))
 
 
 class HoldEnded(Struct, frozen=True):
@@ -69,6 +71,8 @@ def confirm(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     if pods != hold.pods:
         pods = tuple(_with_uid(pod, hold.pods) for pod in pods)
     grace = hold.grace if evidence.grace is None else evidence.grace
+    if grace is not None and hold.earlier:
+        grace = max(grace, hold.grace or 0.0)
     known = not hold.retaken
     as_before = hold.confirmed and hold.known is known and hold.pods == pods and hold.grace == grace
     if as_before and not hold.unseen_since and hold.because is HeldBecause.RUNNING:
@@ -87,6 +91,14 @@ def confirm(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     )
 
 
+def with_earlier(hold: Hold, pods: Iterable[PodRef], until: float) -> Hold:
+    """Return the hold with these pods among those that had the device and may run on; ``until`` in seconds."""
+    earlier = tuple(dict.fromkeys((*hold.earlier, *pods)))
+    if len(earlier) > MOST_EARLIER:
+        earlier = (NEVER_KNOWN, *earlier[-MOST_EARLIER + 1 :])
+    return replace(hold, earlier=earlier, earlier_until=max(hold.earlier_until, until)) if earlier else hold
+
+
 def with_record(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     """Return the hold with the pods that kubelet's checkpoint names, if it was written after the last Allocate.
 
@@ -94,9 +106,10 @@ def with_record(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     without the earlier pods that have ended.
     """
     if hold.earlier:
-        left = tuple(pod for pod in hold.earlier if not proofs.PROOFS[proofs.end_of([pod.uid], evidence.ends)].proves)
+        left = tuple(pod for pod in hold.earlier if not _has_ended(pod.uid, evidence))
         left = left if at < hold.earlier_until and not evidence.alone else ()
-        hold = hold if left == hold.earlier else replace(hold, earlier=left)
+        if left != hold.earlier:
+            hold = replace(hold, earlier=left, earlier_until=hold.earlier_until if left else 0.0)
     former = {(pod.uid, pod.container) for pod in hold.former}
     shown = {(pod.uid, pod.container): pod for pod in evidence.recorded}
     if shown.keys() <= former or NEVER_KNOWN in hold.former:
@@ -129,6 +142,32 @@ def without_ended_units(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: 
     return replace(hold, units=tuple(unit for unit in hold.units if unit not in ended)) if ended else hold
 
 
+def without_left(hold: Hold, before: Hold, evidence: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
+    """Return the hold with pods that kubelet no longer shows among the earlier ones: others have units of the device.
+
+    One that was deleted by force may run on, and neither the others' ends nor their grace periods say for how long.
+    ``before``: the hold before this round of evidence.
+    """
+    if len(hold.units) < 2 or evidence.listed is None:
+        return hold
+    shown = (*(_with_uid(pod, before.pods) for pod in evidence.listed), *(evidence.checkpointed or ()))
+    uids, names = {pod.uid for pod in shown}, {(pod.namespace, pod.name) for pod in shown}
+    known = before.pods if evidence.checkpointed is None else (*before.pods, *hold.recorded)  # init containers, too
+    left = {
+        pod.uid: pod if pod.uid else NEVER_KNOWN
+        for pod in known
+        if (pod.uid not in uids if pod.uid else (pod.namespace, pod.name) not in names)
+    }
+    if not left:
+        return hold
+    hold = replace(hold, recorded=tuple(pod for pod in hold.recorded if pod.uid not in left))
+    run = [pod for uid, pod in left.items() if not _has_ended(uid, evidence)]
+    if not run:
+        return hold
+    grace = max(grace_of(before, policy), grace_of(hold, policy))  # a new agent counts it anew
+    return with_earlier(replace(hold, grace=grace), run, at + grace + policy.absent_seconds)
+
+
 def end_of_hold(hold: Hold, ends: Mapping[str, End]) -> End:
     """Return how the pods of a hold ended, all together. ``ends``: what the API server showed, by UID."""
     recorded = [pod.uid for pod in hold.recorded]
@@ -140,6 +179,10 @@ def end_of_hold(hold: Hold, ends: Mapping[str, End]) -> End:
 def grace_of(hold: Hold, policy: LedgerPolicy) -> float:
     """Return the seconds that a hold's pods have to end when they are deleted, as far as is known."""
     return policy.grace_seconds if hold.grace is None else hold.grace
+
+
+def _has_ended(uid: str, evidence: DeviceEvidence) -> bool:
+    return proofs.PROOFS[proofs.end_of([uid], evidence.ends)].proves
 
 
 def _with_uid(pod: PodRef, before: Iterable[PodRef]) -> PodRef:

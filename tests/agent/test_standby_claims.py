@@ -92,6 +92,34 @@ async def test_a_claim_that_arrives_during_a_handover_waits_for_the_next_agent(n
             assert slices <= {"full", "null", "random", "zero"}
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+async def test_an_agent_that_is_frozen_while_it_ends_serves_nobody_beside_its_successor(seconds: float) -> None:
+    """It has the ledger's lock until its last server is gone, so a pod waits and gets nobody's device."""
+    async with bridge(dra_retry_seconds=(1.0, 1.0)) as (first, cluster, runtime):
+        await cluster.apply(claim_pod("a"))
+        await cluster.wait_pod("a")
+        async with beside(first, "second") as second:
+            assert first.process is not None
+            first.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(seconds)
+            first.process.send_signal(signal.SIGSTOP)
+            try:
+                await cluster.apply(claim_pod("b"))
+                await asyncio.sleep(1.0)
+            finally:
+                first.process.send_signal(signal.SIGCONT)
+            await cluster.wait_pod("b")
+            assert await first.stop() == 0
+            await second.ready()
+            await lists_read(cluster.kubelets["node-a"])
+            rows = (await second.status())["devices"]
+            assert sorted(row["owner"] for row in rows) == ["dra-prepared", "dra-prepared", "none", "none"]
+            assert not streams_met(cluster.kubelets["node-a"])
+            await cluster.apply(limits_pod("l"))
+            await cluster.wait_pod("l")
+            assert runtime.conflicts == []
+
+
 async def test_kubelet_keeps_the_health_of_devices_over_a_handover() -> None:
     async with bridge() as (first, cluster, _):
         kubelet = cluster.kubelets["node-a"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from drabridge.cli import main
+from drabridge.cli import main, pods
 
 KUBECTL = """\
 #!/bin/sh
@@ -103,6 +103,21 @@ def test_every_agent_answers_and_the_worst_exit_status_counts(
     assert "drabridge status -o" in read(out)["node-a"]["words"]
     assert err == "node-b: \\x1b[31moh\n", "what a pod says does nothing to the terminal"
     assert len(asked()) == 2
+
+
+@pytest.mark.parametrize("answer", ["exec yes", "exec yes >&2", "exec sleep 100", "echo '{['"])
+def test_a_pod_that_answers_without_end_or_sense_hides_no_other(
+    answer: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    """Who has taken over a node has its agent's pod, too, and an administrator asks all of them."""
+    monkeypatch.setattr(pods, "ANSWER_SECONDS", 1.0 if "sleep" in answer else 60.0)
+    program = tmp_path / "kubectl"
+    program.write_text(KUBECTL.replace("*pod-b*)", f"*pod-b*) {answer};;\n  *never*)"))
+    assert main(["status", "--all-nodes", "-o", "json"]) == 1
+    out, err = capsys.readouterr()
+    assert [*json.loads(out)] == ["node-a"]
+    assert err.startswith("node-b: ")
+    assert len(err) < 100
 
 
 def test_tables_of_several_nodes_have_headings(asked: Asked, capsys: Output) -> None:

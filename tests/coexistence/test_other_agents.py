@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.inventory.model import Device
+from drabridge.ledger.lock import Lock
 from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner
 from drabridge.ledger.store import Store
 from drabridge.system.io_thread import IoThread
@@ -192,6 +193,17 @@ def test_an_unreadable_file_withholds_everything(node: Node, what: str) -> None:
     assert "what the driver first.example.com has on this node is not known" in second.announce([CARD], nothing)["card"]
 
 
+def test_nobody_is_told_to_remove_the_files_of_an_agent_that_runs(node: Node) -> None:
+    directory = node.root / "plugins" / "first.example.com"
+    directory.mkdir()
+    lock = Lock(directory)
+    (directory / "ledger.jsonl").write_text("rotten\n")
+    said = node.agent("second").announce([CARD], nothing)["card"]
+    lock.close()
+    assert "Take it out of one of the two configurations" in said
+    assert "remove" not in said
+
+
 def test_held_hardware_that_is_elsewhere_now_is_known_by_its_id(node: Node) -> None:
     first = node.agent("first")
     moved, here = (
@@ -225,11 +237,12 @@ def test_two_agents_of_one_driver_with_other_directories_do_not_both_serve(node:
 def test_removed_files_are_written_again(node: Node) -> None:
     first = node.agent("first")
     first.announce([CARD], nothing)
-    before = node.files
+    before, handles = node.files, os.listdir("/proc/self/fd")
     for path in (node.root / "plugins_registry").iterdir():
         path.unlink()
     first.announce([CARD], nothing)
     assert node.files == before
+    assert len(os.listdir("/proc/self/fd")) == len(handles), "somebody may remove them every second"
     assert node.agent("second").announce([CARD], nothing).keys() == {"card"}
 
 

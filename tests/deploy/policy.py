@@ -89,7 +89,8 @@ GROUPS = {
 
 
 @cache
-def _by_google(expression: str, names: frozenset[str]) -> Any:
+def by_google(expression: str, names: frozenset[str]) -> Any:
+    """The expression over these variables. Alone where there is very much to look at: celpy needs seconds."""
     return cel.NewEnv(variables=dict.fromkeys(names, cel.Type.DYN)).compile(expression)
 
 
@@ -101,7 +102,7 @@ def _by_celpy(expression: str) -> Any:
 
 def evaluate(expression: str, context: Json) -> Any:
     """The value that both implementations find. Raises EvaluationError when both find none."""
-    value = _by_google(expression, frozenset(context)).eval(data=context)
+    value = by_google(expression, frozenset(context)).eval(data=context)
     other: Any
     try:
         other = _by_celpy(expression).evaluate({name: celpy.json_to_cel(one) for name, one in context.items()})

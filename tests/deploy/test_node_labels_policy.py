@@ -11,7 +11,7 @@ import pytest
 from deploy.helm import manifests, one
 from drabridge.config import load
 from drabridge.sim.apiserver.auth import User
-from tests.deploy.policy import Request, matches, refusals
+from tests.deploy.policy import Request, by_google, matches, refusals
 from tests.deploy.policy_types import VERSIONS, complaints
 
 Json = dict[str, Any]
@@ -102,6 +102,38 @@ def test_the_labels_of_gfd_are_those_that_the_agent_writes(name: str) -> None:
     foreign = node()
     foreign["metadata"]["labels"]["nvidia.com/dcgm.deploy"] = "x"
     assert asked(GFD, foreign, node()) == ONLY_LABELS
+
+
+def _of(count: int) -> Json:
+    new = node()
+    new["metadata"]["labels"] |= {f"nvidia.com/mig-{n}g.count": "1" for n in range(count)}
+    return new
+
+
+def _written(count: int) -> Json:
+    fields: Json = {f"f:nvidia.com/mig-{n}g.count": {} for n in range(count)}
+    new = node()
+    new["metadata"]["managedFields"].append({"manager": DRIVER, "fieldsV1": {"f:metadata": {"f:labels": fields}}})
+    return new
+
+
+def _by_many() -> Json:
+    return node(managers={f"{DRIVER}{n}": ["a"] for n in range(100)})
+
+
+FIELDS = _written(600)
+
+
+@pytest.mark.parametrize("new", [_of(600), FIELDS, _by_many()], ids=["labels", "fields", "managers"])
+def test_a_stolen_token_cannot_keep_the_api_server_busy_with_a_node(new: Json) -> None:
+    """Each label is compared with all that others have written: 20,000 of them take a server seconds."""
+    (policy,) = (one for one in GFD if one["metadata"]["name"].endswith("-nodes"))
+    for rule in policy["spec"]["validations"][-2:]:
+        for most, old in ((_of(9), node()), (_written(9), node()), (new, node()), (new, new)):
+            context = {**Request("UPDATE", "nodes", AGENT, most, old).context, "variables": {"node": "node-a"}}
+            holds = by_google(rule["expression"], frozenset(context)).eval(data=context).plain_value()
+            refused = most is new and not (new is FIELDS and rule is policy["spec"]["validations"][-1])
+            assert holds is not refused
 
 
 WHOLE = "{name: nvidia.com/gpu, match: {subsystem: pci}}"

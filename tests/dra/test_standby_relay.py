@@ -15,19 +15,26 @@ import pytest
 
 from drabridge.dra import standby_relay
 from drabridge.dra.sockets import PluginSockets
-from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
+from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc, health_v1_pb2, health_v1_pb2_grpc
 from tests.support.agent_process import DRIVER
 from tests.support.waiting import HANG_SECONDS, short_directory, until
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Active(dra_v1_pb2_grpc.DRAPluginServicer):
-    """The agent that serves: its answers wait for ``go``."""
+class Active(dra_v1_pb2_grpc.DRAPluginServicer, health_v1_pb2_grpc.DRAResourceHealthServicer):
+    """The agent that serves: its answers wait for ``go``. It reports on the devices of the pools ``healthy``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *healthy: str) -> None:
         self.asked: list[str] = []
         self.go = asyncio.Event()
+        self.healthy = healthy
+
+    async def NodeWatchResources(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        for pool in self.healthy:
+            device = health_v1_pb2.DeviceIdentifier(pool_name=pool, device_name="d")
+            yield health_v1_pb2.NodeWatchResourcesResponse(devices=[health_v1_pb2.DeviceHealth(device=device)])
+        await asyncio.Event().wait()
 
     async def NodePrepareResources(
         self, request: dra_v1_pb2.NodePrepareResourcesRequest, context: Context
@@ -49,6 +56,7 @@ class Active(dra_v1_pb2_grpc.DRAPluginServicer):
     async def served(self, root: Path) -> AsyncIterator[None]:
         server = grpc.aio.server()
         dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(self, server)
+        health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(self, server)
         server.add_insecure_port(f"unix://{root}/plugins/{DRIVER}/dra.sock")
         await server.start()
         try:
@@ -116,6 +124,26 @@ async def test_a_call_whose_agent_ends_is_made_again_at_the_next_one(root: Path)
         async with second.served(root):
             assert await asking == "by the active one"
             assert second.asked == ["u"]
+
+
+async def test_health_is_passed_on_from_one_agent_after_the_other_in_one_stream(root: Path) -> None:
+    """Kubelet forgets what it knew of the devices' health when its stream ends."""
+    async with contextlib.AsyncExitStack() as stack:
+        async with Active("a", "b").served(root):
+            _, path = await stack.enter_async_context(relayed(root))
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"unix://{path}"))
+            stream = health_v1_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
+                health_v1_pb2.NodeWatchResourcesRequest(), timeout=HANG_SECONDS
+            )
+            assert [await _pool(stream), await _pool(stream)] == ["a", "b"]
+        async with Active("c").served(root):
+            assert await _pool(stream) == "c"
+            stream.cancel()
+
+
+async def _pool(stream: Any) -> str:
+    """The pool of the next report; raises AioRpcError when there is none in time."""
+    return str((await stream.read()).devices[0].device.pool_name)
 
 
 async def test_a_refusal_of_the_agent_is_passed_on_with_its_words(root: Path) -> None:

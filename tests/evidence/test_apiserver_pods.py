@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.evidence import apiserver_pods
 from drabridge.evidence.apiserver_pods import PodWatch
@@ -275,6 +276,29 @@ def test_a_pod_that_is_gone_delays_nobody_whose_holder_is_known(hold: Hold, owne
     at = At(body, pod("b", container("m", fpga=1)))
     at.watch.listed(())
     assert at.may_run(hold, owner) == (("default/a",) if in_doubt else ())
+
+
+@pytest.mark.parametrize(
+    ("hold", "in_doubt"),
+    [
+        (Hold(("g1::0", "g1::1"), confirmed=True, pods=(X, PodRef(uid="uid-a"))), False),
+        (Hold(("g1::0", "g1::1", "g1::2"), confirmed=True, pods=(X,), earlier=(PodRef(uid="uid-a"),)), False),
+        (Hold(("g1::0",), confirmed=True, pods=(PodRef(uid="uid-a"),)), True),  # the other unit may be anywhere
+        (Hold(("g1::0", "g1::1"), confirmed=True, pods=(X, Y)), True),  # the hold does not wait for it
+    ],
+)
+def test_a_pod_whose_units_are_known_delays_none_that_share_another_device(hold: Hold, in_doubt: bool) -> None:
+    body = pod("a", container("m", gpu=2))
+    body["spec"]["terminationGracePeriodSeconds"] = 3600
+    at = At(body)
+    ref = PodRef(container="m", uid="uid-a")
+    recorded = {(GPU, unit): (ref,) for unit in ("g1::0", "g1::1")}
+    at.watch.unaccounted(LEDGER, replace(_observed({}), recorded=recorded))
+    at.unaccounted()  # the checkpoint is not always read
+    at.watch.changed("DELETED", _seen(body))
+    others = Entry(LedgerDevice("g0", GPU, ("g0",)), Owner.LEGACY, hold=Hold(("g0::0", "g0::1"), pods=(X, Y)))
+    own = Entry(LedgerDevice("g1", GPU, ("g1",)), Owner.LEGACY, hold=hold)
+    assert ("g0" in at.watch.may_run_yet(Ledger.of([others, own]))) is in_doubt
 
 
 def test_many_pods_that_are_gone_are_one_that_may_have_anything() -> None:

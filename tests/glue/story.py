@@ -19,6 +19,7 @@ from drabridge.ledger.model import Owner
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.cluster import LINGER_SECONDS_ANNOTATION, RUN_SECONDS_ANNOTATION
 from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.scheduler import claim_controller
 from tests.glue import processes
 from tests.glue.node import Node
 from tests.glue.worlds import DRIVER, NAMESPACE, NODE, World
@@ -26,7 +27,6 @@ from tests.glue.worlds import DRIVER, NAMESPACE, NODE, World
 Json = dict[str, Any]
 CALM_SECONDS = 300.0  # in which somebody who waits is served; kubelet tries a claim again after 60 to 90
 FREE_SECONDS = 300.0  # from the last pod's end until every device is free
-GRACE_SECONDS = 5
 PAUSES = (0.0, 0.0, 0.02, 0.3, 2.0, 8.0, 20.0)
 CLASS = f"""\
 apiVersion: resource.k8s.io/v1
@@ -109,6 +109,7 @@ class Story:
             self._kubelet_reads_slowly: 1,
             self._drain: 1,
             **({self._kill_coordinator: 1} if self.world.coordinator else {}),
+            **({self._reserve_for_a_group: 2} if self.world.groups else {}),
         }
         seldom = (0, 1, 1, 3)
         return [(one, weight * (1 if weight > 2 else self.dice.choice(seldom))) for one, weight in found.items()]
@@ -123,7 +124,8 @@ class Story:
                 await self.node.cluster.apply(one)
 
     def _pod(self, name: str, limits: Json, claims: Sequence[str]) -> Json:
-        notes = {LINGER_SECONDS_ANNOTATION: f"{self.dice.uniform(0, GRACE_SECONDS):.2f}"}
+        grace = self.dice.choice(self.world.graces) if len(self.world.graces) > 1 else self.world.graces[0]
+        notes = {LINGER_SECONDS_ANNOTATION: f"{self.dice.uniform(0, grace):.2f}"}
         if self.dice.random() < 0.3:
             notes[RUN_SECONDS_ANNOTATION] = f"{self.dice.uniform(0.1, 30):.2f}"
         resources = {"limits": limits, "claims": [{"name": one} for one in claims]}
@@ -133,7 +135,7 @@ class Story:
             "metadata": {"name": name, "namespace": NAMESPACE, "annotations": notes},
             "spec": {
                 "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": GRACE_SECONDS,
+                "terminationGracePeriodSeconds": grace,
                 "resourceClaims": [{"name": one, "resourceClaimName": one} for one in claims],
                 "containers": [{"name": "main", "image": "x", "resources": resources}],
             },
@@ -239,6 +241,34 @@ class Story:
         self.say("the coordinator is killed")
         await self.node.kill_coordinator()
         self._for_a_while(lambda: None, self.node.start_coordinator)
+
+    async def _reserve_for_a_group(self) -> None:
+        """As the scheduler does for the claims of a PodGroup (KEP-5729): the entry names no pod."""
+        objects = self.node.cluster.api.objects
+        used = [one for one in objects.peek("resourceclaims") if one["status"].get("reservedFor")]
+        if not used:
+            return
+        meta, uid = self.dice.choice(used)["metadata"], f"group-{self._name()}"
+        self.say(f"claim {meta['name']} is reserved for a group, too")
+        group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": uid, "uid": uid}
+
+        def join() -> None:
+            with contextlib.suppress(ApiError):  # it is deallocated, or gone
+                objects.modify(
+                    "resourceclaims",
+                    meta["name"],
+                    lambda one: one["status"]["reservedFor"].append(group),
+                    namespace=NAMESPACE,
+                    subresource="status",
+                )
+
+        def leave() -> None:
+            if (claim := objects.find("resourceclaims", meta["name"], NAMESPACE)) is not None:
+                claim_controller.unreserve(objects, claim, uid)
+                if claim["status"].get("reservedFor") == [group]:
+                    claim_controller.deallocate(objects, claim)
+
+        self._for_a_while(join, leave)
 
     async def _restart_kubelet(self) -> None:
         self.say("kubelet restarts")

@@ -20,6 +20,7 @@ class World(Struct, frozen=True):
 
     ``lanes``: what an operator may ask for; first what the configuration has. ``most``: how many devices a pod may ask
     for, which there are in each lane of the first. ``elsewhere``: another node has devices of the driver, too.
+    ``groups``: claims are reserved for pod groups as well. ``graces``: seconds that pods may have to end.
     """
 
     name: str
@@ -32,6 +33,8 @@ class World(Struct, frozen=True):
     admin: bool = False
     coordinator: bool = False
     elsewhere: bool = False
+    groups: bool = False
+    graces: tuple[int, ...] = (5,)
 
 
 def _plain(count: int) -> tuple[Device, ...]:
@@ -71,6 +74,7 @@ MIXED = World(
     ({"shared": 2, "dra": 1}, {"shared": "*", "dra": 1}, {"legacy": 2, "dra": 2}),
     admin=True,
     elsewhere=True,
+    groups=True,
 )
 COORDINATOR = World(
     "coordinator",
@@ -80,6 +84,7 @@ COORDINATOR = World(
     most=2,
     coordinator=True,
     elsewhere=True,
+    groups=True,
 )
 PARTS = World(
     "parts",
@@ -108,5 +113,6 @@ SHARES = World(
     tuple(_device(f"d{n}", DEVICE, replicas=2, capacity={"shares": 2}) for n in range(2)),
     ({"shared": "*"}, {"legacy": 1, "dra": 1}),
     shareable=True,
+    graces=(1, 5, 60),
 )
 WORLDS = (SHARED, LANES, MIXED, COORDINATOR, PARTS, SHARES)

@@ -35,6 +35,8 @@ def test_legacy_to_dra_waits_for_kubelet() -> None:
     before = node.ledger.seq
     node.yes(SetLane("gpu-0", Lane.DRA, NOON))
     assert node["gpu-0"].lane is Lane.LEGACY_TO_DRA
+    assert (move := node["gpu-0"].move)
+    assert move.reason == "waits for kubelet to confirm"
     assert node.offers("gpu-0") == (False, False)
     assert node.no(WithdrawnFromKubelet("gpu-0", before, NOON))[0] is RefusalCode.STALE
     done = node.yes(WithdrawnFromKubelet("gpu-0", node.ledger.seq, NOON + 0.5))
@@ -56,6 +58,8 @@ def test_legacy_to_dra_is_aborted_by_an_allocate_and_goes_on_later() -> None:
 def test_dra_to_legacy_waits_for_the_slice_the_quiet_time_and_the_claims() -> None:
     node = Node(device(0, Lane.DRA))
     node.yes(SetLane("gpu-0", Lane.LEGACY, NOON))
+    assert (move := node["gpu-0"].move)
+    assert move.reason == "waits for the API server to confirm"
     assert node.offers("gpu-0") == (False, False)
     assert node.no(NoClaimListed("gpu-0", node.ledger.seq, NOON))[0] is RefusalCode.STALE
     before = node.ledger.seq

@@ -11,7 +11,7 @@ from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.events import AgentStarted, Allocate, CheckpointRead, Event, KubeletStarted, Observed, Pods
 from drabridge.ledger.model import NEVER_KNOWN, Entry, Hold, Ledger, LedgerDevice, NodeState, Owner, PodRef
 from drabridge.ledger.proofs import PROOFS, End
-from drabridge.ledger.transitions.pods import MOST_EARLIER
+from drabridge.ledger.release_rule import MOST_EARLIER
 
 UNIT = ("r", "GPU-0")
 FIRST, SECOND = (PodRef(container="main", uid=f"uid-{n}") for n in (1, 2))
@@ -24,11 +24,14 @@ class Node:
     def __init__(self, *units: str) -> None:
         self.at = 1000.0
         device = LedgerDevice("gpu-0", "r", units or ("GPU-0",))
-        self.ledger = Ledger.of([Entry(device)], NodeState(merged=True))
+        self.disk = Entry(device)  # as the next agent will read it
+        self.ledger = Ledger.of([self.disk], NodeState(merged=True))
         self.allocate(device.units[0])
 
     def tell(self, event: Event) -> Node:
         self.ledger = step(self.ledger, event).applied_to(self.ledger)
+        entry = self.ledger.entries["gpu-0"]
+        self.disk = self.disk if entry.seq == self.disk.seq else entry
         self.at += 1.0
         return self
 
@@ -250,7 +253,7 @@ def test_that_an_earlier_pod_may_run_survives_a_restart_of_the_agent() -> None:
 
 
 def _restarted(node: Node, later: float) -> Node:
-    entry = entry_from_json(entry_to_json(node.ledger.entries["gpu-0"]))
+    entry = entry_from_json(entry_to_json(node.disk))
     node.ledger = Ledger.of([entry], NodeState(merged=True), node.ledger.seq)
     node.at += later
     return node.tell(AgentStarted(node.at))
@@ -288,3 +291,56 @@ def test_who_deletes_many_pods_by_force_does_not_fill_the_record() -> None:
         node.at += 2.0
     assert len(node.hold.earlier) == MOST_EARLIER
     assert NEVER_KNOWN in node.hold.earlier
+
+
+SHARES = ("GPU-0::0", "GPU-0::1")
+MINE, THEIRS = {("r", "GPU-0::0"): (FIRST,)}, {("r", "GPU-0::1"): (SECOND,)}
+
+
+BOTH = MINE | THEIRS
+
+
+def _shared(grace: float = 40.0) -> Node:
+    """A node whose device two pods have shared for long. The second may run on for ``grace`` seconds when deleted."""
+    graces = {FIRST.uid: grace, SECOND.uid: grace}
+    node = Node(*SHARES).look(MINE, listed=MINE, grace=graces).allocate(SHARES[1])
+    node.look(BOTH, listed=BOTH, grace=graces)
+    assert node.disk.hold == node.hold, "a new agent would not know the second"
+    node.at += 2 * grace
+    node.look(BOTH, listed=BOTH, grace=graces)
+    assert node.hold.earlier == ()
+    return node
+
+
+def _alone(node: Node, **ends: End) -> Node:
+    """Kubelet shows the first pod alone."""
+    return node.look(MINE, ends, listed=MINE, checkpoint=CheckpointRead(MINE), grace={FIRST.uid: 5.0})
+
+
+@pytest.mark.parametrize("restart", ["none", "before", "after"])
+def test_a_pod_that_ends_does_not_end_the_wait_for_one_that_shared_its_device(restart: str) -> None:
+    """The other was deleted by force and may run on: by its own grace period, though the one that is left has less."""
+    node = _shared()
+    node = _restarted(node, 0.0) if restart == "before" else node
+    _alone(_alone(node))
+    node = _restarted(node, 0.0) if restart == "after" else node
+    for _ in range(3):
+        assert node.look(ends={FIRST.uid: End.REPORTED}).owner is Owner.LEGACY
+        node.at += 10.0
+    node.at += 20.0
+    assert node.look(ends={FIRST.uid: End.REPORTED}).owner is Owner.NONE
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_pod_that_ended_as_usual_delays_no_one_that_shared_its_device(late: bool) -> None:
+    node = _shared(3600.0)
+    node = _alone(node) if late else node
+    assert (_alone(node, **REPORTED).hold.earlier, node.hold.earlier_until) == ((), 0.0)
+    assert node.look(ends=REPORTED).owner is Owner.NONE
+
+
+def test_a_pod_that_was_not_known_and_that_both_answers_show_is_named_once() -> None:
+    node = Node()
+    node.ledger = Ledger.of([Entry(node.disk.device)], NodeState(merged=True))
+    shown = {UNIT: (FIRST,)}
+    assert node.look(listed=shown, checkpoint=CheckpointRead(shown)).hold.pods == (FIRST,)

@@ -93,6 +93,8 @@ def _is_silent(node: ast.AST) -> bool:
             return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="log")))):
             return True
+        case ast.If(body=body, orelse=[]) if all(map(_is_silent, body)):  # it decides what is logged
+            return True
         case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Raise() | ast.Import() | ast.ImportFrom():
             return True
     return False

@@ -19,6 +19,8 @@ def f(self, é: bool = True):
     """Text."""
     if self.a and not self.b:
         log.info("x", extra=True)
+        if self.new:
+            log.info("y")
         self.é = call(1, version=2)
         return Lane.SHARED if é is None else Lane.DRA
     del self.c[1]
@@ -52,6 +54,7 @@ def test_a_small_fault_is_made(what: str, line: str) -> None:
 def test_what_people_read_stays() -> None:
     assert all(text.count('"""Text."""') == 2 and 'log.info("x", extra=True)' in text for text in changes().values())
     assert all('raise ValueError("a" if é else "b")' in text for text in changes().values())
+    assert all('if self.new:\n            log.info("y")' in text for text in changes().values())
 
 
 @pytest.mark.parametrize("path", ["dra/leases.py", "ledger/apply_event.py", "agent/standby.py", "lanes/mover.py"])

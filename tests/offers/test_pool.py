@@ -175,12 +175,17 @@ def test_shared_devices_carry_the_policies_of_their_capacity() -> None:
     more = {
         "name": "example.com/shared",
         "sharing": {"allowMultipleAllocations": True},
-        "capacity": {"memory": {"value": "8Gi", "requestPolicy": policy}, "cores": {"value": 8}},
+        "capacity": {
+            "memory": {"value": "8Gi", "requestPolicy": policy},
+            "slots": {"value": 4, "requestPolicy": {"default": 1, "validValues": [1, 2]}},
+            "cores": {"value": 8},
+        },
     }
     (offer,) = pool((device(resource="example.com/shared"),), config=config(more)).offers
     assert offer.policies is not None
     assert offer.policies["cores"] == CapacityPolicy(0), "else a claim that asks for nothing takes all of them"
-    assert offer.policies["memory"].minimum == 2**30
+    assert offer.policies["memory"] == CapacityPolicy(2**30, minimum=2**30, step=2**30)
+    assert offer.policies["slots"] == CapacityPolicy(1, values=(1, 2))
 
 
 @pytest.mark.parametrize(

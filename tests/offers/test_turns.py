@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from drabridge.inventory.model import Presence
 from drabridge.ledger.model import (
     ClaimHold,
     ClaimPhase,
@@ -240,6 +242,15 @@ def test_only_shared_devices_take_turns() -> None:
         old = Ledger.of([entry("d", Side.PODS, lane=lane)])
         new = old.replace([entry("d", None, 1.0, lane=lane)])
         assert follow(Turns({"r": frozenset(Side)}), Change(old, new, 1.0, {"r": 1})) is NOBODYS
+
+
+@pytest.mark.parametrize("more", [{"presence": Presence.FAULTY}, {"units": ("d::0", "d::1")}, {"cordoned": "fan"}])
+def test_what_one_pod_cannot_have_takes_no_turn(more: dict[str, Any]) -> None:
+    """Else it counts as a side's part, and another device is kept from the other side for it."""
+    device = LedgerDevice(**{"name": "d", "resource": "r", "units": ("d",), **more})
+    old = Ledger.of([replace(entry("d", Side.PODS), device=device)])
+    new = old.replace([replace(entry("d", None, 1.0), device=device)])
+    assert follow(Turns({"r": frozenset(Side)}), Change(old, new, 1.0, {"r": 1})) is NOBODYS
 
 
 def test_a_turn_that_nobody_takes_ends() -> None:

@@ -30,7 +30,6 @@ from drabridge.ledger.release_rule import DeviceEvidence, HoldEnded
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions.claims import with_share, without_waiting
 
-MOST_EARLIER = 16  # pods that a device passed through and that may run: somebody may delete many by force
 ADMISSION_SECONDS = 1.0  # kubelet allocates for all containers of a pod at once, when it admits the pod
 
 
@@ -64,9 +63,6 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     kept = old.units if set(units) <= set(old.units) else tuple(sorted({*old.units, *units}))
     retaken = old.retaken or not old.known
     others = () if set(units) & set(old.units) else old.pods  # they have other units of it, and keep them
-    earlier = tuple(dict.fromkeys((*old.earlier, *_left_by(old, tx.at))))
-    if len(earlier) > MOST_EARLIER:
-        earlier = (NEVER_KNOWN, *earlier[-MOST_EARLIER + 1 :])
     ended = tx.at + release_rule.grace_of(old, tx.policy) + tx.policy.absent_seconds
     hold = Hold(
         kept,
@@ -76,9 +72,10 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
         retaken=retaken,
         grace=old.grace,
         former=old.last_recorded,
-        earlier=earlier,
-        earlier_until=max(old.earlier_until, ended) if earlier else 0.0,
+        earlier=old.earlier,
+        earlier_until=old.earlier_until,
     )
+    hold = release_rule.with_earlier(hold, _left_by(old, tx.at), ended)
     return with_holders(tx, entry, hold, entry.claims)
 
 
@@ -100,18 +97,28 @@ def adopt_before_lease(tx: Transaction, entry: Entry, evidence: DeviceEvidence) 
 
 
 def confirm(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
-    """Record that kubelet shows the pod. Its grace period is made durable: the pod may be gone at the next start."""
+    """Record that kubelet shows the pod.
+
+    What outlasts the pod is made durable, for it may be gone at the next start: its grace period, and of a device that
+    several have who they are.
+    """
     hold = entry.hold or Hold()
     seen = release_rule.with_record(release_rule.confirm(hold, evidence, tx.at), evidence, tx.at)
+    seen = release_rule.without_left(seen, hold, evidence, tx.at, tx.policy)
     if hold.units != entry.device.units:
         missing = {unit for unit in evidence.units if unit not in hold.units and unit not in entry.device.units}
         if missing and hold.units and not entry.counted_elsewhere:
             seen = replace(seen, units=(*hold.units, *sorted(missing)))
         elif tx.at >= tx.ledger.node.releases_suspended_until:
             seen = release_rule.without_ended_units(seen, entry, evidence, tx.at, tx.policy)
-    if (seen.grace, seen.earlier) != (hold.grace, hold.earlier):  # on disk as well: the next agent goes on from it
+    several = len(seen.units) > 1 and _uids(seen) != _uids(hold)
+    if several or (seen.grace, seen.earlier) != (hold.grace, hold.earlier):
         return replace(entry, hold=seen, seq=tx.seq)
     return entry if seen is hold else replace(entry, hold=seen)
+
+
+def _uids(hold: Hold) -> set[str]:
+    return {pod.uid for pod in (*hold.pods, *hold.recorded)}
 
 
 def adopt(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
