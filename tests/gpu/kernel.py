@@ -1,4 +1,4 @@
-"""Run a small kernel by NVIDIA's driver alone: ``kernel.py run SECONDS`` (and keep the GPU so long), ``kernel.py fault``.
+"""Run a small kernel by NVIDIA's driver alone: ``kernel.py run SECONDS`` keeps the GPU so long; ``kernel.py fault``.
 
 It runs in a container that has Python and nothing of CUDA's: what it needs enters with the device. The driver compiles
 the kernel, so its compiler has to be there as well. Exit status: 0 as it should be, 1 CUDA failed, 42 the GPU is taken.
@@ -18,7 +18,7 @@ from typing import Any
 LOCKS = Path("/locks")
 TAKEN = 42
 HELD_BYTES = 512 << 20  # more than a context alone takes, so that NVML's numbers show it
-COUNT = 1 << 20
+COUNT = 1 << 16
 BLOCK = 256
 ILLEGAL = 16  # an address that no allocation has
 ILLEGAL_ADDRESS = 700  # CUDA_ERROR_ILLEGAL_ADDRESS (cuda.h)
