@@ -215,7 +215,7 @@ async def limits(g: Ground) -> str:
 
 
 async def claims(g: Ground) -> str:
-    """A claim with NVIDIA's class, product, compute capability and memory gets the GPU; one for another product waits."""
+    """A claim with NVIDIA's class, product, capability and memory gets the GPU; one for another product waits."""
     (gpu, *_) = g.nvml()["gpus"]
     of = f'device.attributes["{DRIVER}"]'
     await g.pod("another", "run", 0, claim=_request(f'{of}.productName == "another"'))
