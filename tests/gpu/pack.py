@@ -25,7 +25,7 @@ from tests.node.releases import release
 ROOT = Path(__file__).resolve().parents[2]
 PIECE_BYTES = 64 << 20
 SPARE_BYTES = 4 << 20  # the checkout travels with each
-TESTS = ("pytest", "pytest-asyncio", "cel-python")
+TESTS = ("pytest", "cryptography", "nvidia-ml-py")
 CNI = ("bridge", "host-local", "loopback")
 FOREIGN = ("dra-test-driver", "sample-device-plugin")  # of the node's programs, what no node needs
 C_LIBRARY = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util))\.so")
@@ -92,7 +92,7 @@ def _tool(folder: Path, name: str, path: Path) -> None:
 
 def _wheels(folder: Path, python: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["nvml"], *TESTS]
+    wanted = [*project["dependencies"], *TESTS]
     options = ("--only-binary", ":all:", "--python-version", python, "--dest", str(folder), "--quiet")
     _run([sys.executable, "-m", "pip", "download", *options, *wanted])
 

@@ -11,7 +11,6 @@ import sys
 import sysconfig
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -21,8 +20,8 @@ from tests.cluster.bed import CLASSES, MANAGER, Json
 from tests.cluster.other_plugins import plugin
 from tests.cluster.real_bed import RealBed
 from tests.cluster.sim_bed import device_classes
-from tests.gpu.stand_ins import PLUGIN_KIND, UUID, VARIABLE, compiled, vendor_file
-from tests.gpu.steps import GPU, Ground, SkipStep, config, served
+from tests.gpu.stand_ins import UUID, VARIABLE, StandInTools, compiled
+from tests.gpu.steps import Ground, SkipStep, config, served
 from tests.node import images
 from tests.node.cluster import OF_MACHINES, Cluster
 from tests.node.errors import NodeError
@@ -85,14 +84,14 @@ class GpuBed(RealBed):
 
 
 class Real(Ground):
-    """``stand_in``: the node's folder of a GPU that is none, whose library is ``libcuda.c``."""
+    """``programs``: NVIDIA's, by name, as far as they are here."""
 
-    def __init__(self, bed: GpuBed, made: Cluster, programs: dict[str, str], stand_in: Path | None) -> None:
-        self.bed, self.agent, self._made = bed, bed.agent, made
-        self._machine = made.node()
-        self._programs, self._stand_in = programs, stand_in
-        self.cdi_file = self._machine.path(CDI_FILE)
+    def __init__(self, bed: GpuBed, made: Cluster, programs: dict[str, str]) -> None:
+        self.bed, self.agent = bed, bed.agent
+        self.machine = made.node()
+        self.cdi_file = self.machine.path(CDI_FILE)
         self.environment = dict(os.environ)
+        self._programs = programs
         folder = made.folder / "gpu"
         folder.mkdir(exist_ok=True)
         self.kernel = Path(shutil.copy(Ground.kernel, folder))
@@ -104,49 +103,43 @@ class Real(Ground):
             raise SkipStep(f"there is no {name} on this machine, and --{name} does not say where it is")
         return self._programs[name]
 
+    def _hook(self) -> list[str]:
+        path = self._programs.get("nvidia-cdi-hook")
+        return [f"--nvidia-cdi-hook-path={path}"] if path else []
+
     @contextlib.asynccontextmanager
     async def other_plugin(self) -> AsyncIterator[str]:
-        beside = self._machine.beside()
-        if self._stand_in:
-            cdi = self._machine.path("/run/cdi/k8s.device-plugin.nvidia.com-gpu.json")
-            vendor_file(cdi, self._stand_in, {"path": "/dev/gpu", "hostPath": "/dev/zero"}, PLUGIN_KIND)
-            folder = str(self._machine.path(f"{KUBELET}/device-plugins"))
-            words = [sys.executable, "-m", "tests.cluster.peer", f"--cdi={PLUGIN_KIND}", folder, GPU, UUID]
-            name = "a stand-in for NVIDIA's plugin"
-        else:
-            hook = self._programs.get("nvidia-cdi-hook") or "/usr/bin/nvidia-cdi-hook"
-            name = self._program("nvidia-device-plugin")
-            options = ("--device-list-strategy=cdi-cri", "--device-discovery-strategy=nvml")
-            words = [*beside, name, *options, f"--nvidia-cdi-hook-path={hook}"]
-        async with served(self, plugin(words), Path(name).name) as served_by:
-            yield served_by
+        options = ("--device-list-strategy=cdi-cri", "--device-discovery-strategy=nvml", *self._hook())
+        words = [*self.machine.beside(), self._program("nvidia-device-plugin"), *options]
+        async with served(self, plugin(words), "nvidia-device-plugin") as name:
+            yield name
 
     async def generate(self) -> str:
-        if self._stand_in:
-            vendor_file(self.cdi_file, self._stand_in, {"path": "/dev/gpu", "hostPath": "/dev/zero"})
-            return "a stand-in for nvidia-ctk"
-        ctk = self._program("nvidia-ctk")
-        hook = self._programs.get("nvidia-cdi-hook")
-        options = [f"--output={CDI_FILE}", "--format=yaml", "--device-name-strategy=uuid"]
-        options += [f"--nvidia-cdi-hook-path={hook}"] if hook else []
-        words = [*self._machine.beside(), ctk, "cdi", "generate", *options]
-        process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
-        _, said = await process.communicate()
-        assert process.returncode == 0, f"nvidia-ctk cdi generate failed:\n{said.decode()[-1000:]}"
+        options = ("cdi", "generate", f"--output={CDI_FILE}", "--device-name-strategy=uuid", *self._hook())
+        words = [self._program("nvidia-ctk"), *options]
+        await asyncio.to_thread(self.machine.run, words)
         return "nvidia-ctk"
 
     def pid(self) -> int:
-        pid = self._machine.pid("agent")
+        pid = self.machine.pid("agent")
         assert pid, "the agent does not run"
         return pid
 
     async def said(self, pod: str) -> str:
         return str(await self.bed.said(pod))
 
+
+class RealWithoutGpu(StandInTools, Real):
+    """A real node, and /dev/zero as its GPU."""
+
+    def __init__(self, bed: GpuBed, made: Cluster) -> None:
+        super().__init__(bed, made, {})
+        self.library = compiled(Path(self.volumes["kernel"]))
+        self.node = {"path": "/dev/gpu", "hostPath": "/dev/zero"}
+        self.run_cdi = self.machine.path("/run/cdi")
+
     def nvml(self) -> Json:
-        if self._stand_in:
-            raise SkipStep("a stand-in for a GPU has no NVML here")
-        return super().nvml()
+        raise SkipStep("a stand-in for a GPU has no NVML here")
 
 
 def check(stand_in: bool) -> None:
@@ -184,23 +177,19 @@ def settings(stand_in: bool) -> Json:
 async def real_ground(release: str, programs: dict[str, str], *, stand_in: bool = False) -> AsyncIterator[Ground]:
     """A new node of this machine, with nothing on it. Everything ends with the block."""
     check(stand_in)
-    names: Any = {"DRABRIDGE_TEST_IMAGE": "none"}  # the agent is a process
     before = dict(os.environ)
-    with started({name: value for name, value in before.items() if name != "KUBECONFIG"} | names, release) as variables:
+    without = {"KUBECONFIG": "", "DRABRIDGE_TEST_IMAGE": "none"}  # the agent is a process
+    with started({**before, **without}, release) as variables:
         os.environ.update(variables)
         try:
             made = Cluster.open(Path(variables["DRABRIDGE_TEST_CLUSTER"]))
             made.import_image(images.write_python(made.folder / "images"))
-            library = None
-            if stand_in:
-                (made.folder / "gpu").mkdir()
-                library = compiled(made.folder / "gpu")
             api = KubernetesCluster.from_kubeconfig(made.kubeconfig)
             try:
                 wanted = settings(stand_in)
                 agent = NodeAgent(made.folder, made.node(), wanted, made.kubeconfig)
                 bed = GpuBed(api, made.spec.nodes[0].name, wanted, agent)
-                ground = Real(bed, made, programs, library)
+                ground = RealWithoutGpu(bed, made) if stand_in else Real(bed, made, programs)
                 with contextlib.suppress(SkipStep):
                     await ground.generate()
                 yield ground

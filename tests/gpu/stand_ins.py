@@ -14,7 +14,7 @@ from pathlib import Path
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.runtime import RunOptions
 from tests.cluster.bed import NAMESPACE, PODS, Json
-from tests.cluster.other_plugins import plugin
+from tests.cluster.other_plugins import plugin, plugins
 from tests.cluster.sim_bed import Locks, SimBed, simulated
 from tests.gpu.steps import GPU, HELD_MIB, Ground, config, served
 from tests.support import machines
@@ -51,11 +51,29 @@ def compiled(folder: Path) -> Path:
     return library
 
 
-def vendor_file(path: Path, library: Path, node: Json, kind: str = KIND) -> None:
-    """What NVIDIA's tools write: the GPU by its UUID, and the library."""
-    mounts = [{"hostPath": str(library), "containerPath": f"/usr/lib/{library.name}", "options": ["ro", "bind"]}]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_spec(path, device(UUID, deviceNodes=[node], env=[f"{VARIABLE}={UUID}"], mounts=mounts), kind=kind)
+class StandInTools(Ground):
+    """NVIDIA's programs as files and a plugin of ours. ``library``: that of :func:`compiled`; ``node``: the GPU's."""
+
+    library: Path
+    node: Json
+    run_cdi: Path
+    """Where the plugin writes its file."""
+
+    @contextlib.asynccontextmanager
+    async def other_plugin(self) -> AsyncIterator[str]:
+        self._write(self.run_cdi / "k8s.device-plugin.nvidia.com-gpu.json", PLUGIN_KIND)
+        words = [sys.executable, "-m", "tests.cluster.peer", f"--cdi={PLUGIN_KIND}", str(plugins(self.bed)), GPU, UUID]
+        async with served(self, plugin(words), "a stand-in for NVIDIA's plugin") as name:
+            yield name
+
+    async def generate(self) -> str:
+        self._write(self.cdi_file, KIND)
+        return "a stand-in for nvidia-ctk"
+
+    def _write(self, path: Path, kind: str) -> None:
+        mounts = [{"hostPath": str(self.library), "containerPath": "/usr/lib/libcuda.so.1", "options": ["ro", "bind"]}]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_spec(path, device(UUID, deviceNodes=[self.node], env=[f"{VARIABLE}={UUID}"], mounts=mounts), kind=kind)
 
 
 class Containers(Locks):
@@ -79,7 +97,7 @@ class Containers(Locks):
         mounted = [Path(mount["hostPath"]) for one in edits for mount in one.get("mounts", ())]
         environment["LD_LIBRARY_PATH"] = ":".join(str(one.parent) for one in mounted if one.name == "libcuda.so.1")
         kernel = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", str(Ground.kernel), *words), env=environment, stdout=asyncio.subprocess.PIPE
+            *(sys.executable, str(Ground.kernel), *words), env=environment, stdout=asyncio.subprocess.PIPE
         )
         out, _ = await kernel.communicate()
         self.said[pod.uid] = out.decode()
@@ -92,27 +110,17 @@ class Containers(Locks):
         await super().stop_container(pod_uid, container)
 
 
-class Simulated(Ground):
+class Simulated(StandInTools):
+    """On the simulated node."""
+
     def __init__(self, bed: SimBed, library: Path, standin: StandIn) -> None:
-        self.bed, self.agent, self._library = bed, bed.agent, library
+        self.bed, self.agent, self.library = bed, bed.agent, library
         self.runtime = bed.runtime
-        self.cdi_file = bed.agent.cdi / "nvidia.json"  # the simulated runtime reads JSON
+        self.node = {"path": "/dev/nvidia0"}
+        self.run_cdi = bed.agent.cdi
+        self.cdi_file = self.run_cdi / "nvidia.json"  # the simulated runtime reads JSON
         self.volumes = {}
         self.environment = {**os.environ, "LD_LIBRARY_PATH": str(standin.library.parent)}
-
-    @contextlib.asynccontextmanager
-    async def other_plugin(self) -> AsyncIterator[str]:
-        node = {"path": "/dev/nvidia0"}
-        vendor_file(self.cdi_file.with_name("k8s.device-plugin.nvidia.com-gpu.json"), self._library, node, PLUGIN_KIND)
-        assert self.bed.kubelet_directory
-        folder = str(self.bed.kubelet_directory / "device-plugins")
-        words = [sys.executable, "-m", "tests.cluster.peer", f"--cdi={PLUGIN_KIND}", folder, GPU, UUID]
-        async with served(self, plugin(words), "a stand-in for NVIDIA's plugin") as name:
-            yield name
-
-    async def generate(self) -> str:
-        vendor_file(self.cdi_file, self._library, {"path": "/dev/nvidia0"})
-        return "a stand-in for nvidia-ctk"
 
     def pid(self) -> int:
         assert self.agent.process

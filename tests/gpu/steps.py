@@ -73,6 +73,7 @@ class Ground:
     environment: dict[str, str]
     """In which Python finds NVML."""
     python = sys.executable
+    kernel = Path(__file__).with_name("kernel.py")
     volumes: dict[str, str]
     """More of the node's folders for containers: name -> path, the same inside."""
     before = ""
@@ -112,16 +113,13 @@ class Ground:
             resources = {"claims": [{"name": "device"}]}
             more = {"resourceClaims": [{"name": "device", "resourceClaimName": name}]}
         container = w.container(self.bed.image, resources)
-        container["command"] = [self.python, *self.flags, f"{self.kernel}", *map(str, words)]
+        container["command"] = [self.python, str(self.kernel), *map(str, words)]
         container["volumeMounts"] += [{"name": one, "mountPath": path} for one, path in self.volumes.items()]
         spec = w.spec_of(self.bed.node, container, **more)
         spec["volumes"] += [{"name": one, "hostPath": {"path": path}} for one, path in self.volumes.items()]
         pod = w.pod(name, spec)
         pod["metadata"]["annotations"] = {RUN_SECONDS_ANNOTATION: str(words[1] if words[1:] else 0)}  # the simulation's
         await self.bed.api.create(PODS, pod, namespace=NAMESPACE)
-
-    flags: tuple[str, ...] = ()
-    kernel = Path(__file__).with_name("kernel.py")
 
     async def ended(self, name: str) -> str:
         """The first line of a pod that succeeds."""
@@ -139,27 +137,22 @@ class Ground:
         said = await self.ended(name)
 
         async def known() -> bool:
-            return name not in [one.get("pod", one.get("claim")) for one in (await self.device())["holders"]]
+            return name not in await self.holders()
 
         await wait_for(self.bed, f"the GPU of {name} to be free", known)
         return said
 
-    async def device(self, uuid: str = "") -> Json:
-        """What status says of a GPU, or of the first."""
-        rows = [one for one in (await self.agent.status())["devices"] if one["name"].startswith(uuid.lower())]
-        assert rows, "the agent has no GPU: see its log"
-        return dict(rows[0])
+    async def rows(self) -> list[Json]:
+        """What status says of each GPU."""
+        return list((await self.agent.status())["devices"])
 
-    async def published(self, uuid: str) -> Json:
-        """A GPU in the node's slices."""
-        slices = await self.bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")
-        devices = [one for each in slices.items for one in each["spec"].get("devices") or ()]
-        return dict(next(one for one in devices if one["name"] == uuid.lower()))
+    async def holders(self) -> list[str]:
+        """Names of the pods and claims that have a GPU."""
+        return [one.get("pod", one.get("claim")) for row in await self.rows() for one in row["holders"]]
 
     async def free(self) -> bool:
         """Whether every GPU is offered to both APIs."""
-        rows = (await self.agent.status())["devices"]
-        return all(row["owner"] == "none" and row["offered"] == ["legacy", "dra"] for row in rows)
+        return all(row["owner"] == "none" and row["offered"] == ["legacy", "dra"] for row in await self.rows())
 
 
 def config() -> Json:
@@ -197,12 +190,12 @@ async def takeover(g: Ground) -> str:
         raise SkipStep(f"no pod runs; the agent was ready after {seconds:.1f} s")
 
     async def named() -> bool:
-        return "before" in [one.get("pod") for one in (await g.device())["holders"]]
+        return await g.holders() == ["before"]
 
     await wait_for(g.bed, "the pod to be named as holder", named)
     await running(g.bed, "before")
     assert not await g.bed.restarted("before")
-    return f"ready after {seconds:.1f} s; {(await g.device())['name']} is held by pod before, which runs"
+    return f"ready after {seconds:.1f} s; the GPU's holder is pod before, which runs"
 
 
 async def limits(g: Ground) -> str:
@@ -266,8 +259,8 @@ async def fault(g: Ground) -> str:
         return await metric(g.agent, "nvml_xids_total", xid="31") > before
 
     await wait_for(g.bed, "XID 31 in drabridge_nvml_xids_total", counted, AT_ONCE_SECONDS)
-    row = await g.device()
-    assert row["presence"] == "present", f"the GPU is {row['presence']}: {row['reason']}"
+    faulty = [f"{row['name']} is {row['presence']}: {row['reason']}" for row in await g.rows() if row["reason"]]
+    assert not faulty, faulty
     await g.pod("after", "run", 0)
     return f"{said}; XID 31 counted; then {await g.done('after')}"
 
@@ -277,15 +270,17 @@ async def bare(g: Ground) -> str:
     if not g.cdi_file.exists():
         raise SkipStep("nvidia.yaml was never here: the steps before are this one")
     aside = g.cdi_file.with_name("nvidia.yaml.aside")
-    named = (await g.device()).get("cdiDevices")
+
+    async def named() -> bool:
+        return all(row.get("cdiDevices") for row in await g.rows())
+
+    async def missed() -> bool:
+        return not await named()
+
     g.cdi_file.rename(aside)
     try:
-
-        async def seen() -> bool:
-            return (await g.device()).get("cdiDevices") != named
-
-        await wait_for(g.bed, "the agent to miss nvidia.yaml", seen)
-        row = await g.device()
+        await wait_for(g.bed, "the agent to miss nvidia.yaml", missed)
+        row = (await g.rows())[0]
         notes = [one for one in (await g.agent.status())["notes"] if "cdi" in one.lower()]
         if not row["offered"]:
             assert row["reason"] or notes, "the GPU is not given out, and nothing says why"
@@ -294,11 +289,7 @@ async def bare(g: Ground) -> str:
         return await g.done("bare")
     finally:
         aside.rename(g.cdi_file)
-
-        async def back() -> bool:
-            return (await g.device()).get("cdiDevices") == named
-
-        await wait_for(g.bed, "the agent to find nvidia.yaml again", back)
+        await wait_for(g.bed, "the agent to find nvidia.yaml again", named)
 
 
 async def generated(g: Ground) -> str:
@@ -308,7 +299,7 @@ async def generated(g: Ground) -> str:
     by = await g.generate()
     await running(g.bed, "during")
     assert not await g.bed.restarted("during")
-    assert [one.get("pod") for one in (await g.device())["holders"]] == ["during"]
+    assert await g.holders() == ["during"]
     await deleted(g.bed, "during")
     await g.pod("then", "run", 0)
     return f"by {by}; {await g.done('then')}"
@@ -331,7 +322,9 @@ async def joined(g: Ground) -> str:
     (gpu,) = (one for one in g.nvml()["gpus"] if one["uuid"] == uuid)
     more = (gpu["used"] >> 20) - before[uuid]
     assert more >= HELD_MIB, f"NVML shows {more} MiB more in use on the claim's GPU: its kernel holds {HELD_MIB}"
-    capacity = (await g.published(uuid))["capacity"]["memory"]["value"]
+    slices = (await g.bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")).items
+    (device,) = (one for each in slices for one in each["spec"].get("devices") or () if one["name"] == uuid.lower())
+    capacity = device["capacity"]["memory"]["value"]
     assert f"{gpu['total'] >> 20}Mi" == capacity, f"NVML has {gpu['total'] >> 20}Mi, the slice {capacity}"
     return f"{uuid}: {more} MiB more in use, of claim busy; {capacity} in all"
 
