@@ -128,9 +128,11 @@ class Ground:
             found = await phase(self.bed, name)
             return found if found in ("Succeeded", "Failed", "gone") else ""
 
-        if await wait_for(self.bed, f"pod {name} to end", over) != "Succeeded":
-            raise await failed(self.bed, f"pod {name} failed: {(await self.said(name)).strip() or 'it said nothing'}")
-        return (await self.said(name)).partition("\n")[0]
+        ended = await wait_for(self.bed, f"pod {name} to end", over)
+        said = (await self.said(name)).partition("\n")[0]
+        if ended != "Succeeded" or " on GPU-" not in said:
+            raise await failed(self.bed, f"pod {name} {ended.lower()}: {said or 'it said nothing'}")
+        return said
 
     async def done(self, name: str) -> str:
         """Likewise, and the agent knows that it has ended: the first pod of the next step need not wait for that."""
