@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.node import build
-from tests.node.cluster import PACKAGES
 from tests.node.errors import NodeError
 from tests.node.images import libraries
 from tests.node.releases import release
@@ -26,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PIECE_BYTES = 64 << 20
 SPARE_BYTES = 4 << 20  # the checkout travels with each
 TESTS = ("pytest", "cryptography", "nvidia-ml-py")
-CNI = ("bridge", "host-local", "loopback")
+PROGRAMS = ("runc", "nsenter", "ip", "losetup", "busybox")  # tests/node/cluster.py, PACKAGES
+CNI = Path("/usr/lib/cni")
 FOREIGN = ("dra-test-driver", "sample-device-plugin")  # of the node's programs, what no node needs
 C_LIBRARY = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util))\.so")
 WRAPPER = """\
@@ -67,8 +67,8 @@ def _stubs() -> list[Path]:
 
 
 def _tools(folder: Path, programs: Mapping[str, str]) -> None:
-    found = {name: shutil.which(name) or "" for name in (*PACKAGES, "losetup") if not name.startswith("/")}
-    found |= {Path(one).name: one for one in ("/bin/busybox", *(f"/usr/lib/cni/{name}" for name in CNI))}
+    found = {name: shutil.which(name) or "" for name in PROGRAMS}
+    found |= {name: str(CNI / name) for name in ("bridge", "host-local", "loopback")}
     for name, path in {**found, **{name: path for name, path in programs.items() if path}}.items():
         if not Path(path).is_file():
             raise NodeError(f"{path or name}: no such program to pack.")
