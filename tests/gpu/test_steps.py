@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests.gpu import pack
 from tests.gpu.__main__ import main
 from tests.node.errors import NodeError
 from tests.support.nvml import needs_compiler
-from tests.support.umockdev import needs_umockdev, run_under_umockdev
+from tests.support.umockdev import ROOT, needs_umockdev, run_under_umockdev
 
 
 @pytest.mark.umockdev
@@ -57,3 +58,8 @@ def test_a_packed_program_runs_with_the_libraries_that_the_machine_lacks(tmp_pat
     assert "libelf" in " ".join(one.name for one in (tmp_path / "lib").iterdir())
     done = subprocess.run([tmp_path / "ip", "-Version"], capture_output=True, text=True, check=True, env={})
     assert "iproute2" in done.stdout
+
+
+def test_a_machine_that_has_no_package_yet_can_unpack_them() -> None:
+    words = [sys.executable, "-S", "-c", "import tests.gpu.__main__, tests.gpu.pack"]
+    subprocess.run(words, cwd=ROOT, env={}, check=True)
