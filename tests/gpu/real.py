@@ -154,8 +154,8 @@ def check(stand_in: bool) -> None:
             raise NodeError(f"{path}: a node has files of its own there. Move it, for example to /opt.")
 
 
-def settings(stand_in: bool) -> Json:
-    """The shipped profile; for a stand-in, with /dev/zero as the GPU."""
+def settings(stand_in: Path | None) -> Json:
+    """The shipped profile; for a stand-in, with /dev/zero as the GPU and this library."""
     found = config()
     found["udevEvents"] = "kernel"
     if stand_in:
@@ -165,7 +165,11 @@ def settings(stand_in: bool) -> Json:
             "match": [{"subsystem": "mem", "sysname": "zero"}],
             "id": [UUID],
             "cdiDevices": [f"{KIND}={UUID}"],
-            "cdiFallback": {"nodes": [{"from": "devnode", "as": "/dev/gpu"}], "env": {VARIABLE: UUID}},
+            "cdiFallback": {
+                "nodes": [{"from": "devnode", "as": "/dev/gpu"}],
+                "mounts": [{"hostPath": str(stand_in), "containerPath": "/usr/lib/libcuda.so.1"}],
+                "env": {VARIABLE: UUID},
+            },
             "attributes": {name: {"value": value} for name, value in values.items()},
             "capacity": {},
             "health": [],
@@ -186,7 +190,7 @@ async def real_ground(release: str, programs: dict[str, str], *, stand_in: bool 
             made.import_image(images.write_python(made.folder / "images"))
             api = KubernetesCluster.from_kubeconfig(made.kubeconfig)
             try:
-                wanted = settings(stand_in)
+                wanted = settings(made.folder / "gpu/libcuda.so.1" if stand_in else None)
                 agent = NodeAgent(made.folder, made.node(), wanted, made.kubeconfig)
                 bed = GpuBed(api, made.spec.nodes[0].name, wanted, agent)
                 ground = RealWithoutGpu(bed, made) if stand_in else Real(bed, made, programs)
