@@ -12,7 +12,7 @@ IMAGE := localhost/drabridge:test
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' drabridge/__init__.py)
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit lowest cluster cluster-all image kind lab bench soak docs picture generated release upload publish push protos \
+.PHONY: help demo test lint unit lowest cluster cluster-all image kind lab gpu bench soak docs picture generated release upload publish push protos \
 	system clean
 
 help:  ## what can be made
@@ -57,6 +57,9 @@ kind: image  ## the cluster tests on a cluster that kind makes, and that stays: 
 
 lab: $(VENV)/.dev system  ## the tests on a virtual machine with disks, USB and serial devices, virtual functions, CAN, sound
 	$(BIN)/python -m tests.lab $(LAB_ARGS)
+
+gpu: $(VENV)/.dev system  ## as root on a machine with an NVIDIA driver: a real node, limits, claims, faults, step by step: GPU_ARGS=--stand-in
+	$(BIN)/python -m tests.gpu run $(GPU_ARGS)
 
 bench: $(VENV)/.dev  ## the numbers, against their budgets; kept in tests/bench/history.jsonl, and drawn
 	$(BIN)/python -m tests.bench --keep

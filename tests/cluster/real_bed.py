@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import secrets
@@ -166,7 +167,11 @@ class RealBed(Bed):
         self.reboot_patience = self.patience if self.cluster else 1200.0
         self.agent_image = os.environ["DRABRIDGE_TEST_IMAGE"]
         self.values = values or {}
-        self.objects = chart(self.agent_image, self.node, config, values=self.values)
+
+    @functools.cached_property
+    def objects(self) -> list[Json]:
+        """What the agent's installation is."""
+        return chart(self.agent_image, self.node, self.config, values=self.values)
 
     async def _apply(self, objects: list[Json]) -> None:
         for obj in objects:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -72,7 +72,7 @@ class Locks(MemoryRuntime):
         looking = any(name.startswith(LOOKING) for name in claims)
         nodes = self._nodes(options)
         held = self._held.setdefault((pod.uid, container.name), [])
-        for device in () if looking else names_of_devices(options):
+        for device in () if looking else map(str.lower, names_of_devices(options)):
             descriptor = os.open(self._directory / device, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
             held.append(descriptor)
             try:
@@ -118,12 +118,13 @@ class SimBed(Bed):
         self._root = root
         self.kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
         self.api = KubernetesCluster.from_kubeconfig(self.kubeconfig)
-        token = cluster.api.token(NODE, drivers=frozenset({DRIVER}))
+        driver = config["driver"]
+        token = cluster.api.token(NODE, drivers=frozenset({driver}))
         self._boot_id = root / "boot_id"
         self._boot_id.write_text(str(uuid.uuid4()))
         kubeconfig = cluster.api.kubeconfig(root / "agent-kubeconfig", token=token)
         arguments = ("--kubeconfig", str(kubeconfig), "--boot-id-file", str(self._boot_id))
-        self.agent = AgentProcess(root / NODE, yaml.safe_dump(config), DRIVER, arguments)
+        self.agent = AgentProcess(root / NODE, yaml.safe_dump(config), driver, arguments)
 
     @property
     def kubelet_directory(self) -> Path | None:
@@ -309,7 +310,8 @@ def device_classes(config: Json) -> list[Json]:
     found = []
     for resource in config["resources"]:
         expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].resource == '{resource['name']}'"
-        spec = {"selectors": [{"cel": {"expression": expression}}]}
+        selector = resource["deviceClass"].get("selector", expression)
+        spec: Json = {"selectors": [{"cel": {"expression": selector}}]}
         if extended := resource["deviceClass"].get("extendedResourceName"):
             spec["extendedResourceName"] = extended
         metadata = {"name": resource["deviceClass"]["name"]}
@@ -319,11 +321,15 @@ def device_classes(config: Json) -> list[Json]:
 
 @contextlib.asynccontextmanager
 async def simulated(
-    config: Json = CONFIG, gates: Mapping[str, bool] | None = None, release: str = DEFAULT
+    config: Json = CONFIG,
+    gates: Mapping[str, bool] | None = None,
+    release: str = DEFAULT,
+    containers: Callable[[Path, Path], Locks] = Locks,
 ) -> AsyncIterator[SimBed]:
+    """``containers``: of the folders of locks and of CDI files, what starts them."""
     with short_directory() as root:
         (root / "locks").mkdir()
-        runtime = Locks(root / "locks", root / NODE / "cdi")
+        runtime = containers(root / "locks", root / NODE / "cdi")
         timings = ClusterTimings.fast()
         async with SimCluster(
             root, release=release, gates=gates, timings=timings, runtime=lambda _: runtime

@@ -85,6 +85,16 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "drabridge/node"
 
 
+def tools() -> Path:
+    """More programs, for machines that lack Debian's packages: what is here is taken where the machine has none."""
+    return cache() / "tools"
+
+
+def tool(path: str) -> Path:
+    """A program of the machine, or that of :func:`tools`, whether it is there or not."""
+    return Path(path) if Path(path).exists() else tools() / Path(path).name
+
+
 def built(release: Release, say: Say = print) -> list[Path]:
     """Return the folders with the programs of a node of this release; build those that are not there.
 

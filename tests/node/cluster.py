@@ -60,7 +60,7 @@ restrict_oom_score_adj = true  # where CAP_SYS_RESOURCE is missing
 enable_cdi = true
 cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
 [plugins.'io.containerd.cri.v1.runtime'.cni]
-bin_dirs = ["/usr/lib/cni"]
+bin_dirs = ["/usr/lib/cni", "{tools}"]
 conf_dir = "{folder}/cni"
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
@@ -528,7 +528,9 @@ class Cluster:
         plugins = [bridge, {"type": "loopback"}]
         (cni / "10-pods.conflist").write_text(json.dumps({"cniVersion": "0.4.0", "name": "pods", "plugins": plugins}))
         config = machine.folder / "containerd.toml"
-        config.write_text(CONTAINERD.format(pause=images.PAUSE, folder=machine.folder, runc=shutil.which("runc")))
+        config.write_text(
+            CONTAINERD.format(pause=images.PAUSE, folder=machine.folder, runc=shutil.which("runc"), tools=build.tools())
+        )
         return ["containerd", "--config", str(config)]
 
     def _kubelet(self, spec: NodeSpec, machine: Machine) -> list[str]:
@@ -586,7 +588,7 @@ def check_host() -> None:
     missing = [
         package
         for thing, package in PACKAGES.items()
-        if not (Path(thing).exists() if thing.startswith("/") else shutil.which(thing))
+        if not (build.tool(thing).exists() if thing.startswith("/") else shutil.which(thing))
     ]
     if missing:
         raise NodeError(f"Debian's packages are missing: apt-get install {' '.join(sorted(missing))}")

@@ -47,6 +47,11 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 COMMAND = ("-m", "tests.support.umockdev_agent" if "umockdev" in os.environ.get("LD_PRELOAD", "") else "drabridge")
 
 
+def python_path() -> str:
+    """Where an agent's Python finds this checkout, and all that this process finds by PYTHONPATH."""
+    return os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))))
+
+
 class AgentProcess:
     """``drabridge run`` with everything below one short directory."""
 
@@ -83,7 +88,7 @@ class AgentProcess:
                 *self.arguments,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+                env={**os.environ, "PYTHONPATH": python_path()},
             )
 
     async def stop(self, number: int = signal.SIGTERM) -> int:

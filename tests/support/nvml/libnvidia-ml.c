@@ -5,7 +5,7 @@
  *
  *   - driver 580.95.05          - cuda 13000         - count 2        - init 0 (what nvmlInit returns)
  *   0 uuid GPU-...              0 pci 00000000:18:00.0               0 name NVIDIA H100 80GB HBM3
- *   0 memory 85520809984        0 mig 1 (mode)
+ *   0 memory 85520809984        0 used 503316480                     0 mig 1 (mode)
  *   0 instance GI CI MIG-... 1g.10gb START SIZE SLICES CISLICES SMS MEMORYMB CE DEC ENC JPEG OFA
  *   0 profile ENUM ID SMS CE DEC ENC JPEG OFA MEMORYMB SIZE START START ...
  *   0 process PID BYTES PERCENT MIG    MIG: number of the instance, -1 for the whole GPU
@@ -175,7 +175,9 @@ R nvmlDeviceGetSerial(struct handle *h, char *out, unsigned size) { BEFORE(h->gp
 struct memory { unsigned long long total, free, used; };
 R nvmlDeviceGetMemoryInfo(struct handle *h, struct memory *out) {
   BEFORE(h->gpu);
+  char used[64];
   memset(out, 0, sizeof *out);
+  if (text(h->gpu, "used", used, sizeof used) == OK) out->used = strtoull(used, 0, 10);
   NUMBER(h->gpu, "memory", &out->total);
 }
 R nvmlDeviceGetCudaComputeCapability(struct handle *h, int *major, int *minor) {
