@@ -37,6 +37,7 @@ from drabridge.dra.recorded_claims import forget_device
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import OtherEvidence
+from drabridge.inventory.facts import Fact, FallbackGiven
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
@@ -49,6 +50,7 @@ from drabridge.lanes.acknowledgements import ApiServerAcknowledgements, KubeletA
 from drabridge.lanes.desired import DesiredLanes
 from drabridge.lanes.mover import LaneMover
 from drabridge.lanes.targets import LaneTargets
+from drabridge.ledger.effects import Notify, Subject
 from drabridge.ledger.events import KubeletStarted
 from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.ledger.policy import LedgerPolicy
@@ -338,10 +340,16 @@ class Components:
             entry = self.ledger_service.head.entries.get(device)
             return entry is not None and entry.owner is not Owner.NONE
 
-        known, on_fact = self.identities.load(config), self.sinks.inventory
+        known, on_fact = self.identities.load(config), self._take_fact
         ready = standby and standby.inventory_for(config, known, held, on_fact)
         where = HostPaths(cdi=self.paths.cdi_specs)
         return ready or Inventory(config, held=held, known=known, paths=where, on_fact=on_fact)
+
+    def _take_fact(self, fact: Fact) -> None:
+        """Take a fact of the inventory; of what a person must know there is an Event."""
+        self.sinks.inventory(fact)
+        if isinstance(fact, FallbackGiven) and fact.lacks:
+            self.events.tell(Notify(Subject.NODE, "DriverFilesMissing", f"{fact.resource}: {fact.lacks}"))
 
     def _new_driver(self, cluster: Cluster) -> DraDriver:
         from drabridge.dra.driver import DraDriver, DriverNode

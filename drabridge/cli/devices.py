@@ -13,8 +13,8 @@ from drabridge.cli.output import add_output, said, show
 from drabridge.cli.pods import add_nodes
 from drabridge.config.loader import load
 from drabridge.errors import ConfigError, DrabridgeError
-from drabridge.inventory.fallbacks import why_fallbacks
-from drabridge.inventory.model import Device, Semver
+from drabridge.inventory.fallbacks import no_driver, why_fallbacks
+from drabridge.inventory.model import Device, NvidiaFiles, Semver
 
 LOOK_SECONDS = 2.0  # for the list, which does without an agent
 
@@ -70,6 +70,16 @@ def _gets(device: Device) -> list[str]:
     return [*(node.path for node in (*device.nodes, *instead)), *device.cdi_devices]
 
 
+def _driver_files(device: Device, driver: NvidiaFiles | None) -> dict[str, Any]:
+    """Where the driver's files were found that go with a device while it gets its fallback."""
+    given = device.fallback.mounts if device.fallback is not None and device.cdi_missing else ()
+    if driver is None or not (no_driver(device) or set(driver.mounts) & set(given)):
+        return {}
+    files = [{"path": one.path, "found": one.found, "inContainer": list(one.container_paths)} for one in driver.files]
+    said = driver.problem or f"{driver.version}: {len(files)} files by {driver.files[0].found}"
+    return {"driver": said, "driverFiles": files}
+
+
 def run(arguments: argparse.Namespace) -> int:
     if arguments.action != "list":
         return _cordon(arguments)
@@ -81,8 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
     devices = [device for device in snapshot.devices if device.resource in resources]
     tables = arguments.output in ("table", "wide")
     cordoned = _cordoned(arguments.socket)
+    driver = inventory.driver.current
     rows = [
-        row(device) | {"cordoned": cordoned.get(device.name, "")} | ({"gets": _gets(device)} if tables else {})
+        row(device)
+        | _driver_files(device, driver)
+        | {"cordoned": cordoned.get(device.name, "")}
+        | ({"gets": _gets(device)} if tables else {})
         for device in devices
     ]
     names = ", ".join(resources)
@@ -98,7 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
             *("resource", "name", "presence", "gets", "numa", "reason"),
             *(("cordoned",) if any(one["cordoned"] for one in rows) else ()),
         ),
-        wide=("id", "pci", "pcieRoot", "replicas", "syspath"),
+        wide=(
+            *("id", "pci", "pcieRoot", "replicas", "syspath"),
+            *(("driver",) if any("driver" in one for one in rows) else ()),
+        ),
         empty=empty,
     )
     notes = [f"not offered: {collision}" for collision in snapshot.collisions]

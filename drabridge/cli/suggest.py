@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from drabridge.cli.output import add_output, show
+from drabridge.config.nvidia_profile import nvidia_profile
 from drabridge.errors import HostError
 from drabridge.inventory.offerable import offerable, row
 from drabridge.inventory.suggest import SUGGESTED, suggest
@@ -43,13 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise HostError(
             f"udev knows no device {device}",
             hint="Give a node under /dev or a path under /sys/devices; NVIDIA's /dev/nvidia* are none of udev's: "
-            "see the example nvidia-gpu.yaml",
+            "give the GPU's path, as lspci names it: /sys/bus/pci/devices/0000:3b:00.0",
         )
     udev.scope = UdevScope(attributes=SUGGESTED)
     everything = udev.enumerate()
+    entry, profile = suggest(everything.get(record.syspath) or record, everything.values()), nvidia_profile()
     if not arguments.entry:
-        print(HEAD, end="")
-    print(suggest(everything.get(record.syspath) or record, everything.values()), end="")
+        entry = profile if profile.endswith(entry) else HEAD + entry
+    print(entry, end="")
     return 0
 
 

@@ -18,7 +18,6 @@ PACKAGES = (
     "urllib3",
     "kubernetes",
     "prometheus-client",
-    "nvidia-ml-py",
 )
 
 

@@ -91,6 +91,13 @@ class CdiFallback(Model, frozen=True):
     """Environment variables in place of theirs."""
     mounts: tuple[MountRule, ...] = ()
     """Bind mounts in place of theirs."""
+    driver_files: Literal["nvidia"] | None = None
+    """`nvidia`: the files of the loaded NVIDIA driver that `nvidia-ctk cdi generate` lists: libraries for 64 bits,
+    programs, firmware, sockets. They are looked for by ld.so.cache, in the linker's folders, below
+    `/run/nvidia/driver`, and where GKE, Talos, Flatcar, Bottlerocket and NixOS have them, or where `nvidia.driverRoot`
+    says; files that come later count within seconds. The container has libraries in `/usr/lib64` and
+    `/usr/lib/x86_64-linux-gnu` (or `aarch64`), programs in `/usr/bin`. While no library is found the device is
+    unhealthy."""
 
     def _problems(self) -> Iterator[Problem]:
         yield from duplicate_targets(self.nodes, self.mounts)

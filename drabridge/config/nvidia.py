@@ -13,14 +13,20 @@ Xid = Annotated[int, Meta(ge=1, le=9999)]
 
 
 class Nvidia(Model, frozen=True):
-    """NVIDIA's management library (NVML), which a process of its own asks."""
+    """NVIDIA's management library (NVML), which a process of its own asks, and where the driver's files are."""
 
     nvml: bool = True
-    """Whether NVML is asked, where a resource reads what NVIDIA's driver says and the extra `nvml` is installed. While
-    it is asked a GPU cannot be reset, nor its MIG mode changed: say `false` for that time."""
+    """Whether NVML is asked, where a resource reads what NVIDIA's driver says. While it is asked a GPU
+    cannot be reset, nor its MIG mode changed: say `false` for that time."""
     library: AbsolutePath | None = None
     """The file libnvidia-ml.so.1, where the agent sees it. Left out: where NVIDIA's operator mounts its driver, then
     the folders of libraries."""
+    driver_root: AbsolutePath | None = None
+    """Where the driver's files are on the host, for `driverFiles: nvidia`: a root with `usr/lib64` and the like, or a
+    folder with `lib64` and `bin`. Left out: where they are usually."""
+    host_root: AbsolutePath = "/"
+    """Where the agent sees the host's file system, in which those files are looked for. In a pod `/host`: the chart
+    mounts the host's there, read-only, when this is set."""
     xid_recovery_seconds: Annotated[int, Meta(ge=0, le=604_800)] = 600
     """An XID makes a device faulty until the GPU was reset, or this long after the last one while NVML finds nothing
     else. 0: until it was reset, or the agent is started again."""

@@ -56,6 +56,7 @@ class ContainerEdits(Struct, frozen=True):
     nodes: tuple[DeviceNode, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: _NO_ENV)
     mounts: tuple[Mount, ...] = ()
+    hook: tuple[str, ...] = ()  # see :class:`~drabridge.inventory.model.Fallback`
 
     @classmethod
     def of(cls, device: Device) -> ContainerEdits:
@@ -66,7 +67,7 @@ class ContainerEdits(Struct, frozen=True):
     def of_fallback(cls, device: Device) -> ContainerEdits:
         """Return the edits that a container gets in place of the device's CDI devices."""
         fallback = device.fallback
-        return cls() if fallback is None else cls(fallback.nodes, fallback.env, fallback.mounts)
+        return cls() if fallback is None else cls(fallback.nodes, fallback.env, fallback.mounts, fallback.hook)
 
     @classmethod
     def given(cls, device: Device) -> ContainerEdits:
@@ -80,7 +81,8 @@ class ContainerEdits(Struct, frozen=True):
         """Return both; where the two set one variable or one container path, ``other`` wins."""
         nodes = {node.container_path: node for node in (*self.nodes, *other.nodes)}
         mounts = {mount.container_path: mount for mount in (*self.mounts, *other.mounts)}
-        return ContainerEdits(tuple(nodes.values()), {**self.env, **other.env}, tuple(mounts.values()))
+        env, hook = {**self.env, **other.env}, other.hook or self.hook
+        return ContainerEdits(tuple(nodes.values()), env, tuple(mounts.values()), hook)
 
 
 class CdiDevice(Struct, frozen=True):
@@ -217,6 +219,8 @@ def _entry(device: CdiDevice) -> dict[str, Any]:
         edits["env"] = [_variable(device, name, value) for name, value in sorted(device.edits.env.items())]
     if device.edits.mounts:
         edits["mounts"] = [_mount(mount) for mount in device.edits.mounts]
+    if hook := device.edits.hook:
+        edits["hooks"] = [{"hookName": "createContainer", "path": _absolute(hook[0]), "args": list(hook[1:])}]
     return {"name": device.name, "containerEdits": edits}
 
 

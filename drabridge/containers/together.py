@@ -30,10 +30,13 @@ def placed(edits: ContainerEdits, index: int, request: str = LIMITS) -> Containe
     def fill(text: str) -> str:
         return text.replace(INDEX, str(index)).replace(REQUEST, request)
 
-    return ContainerEdits(
-        tuple(replace(node, container_path=fill(node.container_path)) for node in edits.nodes),
-        {fill(name.replace(REQUEST, re.sub(r"\W", "_", request))): fill(value) for name, value in edits.env.items()},
-        tuple(replace(mount, container_path=fill(mount.container_path)) for mount in edits.mounts),
+    return replace(
+        edits,
+        nodes=tuple(replace(node, container_path=fill(node.container_path)) for node in edits.nodes),
+        env={
+            fill(name.replace(REQUEST, re.sub(r"\W", "_", request))): fill(value) for name, value in edits.env.items()
+        },
+        mounts=tuple(replace(mount, container_path=fill(mount.container_path)) for mount in edits.mounts),
     )
 
 
@@ -44,7 +47,7 @@ def legacy_entries(entries: Sequence[CdiDevice]) -> Iterator[CdiDevice]:
     """
     for entry in entries:
         yield CdiDevice(entry.name, placed(entry.edits, 0))
-        paths = ContainerEdits(entry.edits.nodes, mounts=entry.edits.mounts)
+        paths = replace(entry.edits, env={})
         numbered = _has(paths, INDEX)
         for index in range(MOST_NUMBERED if numbered else 1):
             if index or numbered or entry.edits.env:

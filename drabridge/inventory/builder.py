@@ -41,7 +41,7 @@ from drabridge.inventory.host import Host
 from drabridge.inventory.identity import Candidate, DeviceIdentity, Key, assign, id_of, name_of
 from drabridge.inventory.last_values import LastKnown
 from drabridge.inventory.match import holds, matches
-from drabridge.inventory.model import Collision, Device, Presence
+from drabridge.inventory.model import Collision, Device, NvidiaFiles, Presence
 from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
 from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, separate
 from drabridge.inventory.template_values import MatchedDevice, serial_of
@@ -115,6 +115,7 @@ class DeviceBuilder:
         self.last = last or LastKnown({})
         self.named_by = dict(named_by or {})
         self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
+        self.driver: NvidiaFiles | None = None  # the files of NVIDIA's driver; None before they were looked for
         self._host = host
         self._vfio = vfio_twins.wanted((config, *self.named_by.values()))
         self._divisible = wholes_of_mig(file or config)
@@ -191,7 +192,7 @@ class DeviceBuilder:
             chosen = choose_cdi(match.resource.cdi_devices, source, self._host, cdi)
             made_of = (
                 *(match.udev, *source.companions, source.nvidia, source.nvml_failures),
-                *(source.exec_failures, identity, root, frozenset(also_at), chosen),
+                *(source.exec_failures, identity, root, frozenset(also_at), chosen, self.driver),
             )
             device = self._unchanged(key, made_of) if not fresh else None
             if device is None:
@@ -323,7 +324,7 @@ class DeviceBuilder:
         published = self.last.of(identity.id, resource, values)
         nodes = resolve_nodes(resource.nodes, source, self._host)
         mounts, missing_mounts = resolve_mounts(resource.mounts, source, self._host)
-        instead = resolve_fallback(resource.cdi_fallback, source, self._host)
+        instead = resolve_fallback(resource.cdi_fallback, source, self._host, self.driver)
         falls_back = bool(cdi.missing) and instead.fallback is not None
         if falls_back and not instead.missing:
             missing_cdi: tuple[str, ...] = ()

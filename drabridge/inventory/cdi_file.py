@@ -32,10 +32,23 @@ class SpecError(ValueError):
 
 
 class SpecNames(Struct, frozen=True):
-    """What one file defines: ``kind`` is ``vendor/class``, ``names`` are those after the equals sign."""
+    """What one file defines: ``kind`` is ``vendor/class``, ``names`` are those after the equals sign.
+
+    ``driver``: the version of NVIDIA's driver whose libraries it mounts; "" for other files.
+    """
 
     kind: str
     names: tuple[str, ...]
+    driver: str = ""
+
+
+_LIBCUDA = re.compile(rb"/libcuda\.so\.(\d+(?:\.\d+)+)")
+
+
+def driver_of(data: bytes) -> str:
+    """Return the version of NVIDIA's driver whose libraries a file mounts; "" if it mounts none."""
+    found = _LIBCUDA.search(data)
+    return found[1].decode() if found else ""
 
 
 def read_spec(data: bytes, *, json: bool) -> SpecNames:

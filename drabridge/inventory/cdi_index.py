@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.errors import HostError
-from drabridge.inventory.cdi_file import FILE_BYTES_MAX, SpecError, SpecNames, read_spec
+from drabridge.inventory.cdi_file import FILE_BYTES_MAX, SpecError, SpecNames, driver_of, read_spec
 from drabridge.inventory.cdi_names import CdiNames, resolve
 from drabridge.system.io_thread import IoThread
 from drabridge.system.memory import release_freed_memory
@@ -115,7 +115,7 @@ class _Reader:
         try:
             data, stamp = _content(path)
             self._read_bytes += len(data)
-            spec = read_spec(data, json=path.endswith(".json"))
+            spec = replace(read_spec(data, json=path.endswith(".json")), driver=driver_of(data))
         except FileNotFoundError:
             return _File(None)  # removed meanwhile, or a link to nowhere
         except OSError as error:

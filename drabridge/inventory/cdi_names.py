@@ -33,12 +33,14 @@ class CdiNames(Struct, frozen=True):
 
     ``places``: qualified name -> the file that defines it. ``conflicts``: names that two files of one directory define,
     with both files: no runtime takes either. ``unusable``: files that cannot be read, each with its reason.
+    ``drivers``: of which version of NVIDIA's driver a file is.
     """
 
     directories: tuple[str, ...]
     places: Mapping[str, str] = MappingProxyType({})
     conflicts: Mapping[str, tuple[str, str]] = MappingProxyType({})
     unusable: tuple[str, ...] = ()
+    drivers: Mapping[str, str] = MappingProxyType({})
 
     def missing(self, name: str) -> str:
         """Return why a runtime would not find the device, and what to do; "" if it would."""
@@ -54,6 +56,17 @@ class CdiNames(Struct, frozen=True):
         said = f"; files have the names {', '.join(others)}" if others else ""
         said += f"; {self.unusable[0]}" if self.unusable else ""
         return f"CDI device {name} is in no file of {', '.join(self.directories)}: {hint}{said}"
+
+
+def other_drivers(names: CdiNames, gpus: Iterable[Mapping[str, str]]) -> list[str]:
+    """Say which files are of another version of NVIDIA's driver than the one that is loaded. ``gpus``: their fields."""
+    version = next((gpu["driver_version"] for gpu in gpus if gpu.get("driver_version")), "")
+    return [
+        f"{cut(path)} is of NVIDIA's driver {driver}, and {version} is loaded: containers cannot start with it. Run "
+        f"nvidia-ctk cdi generate --output={cut(path)}, or restart nvidia-cdi-refresh"
+        for path, driver in names.drivers.items()
+        if version and driver != version
+    ]
 
 
 NO_NAMES = CdiNames(())
@@ -76,4 +89,5 @@ def resolve(directories: Sequence[tuple[str, Iterable[tuple[str, SpecNames]]]], 
                 here.setdefault(name, path)
         places.update(here)
     found = {name: path for name, path in places.items() if name not in conflicts}
-    return CdiNames(tuple(path for path, _ in directories), found, conflicts, tuple(unusable))
+    drivers = {path: spec.driver for _, files in directories for path, spec in files if spec.driver}
+    return CdiNames(tuple(path for path, _ in directories), found, conflicts, tuple(unusable), drivers)

@@ -21,10 +21,11 @@ from drabridge.config.template import CONTAINER_FIELDS, Lookup, Template, variab
 from drabridge.errors import HostError
 from drabridge.inventory.cdi_names import CdiNames
 from drabridge.inventory.host import Host
-from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, DeviceNode, Fallback, Mount
+from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, DeviceNode, Fallback, Mount, NvidiaFiles
 from drabridge.inventory.template_values import MatchedDevice
 from drabridge.inventory.vfio import VFIO
 
+NOT_LOOKED = "the files of NVIDIA's driver could not be looked for yet: the host's disk does not answer"
 _NOT_IN_NAMES = re.compile(rf"\{{({'|'.join(CONTAINER_FIELDS)})\}}|[^A-Za-z0-9_]")  # a field of the container stays
 
 
@@ -136,14 +137,24 @@ class ResolvedFallback(Struct, frozen=True):
 NO_FALLBACK = ResolvedFallback()
 
 
-def resolve_fallback(rules: CdiFallback | None, device: MatchedDevice, host: Host) -> ResolvedFallback:
-    """What ``cdiFallback`` means for one device, whether it is given now or not."""
+def resolve_fallback(
+    rules: CdiFallback | None, device: MatchedDevice, host: Host, driver: NvidiaFiles | None = None
+) -> ResolvedFallback:
+    """What ``cdiFallback`` means for one device, whether it is given now or not. ``driver``: the files that exist."""
     if rules is None:
         return NO_FALLBACK
     nodes = resolve_nodes(rules.nodes, device, host)
     mounts, missing = resolve_mounts(rules.mounts, device, host)
     env = MappingProxyType(render_env(rules.env, device.lookup(host)))
-    return ResolvedFallback(Fallback(nodes.found, env, mounts), nodes.missing + missing, nodes.places)
+    fallback = Fallback(nodes.found, env, mounts)
+    if rules.driver_files is not None:
+        no_driver = NOT_LOOKED if driver is None else driver.problem
+        missing += (no_driver,) if no_driver else ()
+        if driver is not None:
+            given = {mount.container_path: mount for mount in (*driver.mounts, *mounts)}
+            fallback = replace(fallback, mounts=tuple(given.values()), hook=driver.hook)
+        fallback = replace(fallback, no_driver=no_driver)
+    return ResolvedFallback(fallback, nodes.missing + missing, nodes.places)
 
 
 class ChosenCdi(Struct, frozen=True):

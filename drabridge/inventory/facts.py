@@ -45,11 +45,15 @@ class ReconcileFailed(Struct, frozen=True):
 
 
 class FallbackGiven(Struct, frozen=True):
-    """So many devices of a resource get ``cdiFallback`` from now on. ``why``: of the first; "" when none does."""
+    """So many devices of a resource get ``cdiFallback`` from now on. ``why``: of the first; "" when none does.
+
+    ``lacks``: why devices cannot have even that, so that they are not given out.
+    """
 
     resource: str
     devices: int
     why: str
+    lacks: str = ""
 
 
 class NvmlChanged(Struct, frozen=True):

@@ -25,6 +25,7 @@ class HostPaths(Struct, frozen=True):
     proc: Path = Path("/proc")
     udev_database: Path = DATABASE
     cdi: tuple[Path, ...] = CDI_SPECS  # where runtimes look for CDI files
+    modules: Path = Path("/sys/module")
 
 
 class NodeStat(Struct, frozen=True):

@@ -21,17 +21,12 @@ from drabridge.errors import HostError
 from drabridge.inventory import event_source, mig, nvidia
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_follower import CdiFollower
+from drabridge.inventory.cdi_names import other_drivers
 from drabridge.inventory.container_edits import resolve_again
+from drabridge.inventory.driver_follower import DriverFollower
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
-from drabridge.inventory.facts import (
-    EventSeen,
-    MonitorRestarted,
-    OnFact,
-    Reconciled,
-    ReconcileFailed,
-    SourceChanged,
-)
+from drabridge.inventory.facts import EventSeen, MonitorRestarted, OnFact, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.fallbacks import Fallbacks
 from drabridge.inventory.health_watch import HealthWatch
 from drabridge.inventory.host import Host, HostPaths, RealHost
@@ -112,6 +107,7 @@ class Inventory:
         self._resync_at = 0.0
         self._recheck_at: float | None = None
         self.cdi = CdiFollower(self._paths.cdi, config.driver, self._wake.set)
+        self.driver = DriverFollower(self._paths, self._wake.set)
         self.status = EventSource(EventKind.NONE, "not started")
         self.notes: tuple[str, ...] = ()  # what a person should know of hardware that is no device
 
@@ -209,6 +205,7 @@ class Inventory:
             await self.health.nvml_answered()
             while True:
                 await self.cdi.follow(lambda: cdi_kinds(self._scoped()))
+                await self.driver.follow(self._scoped(), self._config.nvidia)
                 self._round(on_snapshot)
                 await self._pause()
         finally:
@@ -216,6 +213,7 @@ class Inventory:
             self._own_host.close()
             await self.health.stop()
             await self.cdi.stop()
+            await self.driver.stop()
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -317,6 +315,7 @@ class Inventory:
             self._use_new_configuration()
             if not self._monitors:  # it reads more than before
                 self._wake.set()
+        self._builder.driver = self.driver.current
         built = self._builder.build(
             devices,
             self._nvidia,
@@ -332,7 +331,8 @@ class Inventory:
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)
         self._recheck_at = now + FAULTY_RECHECK_SECONDS if faulty else None
         names = [resource.name for resource in self._config.resources]
-        self.notes = (*built.notes, *(() if self._database else why_database(self._config)))
+        notes = built.notes if self._database else (*built.notes, *why_database(self._config))
+        self.notes = (*notes, *other_drivers(self.cdi.current, self._nvidia.gpus.values()))
         collisions = (*built.collisions, *self._names.collisions)
         return self._tracker.update(built.devices, collisions, names, now, built.away)
 

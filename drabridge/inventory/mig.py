@@ -26,10 +26,7 @@ from drabridge.inventory.udev_scope import MIG
 MODE = "mig_mode"  # a GPU's field: "enabled" while it can be had in instances only
 ENABLED = "enabled"
 
-NO_IDENTITY = (
-    "The UUID and the profile of a MIG instance come from NVML: install the extra nvml (nvidia-ml-py), or look why "
-    "NVML gives no answer"
-)
+NO_IDENTITY = "The UUID and the profile of a MIG instance come from NVML: look why it gives no answer"
 
 _INSTANCE = re.compile(r"gi(\d{1,4})/ci(\d{1,4})", re.ASCII)
 _EXTENSION = re.compile(r"((?:\d+c\.)?\d+g\.\d+gb)\.(.+)", re.ASCII)

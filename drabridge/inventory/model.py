@@ -58,12 +58,39 @@ class Mount(Struct, frozen=True):
     read_only: bool = True
 
 
+class NvidiaFile(Struct, frozen=True):
+    """A file by its path on the host, its paths in a container, and how it was found."""
+
+    path: str
+    container_paths: tuple[str, ...]
+    found: str
+    read_only: bool = True
+
+
+class NvidiaFiles(Struct, frozen=True):
+    """What a container gets of NVIDIA's driver (``nvidia_files.py``).
+
+    ``hook``: program and arguments, see :class:`Fallback`. ``problem``: why there is nothing.
+
+    ``looked_at``: paths and what stat(2) said of them; while it says the same, nothing else is found.
+    """
+
+    version: str = ""
+    files: tuple[NvidiaFile, ...] = ()
+    hook: tuple[str, ...] = ()
+    problem: str = ""
+    looked_at: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    mounts: tuple[Mount, ...] = ()
+
+
 class Fallback(Struct, frozen=True):
     """What a container gets in place of a device's CDI devices while one of them is in no file."""
 
     nodes: tuple[DeviceNode, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     mounts: tuple[Mount, ...] = ()
+    hook: tuple[str, ...] = ()  # a program of the host, and its arguments, that the runtime runs for the container
+    no_driver: str = ""  # why the driver's files, which belong to it, cannot be given
 
 
 class Device(Struct, frozen=True):

@@ -1,15 +1,14 @@
 """Run the process that asks NVML, and keep what it said last.
 
-It is started when a configuration reads what NVIDIA's driver says and ``nvidia-ml-py`` is installed. It is killed and
-started again when it is silent for too long, writes what is no message, or ends. What it said last stays meanwhile:
-that NVML does not answer says nothing about a GPU.
+It is started when a configuration reads what NVIDIA's driver says. It is killed and started again when it is silent for
+too long, writes what is no message, or ends. What it said last stays meanwhile: that NVML does not answer says nothing
+about a GPU.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import signal
 import sys
@@ -27,7 +26,11 @@ from drabridge.inventory.nvidia import NvidiaFacts
 from drabridge.inventory.nvml_report import Event, Failed, State, Use, Xids
 from drabridge.inventory.udev_device import clean
 
-PROGRAM = Path(__file__).with_name("nvml_process.py")
+PROGRAM = """\
+import sys; sys.path.append(sys.argv.pop(1)); from drabridge.inventory.nvml_worker import main; main(*sys.argv[1:])
+"""
+_ROOT = str(Path(__file__).parents[2])
+_FLAGS = "-IS" + "O" * sys.flags.optimize  # as the agent, so that it finds the bytecode that is there
 LINE_MAX_BYTES = 512 << 10  # a node of 16 GPUs of 7 instances needs 80 KiB
 
 _FOLDERS = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu",
@@ -38,7 +41,6 @@ LIBRARIES = tuple(f"{root}/{folder}/libnvidia-ml.so.1" for root in ("/run/nvidia
 The folders are those of kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/root.go.
 """
 
-NOT_INSTALLED = "it is not installed (pip install 'drabridge[nvml]'), so only the driver's files are read"
 _DRIVER_NOT_LOADED = 9  # nvml.h
 _HINTS = {
     _DRIVER_NOT_LOADED: "NVIDIA's driver is not loaded",
@@ -61,13 +63,6 @@ class Timing(Struct, frozen=True):
 TIMING = Timing()
 STABLE_SECONDS = 60.0  # after so long without trouble the pauses begin anew
 _NAMED_SIGNALS = frozenset(signal.Signals)  # real-time signals are not there
-
-
-def pynvml_path() -> str:
-    """The file of NVIDIA's module; empty when it is not installed. It is not imported."""
-    spec = importlib.util.find_spec("pynvml")
-    found = (spec.origin if spec else "") or ""
-    return found if os.path.basename(found) == "pynvml.py" else ""  # a directory: another project of the same name
 
 
 class NvmlClient:
@@ -176,13 +171,11 @@ class NvmlClient:
 
     async def _watch(self) -> str:
         """Run one process until it ends or has to; return why, empty when it was asked for."""
-        if not (pynvml := pynvml_path()):
-            return NOT_INSTALLED
         libraries = [self._settings.library] if self._settings.library else LIBRARIES
-        arguments = [pynvml, str(self._timing.look), str(self._proc), *libraries]
+        arguments = [_ROOT, str(self._timing.look), str(self._proc), *libraries]
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", "-OO", str(PROGRAM), *arguments),
+                *(sys.executable, _FLAGS, "-c", PROGRAM, *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

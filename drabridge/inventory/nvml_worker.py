@@ -1,7 +1,7 @@
 """Ask NVIDIA's management library (NVML) about the node's GPUs, in a process of its own.
 
-A driver that hangs or a library that crashes ends this process, not the agent. ``nvml.py`` starts it (by way of
-``nvml_process.py``), reads what it writes to standard output, and starts another when it ends or falls silent.
+A driver that hangs or a library that crashes ends this process, not the agent. ``nvml.py`` starts it, reads what it
+writes to standard output, and starts another when it ends or falls silent.
 
 Its arguments: the seconds between two looks, where proc is mounted, and files of libnvidia-ml.so.1, of which the first
 that exists is used; without one, the dynamic linker looks for it. Each line that it writes is a JSON object with a
@@ -17,16 +17,16 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import sys
 import threading
 from _json import encode_basestring_ascii as quoted
 from time import monotonic, sleep
 
-import pynvml as nvml
+from drabridge.inventory import nvml_library as nvml
+from drabridge.inventory.nvml_library import Library, NvmlError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
 EVENT_WAIT_MS = 5000  # as NVIDIA/k8s-device-plugin internal/rm/health.go
@@ -55,7 +55,6 @@ RECOVERY = {
     7: "a reboot of the system",
 }
 FABRIC_COMPLETED = 3  # nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED
-GPU_RECOVERY_ACTION_FIELD = 230  # nvml.h: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; older releases of pynvml lack the name
 
 # As NVIDIA's programs write them: NVIDIA/go-nvlib pkg/nvlib/device/device.go.
 ARCHITECTURES = {
@@ -100,7 +99,8 @@ def _json(value: object) -> str:
 class Gpu:
     """A GPU that NVML has a handle for, and what it said last."""
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, library: Library, handle: Any) -> None:
+        self._library = library
         self.handle = handle
         self.uuid = ""
         self.pci = ""
@@ -115,17 +115,17 @@ class Gpu:
 
     def ask(self, function: str, *arguments: Any, of: Any = None) -> Any:
         """What NVML says of the GPU, or of ``of``; None when it does not say. Notes when the GPU is lost."""
-        call = getattr(nvml, function, None)
-        if call is None:  # a release of pynvml without it
-            return None
         try:
-            return call(of or self.handle, *arguments)
-        except nvml.NVMLError as error:
-            self._lost |= error.value == nvml.NVML_ERROR_GPU_IS_LOST
-            self._reset |= error.value == nvml.NVML_ERROR_RESET_REQUIRED
-        except (ValueError, OSError):  # text that is none
+            return self._library.call(function, of or self.handle, *arguments)
+        except NvmlError as error:
+            self._note(error)
+        except ValueError:  # text that is none
             pass
         return None
+
+    def _note(self, error: NvmlError) -> None:
+        self._lost |= error.code == nvml.GPU_IS_LOST
+        self._reset |= error.code == nvml.RESET_REQUIRED
 
     def look(self) -> dict[str, object]:
         """Ask for everything that may have changed; return the message about this GPU."""
@@ -153,8 +153,8 @@ class Gpu:
 
     def _constants(self) -> dict[str, str]:
         found: dict[str, Any] = {}
-        if (pci := self.ask("nvmlDeviceGetPciInfo")) is not None:
-            self.pci = pci_address(str(pci.busId))
+        if (pci := self.ask("nvmlDeviceGetPciInfo_v3")) is not None:
+            self.pci = pci_address(pci.busId.decode(errors="replace"))
         found["model"] = self.ask("nvmlDeviceGetName")
         found["minor"] = self.ask("nvmlDeviceGetMinorNumber")
         found["serial"] = self.ask("nvmlDeviceGetSerial")
@@ -164,7 +164,8 @@ class Gpu:
             found["compute_capability"] = "{}.{}".format(*capability)
         found["architecture"] = ARCHITECTURES.get(self.ask("nvmlDeviceGetArchitecture"))
         found["brand"] = BRANDS.get(self.ask("nvmlDeviceGetBrand"))
-        found["addressing_mode"] = ADDRESSING.get(self.ask("nvmlDeviceGetAddressingMode"))
+        if (mode := self.ask("nvmlDeviceGetAddressingMode")) is not None:
+            found["addressing_mode"] = ADDRESSING.get(mode.value)
         return {name: str(value) for name, value in found.items() if value is not None}
 
     def _clique(self) -> str:
@@ -172,11 +173,8 @@ class Gpu:
 
         Empty without a fabric that reaches other nodes, and until the driver has joined it.
         """
-        kind = getattr(nvml, "c_nvmlGpuFabricInfo_t", None)
-        if kind is None:  # a release of pynvml without it
-            return ""
-        info = kind()
-        if self.ask("nvmlDeviceGetGpuFabricInfo", ctypes.byref(info)) is None:
+        info = self.ask("nvmlDeviceGetGpuFabricInfo")
+        if info is None:
             return ""
         domain = bytes(info.clusterUuid).hex()
         if info.state != FABRIC_COMPLETED or info.status != 0 or not domain.strip("0"):
@@ -193,22 +191,32 @@ class Gpu:
         """
         busy = None if self._parts else self._busy()  # NVML tells it of no instance
         for name, handle in (self._parts or {self.pci: self.handle}).items():
-            told = [self.ask(function, of=handle) for function in PROCESSES]
+            told = [self._processes(function, handle) for function in PROCESSES]
             memory = {one.pid: one.usedGpuMemory for those in told for one in those or ()}
-            known = told[0] is not None and None not in memory.values()
+            known = told[0] is not None and nvml.NOT_AVAILABLE not in memory.values()
+            memory = {pid: 0 if used == nvml.NOT_AVAILABLE else used for pid, used in memory.items()}
             pids = [*{**memory, **(busy or {})}][:MOST_PROCESSES]
             processes = [(pid, memory.get(pid) or 0, (busy or {}).get(pid, 0)) for pid in pids]
             yield name, known, busy is not None, processes
 
+    def _processes(self, function: str, handle: Any) -> list[Any] | None:
+        try:
+            return self._library.rows(function, nvml.ProcessInfo, lambda rows, count: (handle, count, rows))
+        except NvmlError as error:
+            self._note(error)
+            return None
+
     def _busy(self) -> dict[int, int] | None:
         """Return the percentage of time for which each process ran there lately; None if NVML does not tell."""
-        ask = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
-        if ask is None:
-            return None
+        since = ctypes.c_ulonglong(self._sampled_us)
         try:
-            samples = ask(self.handle, self._sampled_us)
-        except nvml.NVMLError as error:  # "not found", or "success" without a sample: nothing ran
-            return {} if error.value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND) else None
+            samples = self._library.rows(
+                "nvmlDeviceGetProcessUtilization",
+                nvml.ProcessSample,
+                lambda rows, count: (self.handle, rows, count, since),
+            )
+        except NvmlError as error:  # "not found": nothing ran
+            return {} if error.code == nvml.NOT_FOUND else None
         found = {}
         for one in sorted(samples, key=lambda one: one.timeStamp):
             self._sampled_us = max(self._sampled_us, one.timeStamp)
@@ -221,10 +229,11 @@ class Gpu:
     def _conditions(self) -> list[tuple[str, str]]:
         """Kind and text of each. A text has no number that changes: it would be another failure each time."""
         found = []
-        celsius = self.ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
-        values = self.ask("nvmlDeviceGetFieldValues", [GPU_RECOVERY_ACTION_FIELD])
-        if values is not None and values[0].nvmlReturn == 0 and values[0].value.uiVal in RECOVERY:
-            found.append(("reset", f"the driver asks for {RECOVERY[values[0].value.uiVal]}"))
+        celsius = self.ask("nvmlDeviceGetTemperature", nvml.TEMPERATURE_GPU)
+        action = nvml.FieldValue(fieldId=nvml.RECOVERY_ACTION_FIELD, nvmlReturn=nvml.FUNCTION_NOT_FOUND)
+        self.ask("nvmlDeviceGetFieldValues", 1, ctypes.byref(action))
+        if action.nvmlReturn == 0 and action.value in RECOVERY:
+            found.append(("reset", f"the driver asks for {RECOVERY[action.value]}"))
         if (rows := self.ask("nvmlDeviceGetRemappedRows")) is not None:
             if rows[3]:
                 found.append(("ecc", "remapping a row of its memory failed: it has to be replaced"))
@@ -232,8 +241,7 @@ class Gpu:
                 found.append(("ecc", "a row of its memory is remapped at the next reset, which is due"))
         if self.ask("nvmlDeviceGetRetiredPagesPendingStatus"):
             found.append(("ecc", "pages of its memory are retired at the next reset, which is due"))
-        kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        if self.ask("nvmlDeviceGetTotalEccErrors", *kinds):
+        if self.ask("nvmlDeviceGetTotalEccErrors", nvml.UNCORRECTED, nvml.VOLATILE):
             found.append(("ecc", "uncorrectable ECC errors since the driver was loaded"))
         if self._too_hot(celsius):
             found.append(("thermal", "it is too hot, so the hardware slows it down"))
@@ -245,8 +253,8 @@ class Gpu:
 
     def _too_hot(self, celsius: int | None) -> bool:
         reasons = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-        limit = self.ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN) or 0
-        hot = bool(reasons & nvml.nvmlClocksThrottleReasonHwThermalSlowdown) or 0 < limit <= (celsius or 0)
+        limit = self.ask("nvmlDeviceGetTemperatureThreshold", nvml.TEMPERATURE_THRESHOLD_SHUTDOWN) or 0
+        hot = bool(reasons & nvml.THROTTLED_BY_HEAT) or 0 < limit <= (celsius or 0)
         self._hot = [*self._hot, hot][-HOT_LOOKS:]
         if len(self._hot) == HOT_LOOKS and len(set(self._hot)) == 1:
             self._thermal = hot
@@ -307,8 +315,8 @@ class Gpu:
     def _mig_totals(self) -> dict[str, str]:
         """What all instances of the GPU share: the largest amount of any profile, as NVIDIA's DRA driver counts it."""
         totals: dict[str, int] = {}
-        for profile in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-            has = self.ask("nvmlDeviceGetGpuInstanceProfileInfo", profile)
+        for profile in range(nvml.GPU_INSTANCE_PROFILES):
+            has = self.ask("nvmlDeviceGetGpuInstanceProfileInfoV", profile)
             if has is None:
                 continue
             found = {
@@ -325,9 +333,11 @@ class Gpu:
         return {name: str(value) for name, value in totals.items()}
 
     def _placements_end(self, profile_id: int) -> int:
-        places = (nvml.c_nvmlGpuInstancePlacement_t * 32)()
-        count = ctypes.c_uint(32)
-        if self.ask("nvmlDeviceGetGpuInstancePossiblePlacements", profile_id, places, ctypes.byref(count)) is None:
+        places, count = (nvml.GpuInstancePlacement * 32)(), ctypes.c_uint(32)
+        function = "nvmlDeviceGetGpuInstancePossiblePlacements_v2"
+        try:
+            self._library.call(function, self.handle, profile_id, places, ctypes.byref(count))
+        except NvmlError:
             return 0
         return max((place.start + place.size for place in places[: count.value]), default=0)
 
@@ -354,7 +364,8 @@ def pci_address(bus_id: str) -> str:
 class Watch:
     """All GPUs: a look at each in turn, and a thread that waits for NVML's events."""
 
-    def __init__(self, look_seconds: float, *, sees_processes: bool) -> None:
+    def __init__(self, library: Library, look_seconds: float, *, sees_processes: bool) -> None:
+        self._library = library
         self._look_seconds = look_seconds
         self._sees_processes = sees_processes
         self._pause_seconds = min(LOOK_PAUSE_SECONDS, look_seconds)
@@ -368,15 +379,17 @@ class Watch:
 
     def run(self) -> None:
         """Look and report until the process is ended."""
-        node = {"driver_version": _of_node(nvml.nvmlSystemGetDriverVersion)}
-        cuda = _of_node(nvml.nvmlSystemGetCudaDriverVersion_v2)  # 12040 is 12.4
+        node = {"driver_version": self._of_node("nvmlSystemGetDriverVersion")}
+        cuda = self._of_node("nvmlSystemGetCudaDriverVersion_v2")  # 12040 is 12.4
         if cuda:
             node["cuda_version"] = f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}"
-        for index in range(nvml.nvmlDeviceGetCount()):
+        for index in range(self._library.call("nvmlDeviceGetCount_v2")):
             try:
-                self._gpus.append(Gpu(nvml.nvmlDeviceGetHandleByIndex(index)))
-            except nvml.NVMLError as error:  # the others still count
-                self._unreachable += error.value == nvml.NVML_ERROR_GPU_IS_LOST
+                handle = self._library.call("nvmlDeviceGetHandleByIndex_v2", index)
+            except NvmlError as error:  # the others still count
+                self._unreachable += error.code == nvml.GPU_IS_LOST
+            else:
+                self._gpus.append(Gpu(self._library, handle))
         events = self._register()
         first = True
         while True:
@@ -403,54 +416,51 @@ class Watch:
 
     def _register(self) -> Any:
         """Make an event set of the events that each GPU has; None when NVML has none."""
-        wanted = (
-            nvml.nvmlEventTypeXidCriticalError
-            | nvml.nvmlEventTypeDoubleBitEccError
-            | nvml.nvmlEventTypeSingleBitEccError
-        )
+        wanted = nvml.XID_EVENT | nvml.DOUBLE_BIT_ECC_EVENT | nvml.SINGLE_BIT_ECC_EVENT
         try:
-            events = nvml.nvmlEventSetCreate()
-        except nvml.NVMLError:
+            events = self._library.call("nvmlEventSetCreate")
+        except NvmlError:
             events = None
         for gpu in self._gpus:
-            supported = gpu.ask("nvmlDeviceGetSupportedEventTypes") or 0
+            kinds = gpu.ask("nvmlDeviceGetSupportedEventTypes") or 0
             try:
-                nvml.nvmlDeviceRegisterEvents(gpu.handle, supported & wanted, events)
-                gpu.watched = bool(supported & nvml.nvmlEventTypeXidCriticalError)
-            except (nvml.NVMLError, ctypes.ArgumentError):
+                if events is not None:
+                    kinds &= wanted
+                    self._library.call("nvmlDeviceRegisterEvents", gpu.handle, ctypes.c_ulonglong(kinds), events)
+                gpu.watched = events is not None and bool(kinds & nvml.XID_EVENT)
+            except NvmlError:
                 gpu.watched = False
         return events
 
     def _follow(self, events: Any) -> None:
         """Wait for events, in a thread of its own."""
+        event = nvml.EventData()
         while events is not None:
             try:
-                event = nvml.nvmlEventSetWait_v2(events, self._wait_ms)
-            except nvml.NVMLError as error:
+                self._library.call("nvmlEventSetWait_v2", events, ctypes.byref(event), self._wait_ms)
+            except NvmlError as error:
                 self._events_at = monotonic()
-                if error.value != nvml.NVML_ERROR_TIMEOUT:
+                if error.code != nvml.TIMEOUT:
                     self._look_now.set()  # a lost GPU, say: the look tells which
                     sleep(EVENTS_RETRY_SECONDS)
                 continue
             self._events_at = monotonic()
-            if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+            if event.eventType == nvml.XID_EVENT:
                 self._xid(event)
             self._look_now.set()
         self._events_at = float("inf")
 
     def _xid(self, event: Any) -> None:
-        where = ctypes.addressof(event.device.contents) if event.device else 0
-        gpu = next((gpu for gpu in self._gpus if ctypes.addressof(gpu.handle.contents) == where), None)
+        gpu = next((gpu for gpu in self._gpus if gpu.handle.value == event.device), None)
         message: dict[str, object] = {"gpu": gpu.uuid if gpu else "", "xid": event.eventData}
         ids = {"gpu_instance": event.gpuInstanceId, "compute_instance": event.computeInstanceId}
         say(kind="event", **message, **{name: value for name, value in ids.items() if value != NO_INSTANCE})
 
-
-def _of_node(call: Callable[[], object]) -> str:
-    try:
-        return str(call())
-    except (nvml.NVMLError, ValueError):
-        return ""
+    def _of_node(self, function: str) -> str:
+        try:
+            return str(self._library.call(function))
+        except (NvmlError, ValueError):
+            return ""
 
 
 def _sees_processes(proc: str) -> bool:
@@ -464,16 +474,12 @@ def _sees_processes(proc: str) -> bool:
 def main(look_seconds: str, proc: str, *libraries: str) -> None:
     """Watch until the agent ends, or NVML cannot be used."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL)
+    path = next(filter(os.path.exists, libraries), "")
     try:
-        if library := next(filter(os.path.exists, libraries), ""):
-            ctypes.CDLL(library)  # pynvml asks for it by its name, and gets the one that is loaded
-        nvml.nvmlInit()
-        Watch(float(look_seconds), sees_processes=_sees_processes(proc)).run()
-    except nvml.NVMLError as error:
-        say(kind="failed", code=error.value, text=str(error))
+        library = Library(path or "libnvidia-ml.so.1")
+        library.call("nvmlInitWithFlags", 0)
+        Watch(library, float(look_seconds), sees_processes=_sees_processes(proc)).run()
+    except NvmlError as error:
+        say(kind="failed", code=error.code, text=str(error))
     except OSError as error:  # not a library, or not for this machine
-        say(kind="failed", code=-1, text=str(error))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        say(kind="failed", code=-1 if path else nvml.LIBRARY_NOT_FOUND, text=str(error))

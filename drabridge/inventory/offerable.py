@@ -55,7 +55,7 @@ def _is_wanted(device: UdevDevice) -> bool:
         case "net":
             return True
         case "pci":
-            return device.driver == "vfio-pci"
+            return device.driver in ("nvidia", "vfio-pci")
         case "usb":
             return device.devtype == "usb_device"
     return bool(device.devnode)

@@ -12,6 +12,7 @@ from msgspec import Struct
 from drabridge.config.checker import check
 from drabridge.config.matcher import Matcher
 from drabridge.config.names import DNS_LABEL_MAX
+from drabridge.config.nvidia_profile import nvidia_profile
 from drabridge.config.pattern import WHITESPACE, Glob, check_id_width
 from drabridge.config.problems import Problems
 from drabridge.inventory.match import holds
@@ -27,6 +28,15 @@ SUGGESTED = frozenset({
     *USB_IDS, *PCI_IDS, *UNIT, *PART, "product", "devpath", "bInterfaceNumber", "address", "addr_assign_type",
 })  # fmt: skip
 """The attributes that an entry may rest on, of the device or of an ancestor."""
+
+NVIDIA, VFIO_DRIVER = "nvidia", "vfio-pci"
+EXAMPLES = {
+    "amdgpu": "amd-gpu.yaml", "i915": "intel-gpu.yaml", "xe": "intel-gpu.yaml",
+    "dfl-pci": "fpga.yaml", "xclmgmt": "fpga.yaml", "xocl": "fpga.yaml",
+}  # fmt: skip
+"""By the driver of a PCI function; NVIDIA's GPUs get their profile itself."""
+_OTHER_HARDWARE = frozenset({"ata_port", "block", "i2c", "input", "nvme", "pci", "ptp", "scsi", "usb", "watchdog"})
+"""Subsystems of what hangs on a PCI function and is no part of it, or is the host's own."""
 
 _UNSAFE = re.compile(r"[*?\[\]\\|]")
 _LITERAL_MAX = 200  # characters of a value that are worth writing into a rule
@@ -50,8 +60,10 @@ def suggest(device: UdevDevice, others: Iterable[UdevDevice] = ()) -> str:
 
     It matches by what identifies the hardware: a serial, the ids of its USB device or PCI function. Where others match
     as well, by the part of the hardware, then by its place, last by the kernel's name, which another device may have
-    after the next boot. The text loads, and matches ``device``.
+    after the next boot. The text loads, and matches ``device``. A GPU of NVIDIA's driver gets the item of its profile.
     """
+    if device.subsystem == "pci" and device.driver == NVIDIA:
+        return nvidia_profile().partition("resources:\n")[2]
     others = [other for other in others if other.syspath != device.syspath]
     hardware = _Hardware(device)
     for rule in hardware.rules():
@@ -59,7 +71,10 @@ def suggest(device: UdevDevice, others: Iterable[UdevDevice] = ()) -> str:
         alike = [other for other in others if holds(predicate, other)]
         if not alike:
             break
-    lines = [f"- name: example.com/{_resource_name(hardware)}", "  match:"]
+    lines = [f"- name: example.com/{_resource_name(hardware)}"]
+    if example := _example(hardware.pci):
+        lines.append(f"  # deploy/examples/{example} offers every device of this kind, with attributes and health.")
+    lines.append("  match:")
     lines += _indented("  - ", "    ", list(_yaml(rule)))
     lines.append(f"  id: {_flow(hardware.identities(rule))}")
     lines += _nodes(device, others)
@@ -169,6 +184,8 @@ class _Hardware:
     def _of_pci(self, node: UdevDevice, place: bool) -> Rule:
         written = _attributes({name: node.attributes.get(name) for name in PCI_IDS})
         rule: Rule = {"subsystem": "pci"}
+        if node.driver == VFIO_DRIVER:
+            rule["driver"] = VFIO_DRIVER
         if place or not written:
             rule["sysname"] = (
                 _Noted(_literal(node.sysname), "the slot: " + _ALIKE) if written else _literal(node.sysname)
@@ -193,19 +210,38 @@ def _nodes(device: UdevDevice, others: Iterable[UdevDevice]) -> Iterator[str]:
     if device.devnode:
         yield "  nodes: [{from: devnode}]"
         return
-    if device.subsystem == "pci":
-        yield "  nodes:"
-        yield '  - {path: "/dev/vfio/{iommu_group}", optional: true}  # when it is bound to vfio-pci'
-        yield "  - {path: /dev/vfio/vfio, optional: true}"
-        return
-    below = f"{device.syspath}/"
-    if any(
-        other.devnode and other.subsystem == device.subsystem and other.syspath.startswith(below) for other in others
-    ):
-        yield f"  group: {{with: children, match: [{{subsystem: {_literal(device.subsystem)}, exists: [devnode]}}]}}"
+    below = sorted({other.subsystem for other in others if _is_node_of(device, other)})
+    if below:
+        yield f"  group: {{with: children, match: [{{subsystem: {_flow(below)}, exists: [devnode]}}]}}"
         yield "  nodes: [{from: group}]"
         return
+    if device.subsystem == "pci":
+        if device.driver != VFIO_DRIVER:
+            now = f"it is {device.driver}'s now, which makes no node" if device.driver else "no driver has it now"
+            yield f"  # Only when it is bound to {VFIO_DRIVER}, for a virtual machine or DPDK: {now}."
+        yield '  nodes: [{path: "/dev/vfio/{iommu_group}"}, {path: /dev/vfio/vfio}]'
+        yield f"  health: [{{driverBound: {VFIO_DRIVER}}}, {{nodeExists: true}}]"
+        return
     yield "  nodes: []  # it has no node under /dev: a container gets no access to it from here"
+
+
+def _is_node_of(device: UdevDevice, other: UdevDevice) -> bool:
+    """Whether it has a node by which a device itself is used: that its driver made, not of what is plugged into it."""
+    if not other.devnode or not other.syspath.startswith(f"{device.syspath}/"):
+        return False
+    if device.subsystem != "pci":
+        return other.subsystem == device.subsystem
+    between = [node for node in other.lineage() if node.syspath.startswith(f"{device.syspath}/")]
+    return not any(node.subsystem in _OTHER_HARDWARE for node in between)
+
+
+def _example(function: UdevDevice | None) -> str:
+    """The example for a PCI function and what is below it; "" where there is none."""
+    if function is None:
+        return ""
+    if function.driver == VFIO_DRIVER or "physfn" in function.links:
+        return "sriov-vf.yaml" if "physfn" in function.links else ""
+    return EXAMPLES.get(function.driver, "")
 
 
 # --- rules as text ---------------------------------------------------------------------------------------------------

@@ -36,6 +36,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "LeaseDenied": ("ResourceClaim", "The claim was denied a shared device; says why. The scheduler chooses another."),
     "DeviceCordoned": ("Node", "A device is out of service, by a person's word; says why. Nobody new gets it."),
     "DeviceUncordoned": ("Node", "A device that was out of service is in service again."),
+    "DriverFilesMissing": (
+        "Node",
+        "No libraries of their driver were found, so devices are not given out; says what to do.",
+    ),
     "HeldDeviceUnavailable": ("Node", "A device became faulty or was unplugged while somebody holds it."),
     "DeviceLost": ("Pod", "The pod's device is gone or was exchanged, and the pod is evicted (`evictHolders`)."),
     "LedgerLost": (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from drabridge.config.schema import Config
+from drabridge.inventory.fallbacks import not_given
 from drabridge.inventory.model import Snapshot
 from drabridge.ledger.model import Ledger
 
@@ -85,6 +86,7 @@ def not_ready(state: AgentState) -> list[str]:
         for server in state.servers
         if server.left_out
     ]
+    reasons += [f"{resource} is not given out: {why}" for resource, why in not_given(state.snapshot.devices).items()]
     reasons += [found for server in state.servers if (found := state.competing.get(server.resource))]
     if claims.wanted and not claims.ready:
         reasons.append(f"claims: {claims.waits_for}")

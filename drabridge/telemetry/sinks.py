@@ -147,10 +147,15 @@ class Sinks:
                 log.info("device events followed", extra={"source": str(fact.source)})
             case FallbackGiven(why=""):
                 log.info("CDI devices of other programs are given again", extra={"resource": fact.resource})
-            case FallbackGiven():
+            case FallbackGiven(lacks=""):
                 log.warning(
                     "CDI devices of other programs are missing, cdiFallback is given in their place",
                     extra={"resource": fact.resource, "devices": fact.devices, "reason": fact.why},
+                )
+            case FallbackGiven():
+                log.error(
+                    "devices not given out, neither CDI devices nor the driver's files are there",
+                    extra={"resource": fact.resource, "devices": fact.devices, "reason": fact.lacks},
                 )
             case ReconcileFailed():
                 log.error("devices not enumerated, the last list stays", extra={"reason": fact.why})

@@ -29,6 +29,7 @@ from tests.support.agent_on_cluster import bridge, claim_and_pod
 from tests.support.agent_process import AgentProcess, metric
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.mig import cap, capabilities
+from tests.support.nvidia_h100 import libraries
 from tests.support.nvml import StandIn, mig_uuid
 from tests.support.umockdev import Testbed
 from tests.support.waiting import until
@@ -131,7 +132,7 @@ async def node() -> AsyncIterator[Node]:
         for gpu in (0, 1):
             standin.mig(gpu, *DIVIDED)
         text = (EXAMPLES / "nvidia-mig.yaml").read_text().replace('{legacy: "*", dra: 0}', '{legacy: "*", dra: "50%"}')
-        text = text.replace("resources:\n", f"{SAFETY}nvidia: {{library: {standin.library}}}\nresources:\n", 1)
+        text = text.replace("resources:\n", f"{SAFETY}{_settings(folder, standin)}resources:\n", 1)
         async with bridge(text, driver=DRIVER) as (agent, cluster, runtime):
             here = Node(bed, standin, agent, cluster)
             here.runtime = runtime
@@ -142,6 +143,12 @@ async def node() -> AsyncIterator[Node]:
             await until(lambda: here.ids(SMALL) == FOR_PODS and here.ids(GPU) == {GPUS[3]}, 30, agent.text)
             await until(lambda: len(published(cluster)) == 3, 10, agent.text)
             yield here
+
+
+def _settings(folder: str, standin: StandIn) -> str:
+    """Where the driver's libraries are: its own tree, and the stand-in."""
+    libraries(Path(folder), "/usr/lib64", version=machines.DRIVER_VERSION)
+    return f"nvidia: {{library: {standin.library}, hostRoot: {folder}}}\n"
 
 
 def _class(name: str, selector: str | None) -> str:

@@ -40,7 +40,7 @@ def worker(agent: AgentProcess) -> int:
     for task in Path(f"/proc/{agent.process.pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # threads and processes end meanwhile
             for child in (task / "children").read_text().split():
-                if b"nvml_process.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+                if b"nvml_worker" in Path(f"/proc/{child}/cmdline").read_bytes():
                     return int(child)
     return 0
 

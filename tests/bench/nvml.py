@@ -1,4 +1,4 @@
-"""What watching NVIDIA's GPUs costs, with NVIDIA's own nvidia-ml-py and a stand-in for the driver's library.
+"""What watching NVIDIA's GPUs costs, with a stand-in for the driver's library.
 
 The real library has memory of its own beside that, in the same process, which nobody but NVIDIA can make smaller.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from msgspec.structs import replace
 
@@ -13,7 +15,7 @@ from drabridge.containers.cdi_spec import (
 )
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.errors import HostError
-from drabridge.inventory.model import DeviceNode, Mount
+from drabridge.inventory.model import Device, DeviceNode, Fallback, Mount
 from tests.containers.cdi_samples import NODE, RENAMED, UID, read
 
 
@@ -97,3 +99,13 @@ def test_edits_join_and_the_later_wins() -> None:
     )
 
     assert joined == ContainerEdits((NODE, RENAMED), {"A": "1", "B": "2"}, (Mount("/a", "/b"),))
+
+
+def test_the_hook_of_a_fallback_is_in_the_file_however_many_devices_enter_together(store: CdiStore) -> None:
+    hook = ("/usr/bin/nvidia-cdi-hook", "nvidia-cdi-hook", "update-ldcache")
+    fallback = Fallback((NODE,), {"A": "1"}, hook=hook)
+    spec = store.legacy_spec(Device("gpu", "GPU", "nvidia.com/gpu", fallback=fallback, cdi_missing="no file"))
+    entries = {one["name"]: one["containerEdits"] for one in json.loads(spec.encode())["devices"]}
+    assert len(entries) == 2
+    for edits in entries.values():
+        assert edits["hooks"] == [{"hookName": "createContainer", "path": hook[0], "args": list(hook[1:])}]

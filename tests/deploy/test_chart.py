@@ -121,6 +121,12 @@ def test_nvml_comes_with_nvidia_s_container_runtime() -> None:
         manifests({"nvml": {"enabled": True, "mig": True}})
 
 
+def test_a_pod_sees_the_hosts_files_only_where_the_configuration_looks_for_the_driver_s() -> None:
+    assert "/" not in {host for host, _ in mounted().values()}
+    seen = mounted({"config": {"nvidia": {"hostRoot": "/host"}}})
+    assert seen["/host"] == ("/", False)
+
+
 def mounted(values: Json | None = None) -> dict[str, tuple[str, bool]]:
     """Mount path to (host path, writable), without the ConfigMap."""
     spec = pod(values)

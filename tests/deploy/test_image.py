@@ -53,7 +53,6 @@ def locked(name: str) -> dict[str, tuple[Version, int]]:
     ("lock", "ranges"),
     [
         ("requirements.lock", PYPROJECT["project"]["dependencies"]),
-        ("requirements.lock", PYPROJECT["project"]["optional-dependencies"]["nvml"]),
         ("build.lock", PYPROJECT["build-system"]["requires"]),
     ],
 )

@@ -1,9 +1,10 @@
-"""What NVIDIA's own library for Python gets from a stand-in for the driver's, and what becomes of its faults."""
+"""What the process that asks NVML gets from a stand-in for the driver's library, and what becomes of its faults."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,10 +13,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from drabridge.config.nvidia import Nvidia
-from drabridge.inventory import nvidia, nvml
+from drabridge.inventory import nvidia, nvml, nvml_library
 from drabridge.inventory.facts import Fact, NvmlChanged, XidSeen
 from drabridge.inventory.nvidia import FailureKind, NvidiaFacts
 from drabridge.inventory.nvml import NvmlClient, Timing
@@ -314,7 +316,7 @@ async def test_a_gpu_that_fell_off_before_nvml_was_asked_is_lost(tmp_path: Path)
         (18, "the library is of another version than the driver that is loaded: reboot, or reload the driver"),
         (9, "NVIDIA's driver is not loaded"),
         (4, "the agent may not open /dev/nvidia*: it has to be privileged, or run with NVIDIA's container runtime"),
-        (999, "Unknown Error"),
+        (999, "an error"),
     ],
 )
 async def test_why_nvml_does_not_work_is_told_once_and_it_is_tried_again(code: int, why: str, tmp_path: Path) -> None:
@@ -330,15 +332,46 @@ async def test_why_nvml_does_not_work_is_told_once_and_it_is_tried_again(code: i
         assert here.told == [NvmlChanged(why), NvmlChanged("")]
 
 
-async def test_a_missing_library_or_extra_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_library_is_told(tmp_path: Path) -> None:
     standin = StandIn(tmp_path)
     standin.library.write_text("no library")
     async with client(standin) as here:
         assert "file too short" in here.nvml.problem
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    standin.library.unlink()
     async with client(standin) as here:
-        assert here.nvml.problem == nvml.NOT_INSTALLED
+        assert here.nvml.problem.startswith("libnvidia-ml.so.1 was not found")
+
+
+def test_structures_and_numbers_are_those_of_nvidia_s_own_module() -> None:
+    theirs = {
+        nvml_library.PciInfo: pynvml.nvmlPciInfo_t,
+        nvml_library.Memory: pynvml.c_nvmlMemory_t,
+        nvml_library.AddressingMode: pynvml.c_nvmlDeviceAddressingMode_t,
+        nvml_library.GpuFabricInfo: pynvml.c_nvmlGpuFabricInfo_t,
+        nvml_library.FieldValue: pynvml.c_nvmlFieldValue_t,
+        nvml_library.EventData: pynvml.c_nvmlEventData_t,
+        nvml_library.DeviceAttributes: pynvml.c_nvmlDeviceAttributes,
+        nvml_library.ProcessInfo: pynvml.c_nvmlProcessInfo_v3_t,
+        nvml_library.ProcessSample: pynvml.c_nvmlProcessUtilizationSample_t,
+        nvml_library.GpuInstancePlacement: pynvml.c_nvmlGpuInstancePlacement_t,
+        nvml_library.GpuInstanceInfo: pynvml.c_nvmlGpuInstanceInfo_t,
+        nvml_library.GpuInstanceProfileInfo: pynvml.c_nvmlGpuInstanceProfileInfo_v2_t,
+    }
+    here = [one for one in vars(nvml_library).values() if isinstance(one, type) and one is not ctypes.Structure]
+    assert set(theirs) == {one for one in here if issubclass(one, ctypes.Structure)}
+    for ours, known in theirs.items():
+        assert ctypes.sizeof(ours) == ctypes.sizeof(known), ours
+        for name, *_ in ours._fields_:
+            assert name == "_rest" or getattr(ours, name).offset == getattr(known, name).offset, (ours, name)
+        assert getattr(ours(), "version", 0) == getattr(known(), "version", 0), ours
+    assert (nvml_library.TIMEOUT, nvml_library.LIBRARY_NOT_FOUND, nvml_library.FUNCTION_NOT_FOUND) == (
+        pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    )  # fmt: skip
+    assert (nvml_library.GPU_IS_LOST, nvml_library.RESET_REQUIRED, nvml_library.GPU_INSTANCE_PROFILES) == (
+        pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
+    )  # fmt: skip
+    text = Path(pynvml.__file__).read_text()
+    assert [name for name in nvml_library.ANSWERS if f'_nvmlGetFunctionPointer("{name}")' not in text] == []
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetTemperature", "nvmlEventSetWait_v2"])
@@ -415,8 +448,7 @@ async def test_a_process_that_writes_nonsense_is_ended(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, why = PROGRAMS[program]
-    (tmp_path / "program.py").write_text(source)
-    monkeypatch.setattr(nvml, "PROGRAM", tmp_path / "program.py")
+    monkeypatch.setattr(nvml, "PROGRAM", source)
     async with client(StandIn(tmp_path)) as here:
         assert why in here.nvml.problem
         assert here.facts is nvidia.NOTHING
@@ -465,6 +497,6 @@ async def test_it_ends_with_the_client_and_reads_nothing_but_what_it_needs(tmp_p
     async with client(StandIn(tmp_path)) as here:
         pid = here.pid
         assert str(pid) in set(children())
-        assert Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:4] == [b"-I", b"-S", b"-OO"]
+        assert Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1] == b"-IS"
         assert "site-packages" not in Path(f"/proc/{pid}/maps").read_text(), "no foreign library"
     await until(lambda: not Path(f"/proc/{pid}").exists(), 5.0)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.config import load
+from drabridge.config.nvidia_profile import nvidia_profile
 from drabridge.inventory.match import matches
 from drabridge.inventory.suggest import suggest
 from drabridge.inventory.udev_device import UdevDevice
@@ -29,6 +30,76 @@ def _matched(view: UdevDevice, other: UdevDevice | None = None) -> bool:
 )
 def test_round_trip(view: UdevDevice) -> None:
     assert _matched(view)
+
+
+H100 = pci("0000:00:06.0", "0x10de", "0x2330", "0x030200", "nvidia")
+NIC = pci("0000:3b:00.0", "0x15b3", "0x101d", "0x020000", "mlx5_core")
+FPGA = pci("0000:5e:00.0", "0x8086", "0x0b30", "0x120000", "dfl-pci")
+NVME = pci("0000:05:00.0", "0x144d", "0xa80a", "0x010802", "nvme")
+AMD = pci("0000:03:00.0", "0x1002", "0x744c", "0x030000", "amdgpu")
+
+
+def child(of: UdevDevice, name: str, subsystem: str, devnode: str = "") -> UdevDevice:
+    return udev_device(name, subsystem, devnode=devnode, above=of)
+
+
+def test_a_gpu_of_nvidias_driver_gets_the_item_of_its_profile() -> None:
+    entry = suggest(H100, [H100, AMD])
+    assert nvidia_profile().endswith("resources:\n" + entry)
+    assert _matched(H100)
+    assert "vfio" not in entry
+
+
+FUNCTIONS = {
+    "an interface is the host's": (
+        NIC,
+        [child(NIC, "eth0", "net")],
+        "Only when it is bound to vfio-pci",
+        "driverBound: vfio-pci",
+    ),
+    "RDMA": (
+        NIC,
+        [child(NIC, "uverbs0", "infiniband_verbs", "/dev/infiniband/uverbs0"), child(NIC, "ptp0", "ptp", "/dev/ptp0")],
+        '[{subsystem: ["infiniband_verbs"], exists: [devnode]}]',
+        "nodes: [{from: group}]",
+    ),
+    "an FPGA": (
+        FPGA,
+        [child(child(FPGA, "region0", "fpga_region"), "dfl-port.0", "dfl", "/dev/dfl-port.0")],
+        '{subsystem: ["dfl"], exists: [devnode]}',
+        "deploy/examples/fpga.yaml offers",
+    ),
+    "a GPU": (
+        AMD,
+        [child(AMD, "card0", "drm", "/dev/dri/card0")],
+        '{subsystem: ["drm"], exists',
+        "deploy/examples/amd-gpu.yaml offers",
+    ),
+    "a disk is not its controller's node": (
+        NVME,
+        [child(child(NVME, "nvme0", "nvme", "/dev/nvme0"), "nvme0n1", "block", "/dev/nvme0n1")],
+        "it is nvme's now",
+        "driverBound: vfio-pci",
+    ),
+    "a function of vfio-pci": (
+        VF,
+        [],
+        'driver: "vfio-pci"',
+        'nodes: [{path: "/dev/vfio/{iommu_group}"}, {path: /dev/vfio/vfio}]',
+    ),
+    "a virtual function": (VF, [], "deploy/examples/sriov-vf.yaml offers", "driverBound: vfio-pci"),
+}
+
+
+@pytest.mark.parametrize("case", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_function_gets_what_its_driver_has_made_of_it(case: tuple[UdevDevice, list[UdevDevice], str, str]) -> None:
+    function, below, *lines = case
+    entry = suggest(function, [function, H100, *below])
+    assert ("Only when" in entry) == ("driverBound" in entry and function is not VF)
+    assert [line for line in lines if line not in entry] == [], entry
+    (resource,) = load(HEAD + "resources:\n" + entry).resources
+    assert matches(function, resource.match)
+    assert not matches(H100, resource.match)
 
 
 def test_a_tty_is_found_again_under_another_number() -> None:

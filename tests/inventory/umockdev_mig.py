@@ -14,8 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.config.loader import load
+from drabridge.config.nvidia import Nvidia
 from drabridge.errors import HostError
 from drabridge.inventory import mig
 from drabridge.inventory.host import HostPaths
@@ -24,6 +26,7 @@ from drabridge.inventory.nvidia import MigInstance, NvidiaFacts
 from tests.support import machines
 from tests.support.hardware import watching
 from tests.support.mig import MIG_UUID, cap, capabilities
+from tests.support.nvidia_h100 import libraries
 from tests.support.umockdev import Testbed
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "nvidia-mig.yaml"
@@ -59,7 +62,9 @@ async def check() -> None:
 
     mig.with_capabilities = with_nvml
     gpus = [machines.GPU_UUID.format(index).lower() for index in (0, 1)]
-    async with watching(load(EXAMPLE), paths=HostPaths(proc, NO_DATABASE), tombstone_seconds=0.3) as watched:
+    libraries(bed.root / "host", "/usr/lib64", version=machines.DRIVER_VERSION)
+    config = replace(load(EXAMPLE), nvidia=Nvidia(host_root=str(bed.root / "host")))
+    async with watching(config, paths=HostPaths(proc, NO_DATABASE), tombstone_seconds=0.3) as watched:
         inventory = watched.inventory
         assert watched.states() == dict.fromkeys(gpus, "present")
         assert [resource.name for resource in inventory.config.resources] == ["nvidia.com/gpu"]

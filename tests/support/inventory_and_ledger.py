@@ -8,7 +8,7 @@ from drabridge.config.schema import Config
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.identity import name_of
 from drabridge.inventory.mig import MigDevices
-from drabridge.inventory.model import Device
+from drabridge.inventory.model import Device, NvidiaFiles
 from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
@@ -79,6 +79,7 @@ class Machine:
         records = self.twins.beside(found, (self.names.config,))
         if self.names.update(records.values()):
             self.builder = DeviceBuilder(self.names.config, self.host, self.builder.named_by, self.names.file)
+        self.builder.driver = NvidiaFiles()  # looked for, and nothing is to be said of them
         built = self.builder.build(records, self.nvidia, known_ids=self.tracker.known_ids(), held=self.held)
         names = [resource.name for resource in self.names.config.resources]
         self.collisions = (*built.collisions, *self.names.collisions)

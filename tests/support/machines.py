@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 TREES = Path(__file__).parent / "trees"
+DRIVER_VERSION = "580.95.05"
 GPU_UUID = "GPU-{0:08x}-1111-2222-3333-44444444{0:04x}"
 
 
@@ -94,7 +95,8 @@ def nvidia_proc(root: Path, count: int = 8, excluded: Iterable[int] = ()) -> Pat
         )
     (root / "driver/nvidia").mkdir(parents=True, exist_ok=True)
     (root / "driver/nvidia/version").write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\nGCC version:\n"
+        f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER_VERSION}  Tue Sep 23 10:11:16 UTC 2025\n"
+        "GCC version:\n"
     )
     return root
 

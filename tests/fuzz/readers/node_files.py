@@ -12,12 +12,13 @@ import msgspec
 
 from drabridge.coexistence import other_agents
 from drabridge.config.names import is_cdi_kind, is_cdi_name
+from drabridge.config.nvidia import Nvidia
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.metadata import DeviceFacts, MetadataFiles
 from drabridge.dra.records import RecordStore
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint
-from drabridge.inventory import nvidia, nvml_report
+from drabridge.inventory import ld_cache, nvidia, nvidia_files, nvml_report
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_file import SpecError, read_spec
 from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
@@ -32,6 +33,7 @@ from podresources.resolve.checkpoints import CLAIMS, DEVICES, Checkpoints
 from podresources.resolve.files import UnreadableFileError
 from podresources.resolve.metadata import _devices as metadata_devices
 from tests.fuzz.reader import Form, Read, Reader
+from tests.support import nvidia_h100
 from tests.support.dra_node import DRIVER
 from tests.support.hardware import MemoryHost, config
 
@@ -130,7 +132,7 @@ def _device(number: int, row: dict[str, Any]) -> UdevDevice:
 
 
 @contextmanager
-def nvidia_files(root: Path) -> Iterator[Read]:
+def nvidia_proc(root: Path) -> Iterator[Read]:
     """``/proc/driver/nvidia``: a driver's text."""
     (root / "gpus/0000:3b:00.0").mkdir(parents=True)
 
@@ -139,6 +141,24 @@ def nvidia_files(root: Path) -> Iterator[Read]:
         (root / "gpus/0000:3b:00.0/information").write_bytes(data)
         found = nvidia.read(root)
         nvidia.uuid_hint(found.of("0000:3b:00.0"))
+
+    yield read
+
+
+@contextmanager
+def linker_cache(root: Path) -> Iterator[Read]:
+    """``ld.so.cache`` of the host, or of a driver's root, which anybody may have made."""
+    paths = nvidia_h100.host_paths(root)
+    settings = Nvidia(host_root=str(root / "host"))
+    nvidia_h100.libraries(root / "host", "/usr/lib64")
+
+    def read(data: bytes) -> None:
+        with suppress(ValueError):
+            assert all(path.startswith("/") for _, path in ld_cache.libraries(data, nvidia_files.MACHINE))
+        nvidia_h100.put(root / "host", "/etc/ld.so.cache", data)
+        found = nvidia_files.find(settings, paths)
+        assert found.problem == "", "what the cache says hides no library"
+        assert all(".." not in Path(mount.host_path).parts for mount in found.mounts)
 
     yield read
 
@@ -270,7 +290,8 @@ READERS = (
     Reader("cdi", Form.JSON, "CDI files of other programs, as JSON", cdi, (f"{_LEFT[:-5]}cdi/*.json",)),
     Reader("cdi-yaml", Form.YAML, "CDI files of other programs, as YAML", cdi),
     Reader("udev", Form.JSON, "udev's properties and attributes", udev),
-    Reader("nvidia", Form.YAML, "files of NVIDIA's driver", nvidia_files),
+    Reader("nvidia", Form.YAML, "files of NVIDIA's driver", nvidia_proc),
+    Reader("ld-cache", Form.JSON, "the dynamic linker's cache", linker_cache),
     Reader("nvml", Form.JSON, "answers of the process that asks NVML", nvml),
     Reader("ledger", Form.LEDGER, "the ledger", ledger, (f"{_LEFT}/ledger.jsonl",)),
     Reader("identities", Form.JSON, "identities.json", identities, (f"{_LEFT}/identities.json",)),

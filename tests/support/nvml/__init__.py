@@ -1,4 +1,4 @@
-"""A stand-in for libnvidia-ml.so.1, compiled from C: NVIDIA's own nvidia-ml-py speaks with it as with the driver's."""
+"""A stand-in for libnvidia-ml.so.1, compiled from C."""
 
 from __future__ import annotations
 

@@ -1,0 +1,69 @@
+"""Follow the files of NVIDIA's driver once a configuration gives them; cost nothing before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from drabridge.config.nvidia import Nvidia
+from drabridge.config.schema import Config
+from drabridge.inventory.host import HostPaths
+from drabridge.inventory.model import NvidiaFiles
+from drabridge.system.supervise import forever
+
+if TYPE_CHECKING:
+    from drabridge.system.io_thread import IoThread
+
+LOOK_SECONDS = 5.0
+FIRST_SECONDS = 5.0  # how long devices wait for the first look: a disk that hangs must not hold up the others
+
+
+class DriverFollower:
+    """Which files of NVIDIA's driver the host has. Use it on one loop; looks are made in a thread of its own."""
+
+    def __init__(self, paths: HostPaths, on_change: Callable[[], None]) -> None:
+        self._paths = paths
+        self._on_change = on_change
+        self._settings: Nvidia | None = None
+        self._thread: IoThread | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.current: NvidiaFiles | None = None
+        """What the last look has found; None before the first one has ended."""
+
+    async def follow(self, configs: Iterable[Config], settings: Nvidia) -> None:
+        """Return when the files are known, if a configuration gives them; follow them from then on."""
+        wanted = any(one.cdi_fallback and one.cdi_fallback.driver_files for each in configs for one in each.resources)
+        if not wanted or settings == self._settings:
+            return
+        self._settings, self.current = settings, None
+        look = asyncio.create_task(self._look())
+        await asyncio.wait((look,), timeout=FIRST_SECONDS)
+        if self._task is None:
+            self._task = asyncio.create_task(forever("driver files", self._run), name="driver files")
+
+    async def stop(self) -> None:
+        """Follow them no more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._look()
+
+    async def _look(self) -> None:
+        from drabridge.inventory.nvidia_files import find  # here: most agents do without them
+
+        if self._thread is None:
+            from drabridge.system.io_thread import IoThread
+
+            self._thread = IoThread("driver files")
+        settings, before = self._settings or Nvidia(), self.current
+        found = await self._thread.run(partial(find, settings, self._paths, before))
+        if settings == self._settings and found != before:
+            self.current = found
+            self._on_change()
