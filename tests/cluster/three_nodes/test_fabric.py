@@ -29,7 +29,7 @@ def _of(kind: str, name: str, **more: Any) -> Json:
 
 
 CONFIG = {
-    **config(legacy=DEVICES),
+    **config(legacy=DEVICES, dra=0),
     "fabric": [
         _of("camera", "lobby"),
         _of("camera", "yard"),
