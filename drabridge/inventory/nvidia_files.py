@@ -50,7 +50,8 @@ DISTRIBUTIONS = {
 _PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control",
              "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl")  # fmt: skip
 _FIRMWARE = ("/lib/firmware/updates", "/lib/firmware")
-_SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket", "/tmp/nvidia-mps")
+_SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
+_MPS = "/tmp/nvidia-mps"  # anybody may make it: a link, or the sockets of a program that is not NVIDIA's
 _CONFIGS = {  # where a container's loaders look -> below /etc or /usr/share
     "/usr/share/glvnd/egl_vendor.d/10_nvidia.json": "glvnd/egl_vendor.d/10_nvidia.json",
     "/usr/share/nvidia/nvoptix.bin": "nvidia/nvoptix.bin",
@@ -220,9 +221,10 @@ class _Search:
                 if found := self._resolve(place, f"{folder}/{name}"):
                     yield NvidiaFile(place.root + found, (inside,), place.found)
                     break
-        for path in _SOCKETS:
+        for path in (*_SOCKETS, _MPS):
             self._look(place, path)
-            if found := self._resolve(place, path):
+            found = self._resolve(place, path)
+            if found and (path != _MPS or (found == path and self._is_roots_folder(place, path))):
                 yield NvidiaFile(place.root + found, (path,), place.found, read_only=False)
 
     def _hook(self) -> tuple[str, ...]:
@@ -257,6 +259,13 @@ class _Search:
                 return [entry.name for entry, _ in zip(entries, range(_ENTRIES_MAX), strict=False)]
         except OSError:
             return []
+
+    def _is_roots_folder(self, place: _Place, path: str) -> bool:
+        try:
+            status = os.lstat(self._host + place.root + path)
+        except OSError:
+            return False
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == 0
 
     def _mode(self, place: _Place, path: str) -> int:
         try:
