@@ -63,6 +63,7 @@ class _Worker:
         self.thread = IoThread(f"vfio-{group}")
         self.job: Job[None] | None = None
         self.step = ""  # what it does just now, for people
+        self.late = ""  # what is said of a job that takes too long
 
     @property
     def busy(self) -> bool:
@@ -141,7 +142,10 @@ class VfioBinder:
         found = {}
         for device in devices:
             if (rule := self.rule(device.resource)) is not None and not held(device.name):
-                found[device.name] = self.error or self._groups.why_not(os.path.basename(device.syspath), rule)
+                worker = self._workers.get(_group(device))
+                hangs = worker.late if worker is not None and worker.busy else ""
+                address = os.path.basename(device.syspath)
+                found[device.name] = self.error or hangs or self._groups.why_not(address, rule)
         return found
 
     # --- bind -----------------------------------------------------------------------------------------------------
@@ -172,13 +176,14 @@ class VfioBinder:
             async with asyncio.timeout(BIND_SECONDS):
                 if worker.busy:
                     await worker.thread.wait_all()
-                job = worker.job = worker.thread.submit(call)
+                job, worker.late = worker.thread.submit(call), ""
+                worker.job = job
                 await worker.thread.wait_all()
         except TimeoutError:
-            raise HostError(
-                f"IOMMU group {group}: {worker.step or 'looking at it'} has not ended within {BIND_SECONDS:g} s",
-                hint="a driver waits until nobody has its device open; the kernel's log may say more",
-            ) from None
+            doing = worker.step or "looking at it"
+            worker.late = f"IOMMU group {group}: {doing} has not ended within {BIND_SECONDS:g} s"
+            hint = "a driver waits until nobody has its device open; the kernel's log may say more"
+            raise HostError(worker.late, hint=hint) from None
         job.result()
 
     def _bind(self, device: Device, rule: Vfio, group: str) -> None:
@@ -187,7 +192,7 @@ class VfioBinder:
         end = time.monotonic() + CLOSE_SECONDS
         while True:
             functions = self._groups.read(address)
-            chosen = [one for one in to_bind(functions, address) if one.binding.driver != VFIO_PCI]
+            chosen = [one for one in to_bind(functions, address) if one.driver != VFIO_PCI]
             if why := in_the_way(functions, address, rule):
                 raise HostError(f"{device.name} cannot be bound to vfio-pci: {'; '.join(why)}")
             if not (opened := self._groups.opened(chosen)):
@@ -197,7 +202,8 @@ class VfioBinder:
             time.sleep(LOOK_SECONDS)
         if not functions:
             raise HostError(f"{device.name} is unplugged")
-        bindings = {one.address: one.binding for one in functions}
+        found = {one.address: self._groups.drivers.binding(one.address) for one in functions}
+        bindings = {address: binding for address, binding in found.items() if binding is not None}
         places = self._groups.places(bindings)
         with self._writing:
             before = self._taken

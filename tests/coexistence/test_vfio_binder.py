@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -268,9 +269,24 @@ def behind_several_controllers(kernel: Kernel) -> None:
     (head / "nvme0n1/holders/md0").mkdir(parents=True)
 
 
+def serial(kernel: Kernel) -> None:
+    (kernel.add("0000:3b:00.2", "serial", "10de:1") / "tty/ttyS4").mkdir(parents=True)
+    (kernel.root / "sys/class/tty/console").mkdir(parents=True)
+    (kernel.root / "sys/class/tty/console/active").write_text("tty0 ttyS4\n")
+
+
 IN_THE_WAY: dict[str, tuple[Callable[[Kernel], object], str]] = {
     "a console, with no driver": (lambda k: k.add("0000:3b:00.2", "efifb", "10de:1", boot_vga="1"), "the console"),
-    "virtual functions": (lambda k: k.add("0000:3b:00.2", "x", "10de:1", sriov_numvfs="4"), "4 virtual functions"),
+    "virtual functions": (
+        lambda k: k.add("0000:3b:00.2", "x", "10de:1", virtfn0="", virtfn1=""),
+        "2 virtual functions",
+    ),
+    "a bridge": (lambda k: k.add("0000:3b:00.2", "x", "10de:1", **{"class": "0x060400"}), "it is a bridge"),
+    "a serial console": (serial, "ttyS4 is a console of the kernel"),
+    "an interface on USB in a pod": (
+        lambda k: (k.add("0000:3b:00.2", "xhci_hcd", "10de:1") / "usb1/1-1/net").mkdir(parents=True),
+        "in the network namespace of a pod",
+    ),
     "a link that is up": (lambda k: interface(k, "0x1003"), "drabridge-x is up"),
     "a bond": (lambda k: interface(k, "0x1002", "upper_bond0"), "is a part of bond0"),
     "an interface that nothing is known of": (lambda k: interface(k, "?"), "cannot be asked"),
@@ -305,6 +321,23 @@ def test_the_console_stays_without_a_driver_too(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     kernel.add(GPU, "", "10de:2330", boot_vga="1")
     assert "it shows the console" in why_not(kernel)
+
+
+def test_a_bridge_is_handed_out_to_nobody(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.add(GPU, "pcieport", "10de:352a", **{"class": "0x060400"})
+    assert "it is a bridge" in why_not(kernel)
+
+
+@pytest.mark.parametrize("name", ["driver_override", "sriov_numvfs"])
+def test_a_function_that_its_driver_does_not_let_go_stops_no_look(kernel: Kernel, name: str) -> None:
+    file = kernel.root / "sys/devices/pci0000:3a" / GPU / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)  # as the kernel's: who reads it waits for the device's lock
+    look = threading.Thread(target=lambda: why_not(kernel), daemon=True)
+    look.start()
+    look.join(5)
+    assert not look.is_alive()
 
 
 # --- there and back
@@ -406,6 +439,8 @@ async def test_a_driver_that_does_not_let_go_ends_the_call_and_nobody_gets_the_g
     await node.binder.give_back()
     assert set(node.binder.paused(node.devices)) == {"gpu", "p"}
     assert node.said[-1] != "", "NVML would open the GPU again"
+    why = node.binder.why_not([node.vm], lambda name: False)[node.vm.name]
+    assert "unbinding the driver has not ended" in why, "nobody new comes to wait for it"
     lets_go.set()
 
     async def back() -> bool:
