@@ -103,6 +103,13 @@ class IommuGroups:
         folder = self._sys / "bus/pci/devices" / address / "iommu_group/devices"
         return [found for name in _names(folder) if (found := self._function(name)) is not None]
 
+    def group_of(self, address: str) -> str:
+        """The IOMMU group of a function; "" when it is in none, or there is no such function."""
+        try:
+            return os.path.basename(os.readlink(self._sys / "bus/pci/devices" / address / "iommu_group"))
+        except OSError:
+            return ""
+
     def _function(self, address: str) -> Function | None:
         driver = self.drivers.driver(address)
         if driver is None:

@@ -1,9 +1,9 @@
 """Bind the functions of held devices to vfio-pci, and give them back to their drivers afterwards.
 
 The ledger says who holds a device; a file says which functions were taken from which driver. It is on disk before the
-first function is touched, so after a crash or a reboot each is brought, by what sysfs shows, to where it belongs: to
-vfio-pci by the holder's next start, or back to its driver when there is no holder. What else is at a taken function is
-given to nobody until it is back.
+first function is touched, so after a crash each is brought, by what sysfs shows, to where it belongs: to vfio-pci by the
+holder's next start, or back to its driver when there is no holder. What else is at a taken function is given to nobody
+until it is back. A reboot takes nothing back: the kernel has begun anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -52,7 +53,8 @@ class Taken(Struct, frozen=True):
 
 
 class _File(Struct, frozen=True):
-    version: int
+    version: Literal[1]
+    boot_id: str  # in another boot the functions have what the node gave them
     functions: dict[str, Taken]  # by address
 
 
@@ -76,6 +78,7 @@ class VfioBinder:
     def __init__(
         self,
         state: Path,
+        boot_id: str,
         groups: IommuGroups,
         config: Callable[[], Config],
         ledgers: Callable[[], tuple[Ledger, Ledger]],
@@ -84,6 +87,7 @@ class VfioBinder:
     ) -> None:
         """``ledgers``: what is on disk, and what is about to be. ``pause_nvml``: see HealthWatch."""
         self._path = state / FILE
+        self._boot_id = boot_id
         self._groups = groups
         self._config = config
         self._ledgers = ledgers
@@ -99,7 +103,8 @@ class VfioBinder:
     def _load(self) -> Mapping[str, Taken]:
         try:
             data = read_if_there(self._path)
-            return msgspec.json.decode(data, type=_File).functions if data else {}
+            file = msgspec.json.decode(data, type=_File) if data else None
+            return file.functions if file is not None and file.boot_id == self._boot_id else {}
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self.error = (
                 f"{self._path} is not readable ({error}): functions that it named stay bound to vfio-pci, and none is "
@@ -176,8 +181,8 @@ class VfioBinder:
             async with asyncio.timeout(BIND_SECONDS):
                 if worker.busy:
                     await worker.thread.wait_all()
-                job, worker.late = worker.thread.submit(call), ""
-                worker.job = job
+                worker.step = worker.late = ""
+                job = worker.job = worker.thread.submit(call)
                 await worker.thread.wait_all()
         except TimeoutError:
             doing = worker.step or "looking at it"
@@ -280,6 +285,8 @@ class VfioBinder:
             raise HostError(f"it is in use although no pod has it: {user}")
         of_group = {address: taken for address, taken in self._taken.items() if taken.group == group}
         for address, taken in of_group.items():
+            if self._groups.group_of(address) != group:  # it was unplugged: what is at its address now is another
+                continue
             if (now := self._groups.drivers.binding(address)) is not None:
                 before = binding_before(now, Binding(taken.driver, taken.override))
                 self._bring(group, address, before, reset=now.driver == VFIO_PCI)
@@ -299,7 +306,7 @@ class VfioBinder:
     def _save(self) -> None:
         """Raises HostError: then nothing may be touched."""
         try:
-            write_atomically(self._path, msgspec.json.encode(_File(1, dict(self._taken))))
+            write_atomically(self._path, msgspec.json.encode(_File(1, self._boot_id, dict(self._taken))))
         except OSError as error:
             raise HostError(f"{self._path} cannot be written: {error.strerror or error}") from error
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -120,6 +121,7 @@ class Node:
             {"name": VM, "match": match, "vfio": dict(rule)}, {"name": DISK, "match": match, "id": ["{nvidia.uuid}"]}
         )
         self.said: list[str] = []
+        self.boot_id = "this"
         self.hold(Owner.DRA_PREPARED)
         self.start()
 
@@ -129,7 +131,13 @@ class Node:
         groups.drivers = self.kernel
         state = self.kernel.root
         self.binder = VfioBinder(
-            state, groups, lambda: self.config, lambda: (self.ledger,) * 2, lambda: self.devices, self.said.append
+            state,
+            self.boot_id,
+            groups,
+            lambda: self.config,
+            lambda: (self.ledger,) * 2,
+            lambda: self.devices,
+            self.said.append,
         )
 
     def hold(self, owner: Owner) -> None:
@@ -384,6 +392,7 @@ async def test_a_crash_between_any_two_steps_is_healed(kernel: Kernel, steps: in
             place = kernel.root / "sys/devices/pci0000:3a" / address
             kernel.attach(place, driver)
             (place / "driver_override").write_text("(null)\n")
+        node.boot_id = "the next"
     node.start()
     if again == "held":
         await node.binder.bind(node.vm)
@@ -391,6 +400,31 @@ async def test_a_crash_between_any_two_steps_is_healed(kernel: Kernel, steps: in
     node.hold(Owner.NONE)
     await node.binder.give_back()
     assert kernel.drivers() == BEFORE
+    if not rebooted:
+        assert node.record == {}
+    node.start()
+    assert node.binder.paused(node.devices) == {}
+
+
+async def test_what_the_node_binds_to_vfio_pci_at_boot_is_left_to_it(kernel: Kernel) -> None:
+    node = Node(kernel)
+    await node.binder.bind(node.vm)
+    node.boot_id = "the next"  # in which the functions have what a boot parameter or driverctl says
+    node.start()
+    node.hold(Owner.NONE)
+    await node.binder.give_back()
+    assert kernel.drivers() == BOUND
+
+
+async def test_what_is_plugged_in_at_the_address_of_what_was_bound_is_left_alone(kernel: Kernel) -> None:
+    node = Node(kernel)
+    await node.binder.bind(node.vm)
+    shutil.rmtree(kernel.root / "sys/devices/pci0000:3a" / GPU)
+    (kernel.root / "sys/bus/pci/devices" / GPU).unlink()
+    kernel.add(GPU, VFIO_PCI, "10de:2330", group="9")
+    node.hold(Owner.NONE)
+    await node.binder.give_back()
+    assert kernel.drivers() == {**BEFORE, GPU: (VFIO_PCI, "")}
     assert node.record == {}
 
 
@@ -412,8 +446,11 @@ async def test_nothing_is_touched_while_the_record_cannot_be_written(kernel: Ker
     assert kernel.steps == []
 
 
-async def test_nothing_is_bound_after_a_record_that_cannot_be_read(kernel: Kernel) -> None:
-    (kernel.root / "vfio.json").write_text('{"version": 1, "functions": {"0000:3b:00.0": 3}}')
+@pytest.mark.parametrize(
+    "text", ["{", '{"version": 1, "functions": {"0000:3b:00.0": 3}}', '{"version": 2, "boot_id": "", "functions": {}}']
+)
+async def test_nothing_is_bound_after_a_record_that_cannot_be_read(kernel: Kernel, text: str) -> None:
+    (kernel.root / "vfio.json").write_text(text)
     node = Node(kernel)
     with pytest.raises(HostError, match="not readable"):
         await node.binder.bind(node.vm)
