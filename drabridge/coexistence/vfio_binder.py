@@ -1,9 +1,9 @@
 """Bind the functions of held devices to vfio-pci, and give them back to their drivers afterwards.
 
 The ledger says who holds a device; a file says which functions were taken from which driver. It is on disk before the
-first function is touched, so after a crash each is brought, by what sysfs shows, to where it belongs: to vfio-pci by the
-holder's next start, or back to its driver when there is no holder. What else is at a taken function is given to nobody
-until it is back. A reboot takes nothing back: the kernel has begun anew.
+first function is touched, so after a crash each is brought, by what sysfs shows, to where it belongs: to vfio-pci by
+the holder's next start, or back to its driver when there is no holder. What else is at a taken function is given to
+nobody until it is back. A reboot takes nothing back: the kernel has begun anew.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ class VfioBinder:
         found = {}
         for name, device in devices.items():
             if self.rule(device.resource) is None:
+                places = [f"{place}/" for place in (device.syspath, *device.also_at)]
                 for address, taken in self._taken.items():
-                    if device.syspath == taken.place or device.syspath.startswith(f"{taken.place}/"):
+                    if any(place.startswith(f"{taken.place}/") for place in places):
                         found[name] = f"{address}, which is bound to vfio-pci for {taken.device}"
         return found
 

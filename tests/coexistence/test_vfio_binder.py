@@ -115,7 +115,9 @@ class Node:
         place = str((kernel.root / "sys/bus/pci/devices" / GPU).resolve())
         self.vm = Device(f"vfio-{GPU}", "v", VM, place, also_at=("/dev/vfio/7",))
         self.gpu, self.part = Device("gpu", "g", DISK, place), Device("p", "p", DISK, f"{place}/nvidia-mig/gi1-ci0")
-        self.devices = {one.name: one for one in (self.vm, self.gpu, self.part, Device("else", "e", DISK, "/sys/x"))}
+        disk = Device("disk", "d", DISK, "/sys/virtual/disk", also_at=("b259:0", place))
+        several = (self.vm, self.gpu, self.part, disk, Device("else", "e", DISK, "/sys/x"))
+        self.devices = {one.name: one for one in several}
         match = [{"subsystem": "pci"}]
         self.config = config(
             {"name": VM, "match": match, "vfio": dict(rule)}, {"name": DISK, "match": match, "id": ["{nvidia.uuid}"]}
@@ -357,7 +359,7 @@ async def test_a_group_goes_there_and_back_and_nobody_has_its_gpu_meanwhile(kern
     await node.binder.bind(node.vm)
     assert kernel.drivers() == BOUND
     assert set(node.record) == {GPU, AUDIO}
-    assert set(node.binder.paused(node.devices)) == {"gpu", "p"}
+    assert set(node.binder.paused(node.devices)) == {"gpu", "p", "disk"}
     assert node.said[0].endswith("goes to a virtual machine")
     assert node.said[-1] == "", "NVML goes on"
     steps = list(kernel.steps)
@@ -474,7 +476,7 @@ async def test_a_driver_that_does_not_let_go_ends_the_call_and_nobody_gets_the_g
         await node.binder.bind(node.vm)
     node.hold(Owner.NONE)
     await node.binder.give_back()
-    assert set(node.binder.paused(node.devices)) == {"gpu", "p"}
+    assert set(node.binder.paused(node.devices)) == {"gpu", "p", "disk"}
     assert node.said[-1] != "", "NVML would open the GPU again"
     why = node.binder.why_not([node.vm], lambda name: False)[node.vm.name]
     assert "unbinding the driver has not ended" in why, "nobody new comes to wait for it"
@@ -497,7 +499,7 @@ async def test_a_driver_that_does_not_come_back_keeps_the_gpu_from_everybody_and
     await node.binder.give_back()
     (note,) = node.binder.notes
     assert "asking the kernel for a driver had no effect: it has no driver, not nvidia" in note
-    assert set(node.binder.paused(node.devices)) == {"gpu", "p"}
+    assert set(node.binder.paused(node.devices)) == {"gpu", "p", "disk"}
     kernel.native[GPU] = "nvidia"
     await node.binder.give_back()
     assert kernel.drivers() == BEFORE
