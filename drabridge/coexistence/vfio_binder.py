@@ -190,7 +190,10 @@ class VfioBinder:
             worker.late = f"IOMMU group {group}: {doing} has not ended within {BIND_SECONDS:g} s"
             hint = "a driver waits until nobody has its device open; the kernel's log may say more"
             raise HostError(worker.late, hint=hint) from None
-        job.result()
+        try:
+            job.result()
+        except OSError as error:  # a file of the kernel's that went away between two looks
+            raise HostError(f"IOMMU group {group}: {error}") from error
 
     def _bind(self, device: Device, rule: Vfio, group: str) -> None:
         """Take what must be taken, and bind it; in the thread. Any part of it may have been done before."""

@@ -15,6 +15,7 @@ import re
 import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ LIBRARY_FOLDERS = (f"/usr/lib/{_TRIPLET}", "/usr/lib64")  # of a container: Debi
 _ELF_MACHINE = {"x86_64": 62, "aarch64": 183}.get(MACHINE)
 _LINKS_MAX = 40  # as the kernel
 _ENTRIES_MAX = 100_000  # of a folder
+_CACHED_MAX = 4096  # of the linker's libraries; a driver has 60
 
 _STANDARD = ("/usr/lib64", f"/usr/lib/{_TRIPLET}", f"/usr/lib/{_TRIPLET}/nvidia/current", "/usr/lib", "/lib64",
              f"/lib/{_TRIPLET}", "/lib64/nvidia", "/lib")  # fmt: skip
@@ -90,9 +92,10 @@ _HOST = _Place("", "", ())
 
 def _places(driver_root: str | None) -> Iterator[_Place]:
     if driver_root:
-        flat = tuple(f"{driver_root}/{name}" for name in ("lib64", "lib", ""))
-        yield _Place("nvidia.driverRoot", driver_root, _STANDARD, _PATH, cache=True)
-        yield _Place("nvidia.driverRoot", "", flat, (f"{driver_root}/bin",))
+        root = driver_root.rstrip("/")
+        flat = tuple(f"{root}/{name}" for name in ("lib64", "lib", ""))
+        yield _Place("nvidia.driverRoot", root, _STANDARD, _PATH, cache=True)
+        yield _Place("nvidia.driverRoot", "", flat, (f"{root}/bin",))
         return
     yield _Place("ld.so.cache", "", (), _PATH, cache=True)
     yield _Place("the linker's folders", "", _STANDARD, _PATH)
@@ -181,9 +184,8 @@ class _Search:
         self._look(place, "/etc/ld.so.cache")
         cache = self._host + place.root + self._resolve(place, "/etc/ld.so.cache")
         try:
-            for name, path in ld_cache.libraries(self._read(cache, ld_cache.BYTES_MAX), MACHINE):
-                if _NAMES.search(name):
-                    yield name, path
+            found = ld_cache.libraries(self._read(cache, ld_cache.BYTES_MAX), MACHINE)
+            yield from islice((one for one in found if _NAMES.search(one[0])), _CACHED_MAX)
         except ValueError:
             return
 

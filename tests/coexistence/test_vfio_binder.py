@@ -532,6 +532,22 @@ async def test_nothing_goes_back_before_the_ledger_knows_who_holds_what(kernel: 
     assert kernel.drivers() == BOUND
 
 
+async def test_a_node_that_goes_away_during_the_look_ends_no_other_upkeep(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(kernel)
+    await node.binder.bind(node.vm)
+    node.hold(Owner.NONE)
+
+    def gone(self: IommuGroups, group: str) -> str:
+        raise FileNotFoundError(2, "No such file or directory", f"/dev/vfio/{group}")
+
+    monkeypatch.setattr(IommuGroups, "group_user", gone)
+    await node.binder.give_back()
+    assert len(node.binder.notes) == 1
+    assert kernel.drivers() == BOUND
+
+
 async def test_two_calls_at_once_bind_once(kernel: Kernel) -> None:
     node = Node(kernel)
     await asyncio.gather(*(node.binder.bind(node.vm) for _ in range(3)))

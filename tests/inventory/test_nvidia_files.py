@@ -196,6 +196,21 @@ def test_the_linkers_cache_of_this_machine_is_read_as_ldconfig_reads_it() -> Non
     ), "behind a table in the old format"
 
 
+def test_a_damaged_cache_of_the_linker_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(tmp_path / "host", "/usr/lib64")
+    put(tmp_path / "host", "/etc/ld.so.cache", h100.ld_cache([("libcuda.so.1", "/a/b/c")] * 20_000))
+    looks: list[str] = []
+    resolve = nvidia_files._resolve
+    monkeypatch.setattr(nvidia_files, "_resolve", lambda root, path: looks.append(path) or resolve(root, path))
+    assert not found(tmp_path).problem
+    assert len(looks) < 10_000
+
+
+def test_the_hosts_own_root_may_be_named(tmp_path: Path) -> None:
+    libraries(tmp_path / "host", "/usr/lib64")
+    assert paths(found(tmp_path, "/")) == {f"/usr/lib64/lib{name}.so.{VERSION}" for name in ("cuda", "nvidia-ml")}
+
+
 def test_an_nvidia_yaml_of_another_driver_is_told(tmp_path: Path) -> None:
     (tmp_path / "nvidia.yaml").write_bytes((h100.HERE / "nvidia.yaml").read_bytes())
     names = _Reader([tmp_path], "gpu.example.com").look(frozenset({KIND}))
