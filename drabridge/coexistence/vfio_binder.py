@@ -221,7 +221,7 @@ class VfioBinder:
                 one: _taken(before.get(one), bindings[one], device.name, group, places[one]) for one in sorted(ours)
             }
             self._taken = {**before, **made}
-            if self._free([device.name]):  # asked after it is known as taken: who lets go of it knows that
+            if not self._held(device.name):  # asked after it is known as taken: who lets go of it knows that
                 raise HostError(f"{device.name} is not held any more")
             if self._taken != before:
                 self._save()
@@ -306,6 +306,11 @@ class VfioBinder:
         """Whether nobody holds any of the devices, neither by what is on disk nor by what is about to be."""
         entries = [ledger.entries.get(name) for name in names for ledger in self._ledgers()]
         return all(entry is None or entry.owner is Owner.NONE for entry in entries)
+
+    def _held(self, name: str) -> bool:
+        """Whether somebody holds the device, by what is on disk and by what is about to be."""
+        entries = [ledger.entries.get(name) for ledger in self._ledgers()]
+        return all(entry is not None and entry.owner is not Owner.NONE for entry in entries)
 
     def _save(self) -> None:
         """Raises HostError: then nothing may be touched."""

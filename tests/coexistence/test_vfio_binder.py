@@ -124,6 +124,7 @@ class Node:
         )
         self.said: list[str] = []
         self.boot_id = "this"
+        self.head: Ledger | None = None
         self.hold(Owner.DRA_PREPARED)
         self.start()
 
@@ -137,7 +138,7 @@ class Node:
             self.boot_id,
             groups,
             lambda: self.config,
-            lambda: (self.ledger,) * 2,
+            lambda: (self.ledger, self.head or self.ledger),
             lambda: self.devices,
             self.said.append,
         )
@@ -440,6 +441,19 @@ async def test_nothing_is_touched_for_who_does_not_hold_the_device(kernel: Kerne
     assert node.binder.paused(node.devices) == {}
 
 
+@pytest.mark.parametrize("released", ["on disk", "not on disk yet"])
+async def test_nothing_is_touched_once_the_device_is_about_to_be_anothers(kernel: Kernel, released: str) -> None:
+    """A release, and a grant of the GPU for containers after it, may wait for the disk meanwhile."""
+    node = Node(kernel)
+    free, held = Ledger.of([], NodeState(merged=True)), node.ledger
+    node.ledger, node.head = (held, free) if released == "not on disk yet" else (free, held)
+    with pytest.raises(HostError, match="not held any more"):
+        await node.binder.bind(node.vm)
+    assert kernel.steps == []
+    await node.binder.give_back()
+    assert node.binder.paused(node.devices), "it may be taken: who may have it is not sure"
+
+
 async def test_nothing_is_touched_while_the_record_cannot_be_written(kernel: Kernel) -> None:
     node = Node(kernel)
     (kernel.root / "vfio.json").mkdir()
@@ -487,6 +501,7 @@ async def test_a_driver_that_does_not_let_go_ends_the_call_and_nobody_gets_the_g
         return kernel.drivers() == BEFORE
 
     await until(back, 20)
+    await node.binder.give_back()
     assert node.binder.paused(node.devices) == {}
     assert node.said[-1] == ""
 
