@@ -22,12 +22,13 @@ from drabridge.evidence.open_files import find_open
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.inventory.nvidia import parse_information
 from drabridge.inventory.vfio import VFIO, does_dma
-from drabridge.system.pci_driver import VFIO_PCI, Binding, PciDrivers
+from drabridge.system.pci_driver import VFIO_PCI, PciDrivers
 
 _IFF_UP = 0x1  # linux/if.h
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _NVIDIA_MAJOR = 195  # Linux Documentation/admin-guide/devices.txt
 _OF_SEVERAL_DISKS = {"LVM2_member": "in a volume group", "zfs_member": "in a ZFS pool", "bcache": "a cache's"}
+_BRIDGES = ("0x0604", "0x0607", "0x0609")  # classes of what has other functions behind it; vfio-pci refuses them
 
 
 class Function(Struct, frozen=True):
@@ -35,12 +36,12 @@ class Function(Struct, frozen=True):
 
     address: str
     ids: str  # "10de:2330"
-    binding: Binding
+    driver: str
     uses: tuple[str, ...] = ()
     nodes: tuple[DeviceNode, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.address} ({self.ids}, {self.binding.driver or 'no driver'})"
+        return f"{self.address} ({self.ids}, {self.driver or 'no driver'})"
 
 
 # --- the decision ---------------------------------------------------------------------------------------------------
@@ -48,14 +49,14 @@ class Function(Struct, frozen=True):
 
 def to_bind(functions: Sequence[Function], address: str) -> list[Function]:
     """The function itself, and those of its group whose drivers would keep vfio from opening it. Pure."""
-    return [one for one in functions if one.address == address or does_dma(one.binding.driver)]
+    return [one for one in functions if one.address == address or does_dma(one.driver)]
 
 
 def in_the_way(functions: Sequence[Function], address: str, rule: Vfio) -> list[str]:
     """Why the group of a function cannot be bound to vfio-pci, one sentence for each ground. Pure."""
     found = []
     for one in to_bind(functions, address):
-        if one.binding.driver == VFIO_PCI:
+        if one.driver == VFIO_PCI:
             continue
         if not rule.allows(one.ids, one.address):
             found.append(f"{one} may not be bound to vfio-pci: vfio.allow does not name it, or vfio.deny does")
@@ -67,7 +68,10 @@ def in_the_way(functions: Sequence[Function], address: str, rule: Vfio) -> list[
 
 
 class IommuGroups:
-    """Reads sysfs, procfs and udev's database; blocks for milliseconds, or for longer in :meth:`opened`."""
+    """Reads sysfs, procfs and udev's database; blocks for milliseconds, or for longer in :meth:`opened`.
+
+    Of sysfs only what takes no lock of the device: that is held for as long as a driver does not let go of it.
+    """
 
     def __init__(
         self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), udev_database: Path = Path("/run/udev/data")
@@ -99,18 +103,33 @@ class IommuGroups:
         folder = self._sys / "bus/pci/devices" / address / "iommu_group/devices"
         return [found for name in _names(folder) if (found := self._function(name)) is not None]
 
+    def group_of(self, address: str) -> str:
+        """The IOMMU group of a function; "" when it is in none, or there is no such function."""
+        try:
+            return os.path.basename(os.readlink(self._sys / "bus/pci/devices" / address / "iommu_group"))
+        except OSError:
+            return ""
+
     def _function(self, address: str) -> Function | None:
-        binding = self.drivers.binding(address)
-        if binding is None:
+        driver = self.drivers.driver(address)
+        if driver is None:
             return None
         place = (self._sys / "bus/pci/devices" / address).resolve()
         ids = ":".join(self.drivers.read(address, name).removeprefix("0x") for name in ("vendor", "device"))
-        if binding.driver and not does_dma(binding.driver):  # a bridge: what is behind it is not its own
-            return Function(address, ids, binding)
+        if self.drivers.read(address, "class").startswith(_BRIDGES):  # what is behind it is not its own
+            return Function(address, ids, driver, ("it is a bridge",))
+        if driver and not does_dma(driver):
+            return Function(address, ids, driver)
         interfaces, blocks, nodes = [], {}, []
+        uses = list(self._function_uses(address))
+        consoles = self._consoles()
+        away = False
         for folder, names, files in os.walk(place):
             if os.path.basename(folder) == "net":
                 interfaces += names
+                away = away or not names
+            if os.path.basename(folder) == "tty":
+                uses += [f"{name} is a console of the kernel" for name in names if name in consoles]
             if "dev" in files and (node := _node(Path(folder))) is not None:
                 nodes.append(node)
                 if node.kind == "b":
@@ -119,20 +138,27 @@ class IommuGroups:
                 blocks |= dict(self._of_subsystems(names))
         nodes += [DeviceNode("", "", kind="b", major=major, minor=minor) for major, minor in _pairs(blocks)]
         nodes += self._nvidia(address)
-        uses = (*self._function_uses(address, binding, interfaces), *self._disk_uses(blocks))
-        return Function(address, ids, binding, uses, tuple(nodes))
-
-    def _function_uses(self, address: str, binding: Binding, interfaces: Sequence[str]) -> Iterator[str]:
-        if self.drivers.read(address, "boot_vga") == "1":
-            yield "it shows the console"
-        if (count := self.drivers.read(address, "sriov_numvfs")) not in ("", "0"):
-            yield f"it has {count} virtual functions"
+        network = self.drivers.read(address, "class").startswith("0x02") and driver != ""
+        away = away or (network and not interfaces and not driver.startswith("uio"))
         for name in interfaces:
             if why := self._interface_use(name):
-                yield f"the network interface {name} {why}"
-        network = self.drivers.read(address, "class").startswith("0x02") and binding.driver != ""
-        if network and not interfaces and not binding.driver.startswith("uio"):
-            yield "its network interface is not here: it may be in the network namespace of a pod"
+                uses.append(f"the network interface {name} {why}")
+        if away:
+            uses.append("its network interface is not here: it may be in the network namespace of a pod")
+        return Function(address, ids, driver, (*uses, *self._disk_uses(blocks)), tuple(nodes))
+
+    def _function_uses(self, address: str) -> Iterator[str]:
+        if self.drivers.read(address, "boot_vga") == "1":
+            yield "it shows the console"
+        virtual = [name for name in _names(self._sys / "bus/pci/devices" / address) if name.startswith("virtfn")]
+        if virtual:
+            yield f"it has {len(virtual)} virtual functions"
+
+    def _consoles(self) -> list[str]:
+        try:
+            return (self._sys / "class/tty/console/active").read_text().split()
+        except OSError:
+            return []
 
     def _interface_use(self, name: str) -> str:
         folder = self._sys / "class/net" / name

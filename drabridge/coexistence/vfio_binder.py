@@ -1,9 +1,9 @@
 """Bind the functions of held devices to vfio-pci, and give them back to their drivers afterwards.
 
 The ledger says who holds a device; a file says which functions were taken from which driver. It is on disk before the
-first function is touched, so after a crash or a reboot each is brought, by what sysfs shows, to where it belongs: to
-vfio-pci by the holder's next start, or back to its driver when there is no holder. What else is at a taken function is
-given to nobody until it is back.
+first function is touched, so after a crash each is brought, by what sysfs shows, to where it belongs: to vfio-pci by
+the holder's next start, or back to its driver when there is no holder. What else is at a taken function is given to
+nobody until it is back. A reboot takes nothing back: the kernel has begun anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -52,7 +53,8 @@ class Taken(Struct, frozen=True):
 
 
 class _File(Struct, frozen=True):
-    version: int
+    version: Literal[1]
+    boot_id: str  # in another boot the functions have what the node gave them
     functions: dict[str, Taken]  # by address
 
 
@@ -63,6 +65,7 @@ class _Worker:
         self.thread = IoThread(f"vfio-{group}")
         self.job: Job[None] | None = None
         self.step = ""  # what it does just now, for people
+        self.late = ""  # what is said of a job that takes too long
 
     @property
     def busy(self) -> bool:
@@ -75,6 +78,7 @@ class VfioBinder:
     def __init__(
         self,
         state: Path,
+        boot_id: str,
         groups: IommuGroups,
         config: Callable[[], Config],
         ledgers: Callable[[], tuple[Ledger, Ledger]],
@@ -83,6 +87,7 @@ class VfioBinder:
     ) -> None:
         """``ledgers``: what is on disk, and what is about to be. ``pause_nvml``: see HealthWatch."""
         self._path = state / FILE
+        self._boot_id = boot_id
         self._groups = groups
         self._config = config
         self._ledgers = ledgers
@@ -98,7 +103,8 @@ class VfioBinder:
     def _load(self) -> Mapping[str, Taken]:
         try:
             data = read_if_there(self._path)
-            return msgspec.json.decode(data, type=_File).functions if data else {}
+            file = msgspec.json.decode(data, type=_File) if data else None
+            return file.functions if file is not None and file.boot_id == self._boot_id else {}
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self.error = (
                 f"{self._path} is not readable ({error}): functions that it named stay bound to vfio-pci, and none is "
@@ -121,8 +127,9 @@ class VfioBinder:
         found = {}
         for name, device in devices.items():
             if self.rule(device.resource) is None:
+                places = [f"{place}/" for place in (device.syspath, *device.also_at)]
                 for address, taken in self._taken.items():
-                    if device.syspath == taken.place or device.syspath.startswith(f"{taken.place}/"):
+                    if any(place.startswith(f"{taken.place}/") for place in places):
                         found[name] = f"{address}, which is bound to vfio-pci for {taken.device}"
         return found
 
@@ -141,7 +148,10 @@ class VfioBinder:
         found = {}
         for device in devices:
             if (rule := self.rule(device.resource)) is not None and not held(device.name):
-                found[device.name] = self.error or self._groups.why_not(os.path.basename(device.syspath), rule)
+                worker = self._workers.get(_group(device))
+                hangs = worker.late if worker is not None and worker.busy else ""
+                address = os.path.basename(device.syspath)
+                found[device.name] = self.error or hangs or self._groups.why_not(address, rule)
         return found
 
     # --- bind -----------------------------------------------------------------------------------------------------
@@ -172,14 +182,18 @@ class VfioBinder:
             async with asyncio.timeout(BIND_SECONDS):
                 if worker.busy:
                     await worker.thread.wait_all()
+                worker.step = worker.late = ""
                 job = worker.job = worker.thread.submit(call)
                 await worker.thread.wait_all()
         except TimeoutError:
-            raise HostError(
-                f"IOMMU group {group}: {worker.step or 'looking at it'} has not ended within {BIND_SECONDS:g} s",
-                hint="a driver waits until nobody has its device open; the kernel's log may say more",
-            ) from None
-        job.result()
+            doing = worker.step or "looking at it"
+            worker.late = f"IOMMU group {group}: {doing} has not ended within {BIND_SECONDS:g} s"
+            hint = "a driver waits until nobody has its device open; the kernel's log may say more"
+            raise HostError(worker.late, hint=hint) from None
+        try:
+            job.result()
+        except OSError as error:  # a file of the kernel's that went away between two looks
+            raise HostError(f"IOMMU group {group}: {error}") from error
 
     def _bind(self, device: Device, rule: Vfio, group: str) -> None:
         """Take what must be taken, and bind it; in the thread. Any part of it may have been done before."""
@@ -187,7 +201,7 @@ class VfioBinder:
         end = time.monotonic() + CLOSE_SECONDS
         while True:
             functions = self._groups.read(address)
-            chosen = [one for one in to_bind(functions, address) if one.binding.driver != VFIO_PCI]
+            chosen = [one for one in to_bind(functions, address) if one.driver != VFIO_PCI]
             if why := in_the_way(functions, address, rule):
                 raise HostError(f"{device.name} cannot be bound to vfio-pci: {'; '.join(why)}")
             if not (opened := self._groups.opened(chosen)):
@@ -197,7 +211,8 @@ class VfioBinder:
             time.sleep(LOOK_SECONDS)
         if not functions:
             raise HostError(f"{device.name} is unplugged")
-        bindings = {one.address: one.binding for one in functions}
+        found = {one.address: self._groups.drivers.binding(one.address) for one in functions}
+        bindings = {address: binding for address, binding in found.items() if binding is not None}
         places = self._groups.places(bindings)
         with self._writing:
             before = self._taken
@@ -206,7 +221,7 @@ class VfioBinder:
                 one: _taken(before.get(one), bindings[one], device.name, group, places[one]) for one in sorted(ours)
             }
             self._taken = {**before, **made}
-            if self._free([device.name]):  # asked after it is known as taken: who lets go of it knows that
+            if not self._held(device.name):  # asked after it is known as taken: who lets go of it knows that
                 raise HostError(f"{device.name} is not held any more")
             if self._taken != before:
                 self._save()
@@ -274,6 +289,8 @@ class VfioBinder:
             raise HostError(f"it is in use although no pod has it: {user}")
         of_group = {address: taken for address, taken in self._taken.items() if taken.group == group}
         for address, taken in of_group.items():
+            if self._groups.group_of(address) != group:  # it was unplugged: what is at its address now is another
+                continue
             if (now := self._groups.drivers.binding(address)) is not None:
                 before = binding_before(now, Binding(taken.driver, taken.override))
                 self._bring(group, address, before, reset=now.driver == VFIO_PCI)
@@ -290,10 +307,15 @@ class VfioBinder:
         entries = [ledger.entries.get(name) for name in names for ledger in self._ledgers()]
         return all(entry is None or entry.owner is Owner.NONE for entry in entries)
 
+    def _held(self, name: str) -> bool:
+        """Whether somebody holds the device, by what is on disk and by what is about to be."""
+        entries = [ledger.entries.get(name) for ledger in self._ledgers()]
+        return all(entry is not None and entry.owner is not Owner.NONE for entry in entries)
+
     def _save(self) -> None:
         """Raises HostError: then nothing may be touched."""
         try:
-            write_atomically(self._path, msgspec.json.encode(_File(1, dict(self._taken))))
+            write_atomically(self._path, msgspec.json.encode(_File(1, self._boot_id, dict(self._taken))))
         except OSError as error:
             raise HostError(f"{self._path} cannot be written: {error.strerror or error}") from error
 

@@ -172,11 +172,7 @@ class Preparer:
     async def _prepare_anew(self, allocation: ClaimAllocation) -> tuple[PreparedDevice, ...]:
         snapshot = self._ports.inventory()
         plans = self._planner.plan(allocation, snapshot)
-        paused = self._ports.paused()
-        for result in allocation.results:
-            if result.device in paused and not result.admin:
-                why = f"device {result.device} is given to nobody new because of {paused[result.device]}"
-                raise NotReadyError(why, hint="Kubelet tries again until that is over")
+        self._refuse_paused(allocation)
         await self._confirm([name for plan in plans for name in plan.device.cdi_devices])
         record = ClaimRecord(
             allocation.claim,
@@ -189,12 +185,21 @@ class Preparer:
         await self._records.save(record)
         try:
             await self._grant(record.claim, record.uses)
+            self._refuse_paused(allocation)  # a function may have been taken, and let go, since it was asked first
             devices = await self._apply(record, plans, snapshot, hooks=True)
             await self._records.save(replace(record, state=RecordState.COMPLETED, devices=devices))
         except BaseException as error:
             await to_the_end(self._roll_back(record, error))
             raise
         return devices
+
+    def _refuse_paused(self, allocation: ClaimAllocation) -> None:
+        """Raise NotReadyError for a device that nobody new gets for now."""
+        paused = self._ports.paused()
+        for result in allocation.results:
+            if result.device in paused and not result.admin:
+                why = f"device {result.device} is given to nobody new because of {paused[result.device]}"
+                raise NotReadyError(why, hint="Kubelet tries again until that is over")
 
     async def _replay(self, record: ClaimRecord, allocation: ClaimAllocation | None) -> tuple[PreparedDevice, ...]:
         """Give the same answer as before, with files and ledger made sure of; run hooks again after a reboot."""

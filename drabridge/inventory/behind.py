@@ -2,7 +2,8 @@
 
 An IOMMU group has one owner, whether its functions are opened by the group's node or, with IOMMUFD, by their own
 (Documentation/userspace-api/iommufd.rst). Who has a disk has its partitions, and who has a device-mapper or md device
-has a part of its members, at least: several logical volumes may be on one disk.
+has a part of its members, at least: several logical volumes may be on one disk. Who has a function that leads to an
+NVMe disk has that disk; several functions may, and one may lead to several disks, which two may have side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def behind(path: str, kind: Literal["c", "b"], number: tuple[int, int], sys: str
     """
     if kind == "b":
         place = os.path.realpath(f"{sys}/dev/block/{number[0]}:{number[1]}")
-        return tuple(dict.fromkeys(_below(place, "", DEPTH)))
+        return tuple(dict.fromkeys((*_below(place, "", DEPTH), *_functions(place))))
     if path.startswith(VFIO) and (group := group_of(path, number, sys)):
         return (VFIO + group,)
     return ()
@@ -41,6 +42,16 @@ def _below(place: str, mark: str, depth: int) -> Iterator[str]:
         if number := _number(found):
             yield f"{sign}b{number}"
             yield from _below(os.path.realpath(found), sign, depth - 1)
+
+
+def _functions(place: str) -> Iterator[str]:
+    """Yield the PCI functions that lead to an NVMe disk which is below none of them (Linux drivers/nvme/host)."""
+    disk = os.path.dirname(place) if os.path.exists(f"{place}/partition") else place
+    subsystem = os.path.dirname(disk)
+    for name in _names(subsystem) if os.path.basename(subsystem).startswith("nvme-subsys") else ():
+        function = os.path.realpath(f"{subsystem}/{name}/device")
+        if os.path.lexists(f"{function}/iommu_group"):
+            yield function
 
 
 def _number(place: str) -> str:

@@ -160,12 +160,11 @@ class DeviceBuilder:
         }
         tree = DeviceTree(udev_devices)
         functions = _Functions(named)
-        in_group = vfio_twins.by_group(each.match.udev for each in named.values()) if self._vfio else {}
+        in_group = vfio_twins.by_group(_parts(each.match, tree) for each in named.values()) if self._vfio else {}
         former_devices = FormerDevices()
         for match in (each.match for each in named.values()):
             if match.config is not self.config:
-                companions = tree.companions(match.resource, match.udev)
-                former_devices.add(match.config, handed_out(match.resource, match.udev, companions))
+                former_devices.add(match.config, _parts(match, tree))
         named_by = {device_id: config for device_id, config in self.named_by.items() if held(name_of(device_id))}
         built, sources, devices = {}, {}, []
         for match in finished:
@@ -388,6 +387,11 @@ def _without(away: Mapping[str, Config], found: Mapping[str, _Match]) -> dict[st
 
 
 # --- parts and wholes -------------------------------------------------------------------------------------------------
+
+
+def _parts(match: _Match, tree: DeviceTree) -> tuple[UdevDevice, ...]:
+    """What a device hands out: itself, then the companions whose nodes it brings."""
+    return handed_out(match.resource, match.udev, tree.companions(match.resource, match.udev))
 
 
 def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_former: bool) -> str:

@@ -79,7 +79,7 @@ def places_of(node: DeviceNode, behind: Sequence[str] = (), *, companion: bool =
     """
     numbers = (f"{node.kind}{node.major}:{node.minor}", *behind)
     if companion:  # but not of an IOMMU group, which has one owner
-        numbers = tuple(place if place.startswith((VFIO, COMPANION)) else COMPANION + place for place in numbers)
+        numbers = tuple(place if place.startswith(("/", COMPANION)) else COMPANION + place for place in numbers)
     return (*numbers, node.path) if node.path.startswith(VFIO) else numbers
 
 

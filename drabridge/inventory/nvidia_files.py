@@ -15,6 +15,7 @@ import re
 import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ LIBRARY_FOLDERS = (f"/usr/lib/{_TRIPLET}", "/usr/lib64")  # of a container: Debi
 _ELF_MACHINE = {"x86_64": 62, "aarch64": 183}.get(MACHINE)
 _LINKS_MAX = 40  # as the kernel
 _ENTRIES_MAX = 100_000  # of a folder
+_CACHED_MAX = 4096  # of the linker's libraries; a driver has 60
 
 _STANDARD = ("/usr/lib64", f"/usr/lib/{_TRIPLET}", f"/usr/lib/{_TRIPLET}/nvidia/current", "/usr/lib", "/lib64",
              f"/lib/{_TRIPLET}", "/lib64/nvidia", "/lib")  # fmt: skip
@@ -50,7 +52,8 @@ DISTRIBUTIONS = {
 _PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control",
              "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl")  # fmt: skip
 _FIRMWARE = ("/lib/firmware/updates", "/lib/firmware")
-_SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket", "/tmp/nvidia-mps")
+_SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
+_MPS = "/tmp/nvidia-mps"  # anybody may make it: a link, or the sockets of a program that is not NVIDIA's
 _CONFIGS = {  # where a container's loaders look -> below /etc or /usr/share
     "/usr/share/glvnd/egl_vendor.d/10_nvidia.json": "glvnd/egl_vendor.d/10_nvidia.json",
     "/usr/share/nvidia/nvoptix.bin": "nvidia/nvoptix.bin",
@@ -89,9 +92,10 @@ _HOST = _Place("", "", ())
 
 def _places(driver_root: str | None) -> Iterator[_Place]:
     if driver_root:
-        flat = tuple(f"{driver_root}/{name}" for name in ("lib64", "lib", ""))
-        yield _Place("nvidia.driverRoot", driver_root, _STANDARD, _PATH, cache=True)
-        yield _Place("nvidia.driverRoot", "", flat, (f"{driver_root}/bin",))
+        root = driver_root.rstrip("/")
+        flat = tuple(f"{root}/{name}" for name in ("lib64", "lib", ""))
+        yield _Place("nvidia.driverRoot", root, _STANDARD, _PATH, cache=True)
+        yield _Place("nvidia.driverRoot", "", flat, (f"{root}/bin",))
         return
     yield _Place("ld.so.cache", "", (), _PATH, cache=True)
     yield _Place("the linker's folders", "", _STANDARD, _PATH)
@@ -180,9 +184,8 @@ class _Search:
         self._look(place, "/etc/ld.so.cache")
         cache = self._host + place.root + self._resolve(place, "/etc/ld.so.cache")
         try:
-            for name, path in ld_cache.libraries(self._read(cache, ld_cache.BYTES_MAX), MACHINE):
-                if _NAMES.search(name):
-                    yield name, path
+            found = ld_cache.libraries(self._read(cache, ld_cache.BYTES_MAX), MACHINE)
+            yield from islice((one for one in found if _NAMES.search(one[0])), _CACHED_MAX)
         except ValueError:
             return
 
@@ -220,9 +223,10 @@ class _Search:
                 if found := self._resolve(place, f"{folder}/{name}"):
                     yield NvidiaFile(place.root + found, (inside,), place.found)
                     break
-        for path in _SOCKETS:
+        for path in (*_SOCKETS, _MPS):
             self._look(place, path)
-            if found := self._resolve(place, path):
+            found = self._resolve(place, path)
+            if found and (path != _MPS or (found == path and self._is_roots_folder(place, path))):
                 yield NvidiaFile(place.root + found, (path,), place.found, read_only=False)
 
     def _hook(self) -> tuple[str, ...]:
@@ -257,6 +261,13 @@ class _Search:
                 return [entry.name for entry, _ in zip(entries, range(_ENTRIES_MAX), strict=False)]
         except OSError:
             return []
+
+    def _is_roots_folder(self, place: _Place, path: str) -> bool:
+        try:
+            status = os.lstat(self._host + place.root + path)
+        except OSError:
+            return False
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == 0
 
     def _mode(self, place: _Place, path: str) -> int:
         try:

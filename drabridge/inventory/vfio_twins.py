@@ -7,7 +7,7 @@ machines as well. The second one is its twin. Both are at one place in sysfs, so
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -64,12 +64,15 @@ class VfioTwins:
         return {**devices, **{twin.syspath: twin for _, twin in made.values()}} if made else devices
 
 
-def by_group(devices: Iterable[UdevDevice]) -> Mapping[str, frozenset[str]]:
-    """The places of devices by IOMMU group: who has a function bound to vfio-pci has its whole group."""
+def by_group(devices: Iterable[Sequence[UdevDevice]]) -> Mapping[str, frozenset[str]]:
+    """The places of devices by IOMMU group: who has a function bound to vfio-pci has its whole group.
+
+    ``devices``: of each what it hands out, itself first. A part of it in a group is enough.
+    """
     found: dict[str, set[str]] = defaultdict(set)
-    for device in devices:
-        if group := topology.iommu_group(device):
-            found[group].add(place_of(device))
+    for parts in devices:
+        for group in filter(None, map(topology.iommu_group, parts)):
+            found[group].add(place_of(parts[0]))
     return {group: frozenset(places) for group, places in found.items()}
 
 

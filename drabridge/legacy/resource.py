@@ -233,15 +233,15 @@ class LegacyResource:
         """Bind each device to vfio-pci if it is to be, and run the configured hook, one after the other."""
         if not self.pre_start_required:
             return
-        async with self._hook:
-            for name in sorted(self._by_device(ids)):
-                try:
-                    if self.config.vfio is not None:
-                        await self._give_to_vfio(name)
-                    if self.config.pre_start is not None:
+        for name in sorted(self._by_device(ids)):
+            try:
+                if self.config.vfio is not None:  # outside the lock: a driver that hangs is no other device's
+                    await self._give_to_vfio(name)
+                if self.config.pre_start is not None:
+                    async with self._hook:
                         await run_hook(self.config.pre_start, self._devices().get(name), name)
-                except HostError as error:
-                    raise AllocationError("FAILED_PRECONDITION", error.message, hint=error.hint) from error
+            except HostError as error:
+                raise AllocationError("FAILED_PRECONDITION", error.message, hint=error.hint) from error
 
     async def _give_to_vfio(self, name: str) -> None:
         """Bind a device; then its file has the nodes that the bind made. Raises HostError."""

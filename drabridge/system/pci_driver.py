@@ -56,13 +56,18 @@ class PciDrivers:
     def __init__(self, sys: Path = Path("/sys")) -> None:
         self._bus = sys / "bus/pci"
 
-    def binding(self, address: str) -> Binding | None:
-        """What a function has now; None when there is no such function."""
+    def driver(self, address: str) -> str | None:
+        """The driver of a function, "" for none; None when there is no such function. Waits for nothing."""
         folder = self._bus / "devices" / address
-        if not folder.exists():
+        return _target(folder / "driver") if folder.exists() else None
+
+    def binding(self, address: str) -> Binding | None:
+        """What a function has now; None when there is no such function. Waits for a write to it that hangs."""
+        driver = self.driver(address)
+        if driver is None:
             return None
         override = self.read(address, "driver_override")
-        return Binding(_target(folder / "driver"), "" if override == "(null)" else override)
+        return Binding(driver, "" if override == "(null)" else override)
 
     def has_driver(self, name: str) -> bool:
         """Tell whether the kernel has a driver: its module is loaded."""

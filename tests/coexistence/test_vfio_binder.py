@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -113,12 +115,16 @@ class Node:
         place = str((kernel.root / "sys/bus/pci/devices" / GPU).resolve())
         self.vm = Device(f"vfio-{GPU}", "v", VM, place, also_at=("/dev/vfio/7",))
         self.gpu, self.part = Device("gpu", "g", DISK, place), Device("p", "p", DISK, f"{place}/nvidia-mig/gi1-ci0")
-        self.devices = {one.name: one for one in (self.vm, self.gpu, self.part, Device("else", "e", DISK, "/sys/x"))}
+        disk = Device("disk", "d", DISK, "/sys/virtual/disk", also_at=("b259:0", place))
+        several = (self.vm, self.gpu, self.part, disk, Device("else", "e", DISK, "/sys/x"))
+        self.devices = {one.name: one for one in several}
         match = [{"subsystem": "pci"}]
         self.config = config(
             {"name": VM, "match": match, "vfio": dict(rule)}, {"name": DISK, "match": match, "id": ["{nvidia.uuid}"]}
         )
         self.said: list[str] = []
+        self.boot_id = "this"
+        self.head: Ledger | None = None
         self.hold(Owner.DRA_PREPARED)
         self.start()
 
@@ -128,7 +134,13 @@ class Node:
         groups.drivers = self.kernel
         state = self.kernel.root
         self.binder = VfioBinder(
-            state, groups, lambda: self.config, lambda: (self.ledger,) * 2, lambda: self.devices, self.said.append
+            state,
+            self.boot_id,
+            groups,
+            lambda: self.config,
+            lambda: (self.ledger, self.head or self.ledger),
+            lambda: self.devices,
+            self.said.append,
         )
 
     def hold(self, owner: Owner) -> None:
@@ -268,9 +280,24 @@ def behind_several_controllers(kernel: Kernel) -> None:
     (head / "nvme0n1/holders/md0").mkdir(parents=True)
 
 
+def serial(kernel: Kernel) -> None:
+    (kernel.add("0000:3b:00.2", "serial", "10de:1") / "tty/ttyS4").mkdir(parents=True)
+    (kernel.root / "sys/class/tty/console").mkdir(parents=True)
+    (kernel.root / "sys/class/tty/console/active").write_text("tty0 ttyS4\n")
+
+
 IN_THE_WAY: dict[str, tuple[Callable[[Kernel], object], str]] = {
     "a console, with no driver": (lambda k: k.add("0000:3b:00.2", "efifb", "10de:1", boot_vga="1"), "the console"),
-    "virtual functions": (lambda k: k.add("0000:3b:00.2", "x", "10de:1", sriov_numvfs="4"), "4 virtual functions"),
+    "virtual functions": (
+        lambda k: k.add("0000:3b:00.2", "x", "10de:1", virtfn0="", virtfn1=""),
+        "2 virtual functions",
+    ),
+    "a bridge": (lambda k: k.add("0000:3b:00.2", "x", "10de:1", **{"class": "0x060400"}), "it is a bridge"),
+    "a serial console": (serial, "ttyS4 is a console of the kernel"),
+    "an interface on USB in a pod": (
+        lambda k: (k.add("0000:3b:00.2", "xhci_hcd", "10de:1") / "usb1/1-1/net").mkdir(parents=True),
+        "in the network namespace of a pod",
+    ),
     "a link that is up": (lambda k: interface(k, "0x1003"), "drabridge-x is up"),
     "a bond": (lambda k: interface(k, "0x1002", "upper_bond0"), "is a part of bond0"),
     "an interface that nothing is known of": (lambda k: interface(k, "?"), "cannot be asked"),
@@ -307,6 +334,23 @@ def test_the_console_stays_without_a_driver_too(tmp_path: Path) -> None:
     assert "it shows the console" in why_not(kernel)
 
 
+def test_a_bridge_is_handed_out_to_nobody(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.add(GPU, "pcieport", "10de:352a", **{"class": "0x060400"})
+    assert "it is a bridge" in why_not(kernel)
+
+
+@pytest.mark.parametrize("name", ["driver_override", "sriov_numvfs"])
+def test_a_function_that_its_driver_does_not_let_go_stops_no_look(kernel: Kernel, name: str) -> None:
+    file = kernel.root / "sys/devices/pci0000:3a" / GPU / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)  # as the kernel's: who reads it waits for the device's lock
+    look = threading.Thread(target=lambda: why_not(kernel), daemon=True)
+    look.start()
+    look.join(5)
+    assert not look.is_alive()
+
+
 # --- there and back
 
 
@@ -316,7 +360,7 @@ async def test_a_group_goes_there_and_back_and_nobody_has_its_gpu_meanwhile(kern
     await node.binder.bind(node.vm)
     assert kernel.drivers() == BOUND
     assert set(node.record) == {GPU, AUDIO}
-    assert set(node.binder.paused(node.devices)) == {"gpu", "p"}
+    assert set(node.binder.paused(node.devices)) == {"gpu", "p", "disk"}
     assert node.said[0].endswith("goes to a virtual machine")
     assert node.said[-1] == "", "NVML goes on"
     steps = list(kernel.steps)
@@ -351,6 +395,7 @@ async def test_a_crash_between_any_two_steps_is_healed(kernel: Kernel, steps: in
             place = kernel.root / "sys/devices/pci0000:3a" / address
             kernel.attach(place, driver)
             (place / "driver_override").write_text("(null)\n")
+        node.boot_id = "the next"
     node.start()
     if again == "held":
         await node.binder.bind(node.vm)
@@ -358,6 +403,31 @@ async def test_a_crash_between_any_two_steps_is_healed(kernel: Kernel, steps: in
     node.hold(Owner.NONE)
     await node.binder.give_back()
     assert kernel.drivers() == BEFORE
+    if not rebooted:
+        assert node.record == {}
+    node.start()
+    assert node.binder.paused(node.devices) == {}
+
+
+async def test_what_the_node_binds_to_vfio_pci_at_boot_is_left_to_it(kernel: Kernel) -> None:
+    node = Node(kernel)
+    await node.binder.bind(node.vm)
+    node.boot_id = "the next"  # in which the functions have what a boot parameter or driverctl says
+    node.start()
+    node.hold(Owner.NONE)
+    await node.binder.give_back()
+    assert kernel.drivers() == BOUND
+
+
+async def test_what_is_plugged_in_at_the_address_of_what_was_bound_is_left_alone(kernel: Kernel) -> None:
+    node = Node(kernel)
+    await node.binder.bind(node.vm)
+    shutil.rmtree(kernel.root / "sys/devices/pci0000:3a" / GPU)
+    (kernel.root / "sys/bus/pci/devices" / GPU).unlink()
+    kernel.add(GPU, VFIO_PCI, "10de:2330", group="9")
+    node.hold(Owner.NONE)
+    await node.binder.give_back()
+    assert kernel.drivers() == {**BEFORE, GPU: (VFIO_PCI, "")}
     assert node.record == {}
 
 
@@ -371,6 +441,19 @@ async def test_nothing_is_touched_for_who_does_not_hold_the_device(kernel: Kerne
     assert node.binder.paused(node.devices) == {}
 
 
+@pytest.mark.parametrize("released", ["on disk", "not on disk yet"])
+async def test_nothing_is_touched_once_the_device_is_about_to_be_anothers(kernel: Kernel, released: str) -> None:
+    """A release, and a grant of the GPU for containers after it, may wait for the disk meanwhile."""
+    node = Node(kernel)
+    free, held = Ledger.of([], NodeState(merged=True)), node.ledger
+    node.ledger, node.head = (held, free) if released == "not on disk yet" else (free, held)
+    with pytest.raises(HostError, match="not held any more"):
+        await node.binder.bind(node.vm)
+    assert kernel.steps == []
+    await node.binder.give_back()
+    assert node.binder.paused(node.devices), "it may be taken: who may have it is not sure"
+
+
 async def test_nothing_is_touched_while_the_record_cannot_be_written(kernel: Kernel) -> None:
     node = Node(kernel)
     (kernel.root / "vfio.json").mkdir()
@@ -379,8 +462,11 @@ async def test_nothing_is_touched_while_the_record_cannot_be_written(kernel: Ker
     assert kernel.steps == []
 
 
-async def test_nothing_is_bound_after_a_record_that_cannot_be_read(kernel: Kernel) -> None:
-    (kernel.root / "vfio.json").write_text('{"version": 1, "functions": {"0000:3b:00.0": 3}}')
+@pytest.mark.parametrize(
+    "text", ["{", '{"version": 1, "functions": {"0000:3b:00.0": 3}}', '{"version": 2, "boot_id": "", "functions": {}}']
+)
+async def test_nothing_is_bound_after_a_record_that_cannot_be_read(kernel: Kernel, text: str) -> None:
+    (kernel.root / "vfio.json").write_text(text)
     node = Node(kernel)
     with pytest.raises(HostError, match="not readable"):
         await node.binder.bind(node.vm)
@@ -404,8 +490,10 @@ async def test_a_driver_that_does_not_let_go_ends_the_call_and_nobody_gets_the_g
         await node.binder.bind(node.vm)
     node.hold(Owner.NONE)
     await node.binder.give_back()
-    assert set(node.binder.paused(node.devices)) == {"gpu", "p"}
+    assert set(node.binder.paused(node.devices)) == {"gpu", "p", "disk"}
     assert node.said[-1] != "", "NVML would open the GPU again"
+    why = node.binder.why_not([node.vm], lambda name: False)[node.vm.name]
+    assert "unbinding the driver has not ended" in why, "nobody new comes to wait for it"
     lets_go.set()
 
     async def back() -> bool:
@@ -413,6 +501,7 @@ async def test_a_driver_that_does_not_let_go_ends_the_call_and_nobody_gets_the_g
         return kernel.drivers() == BEFORE
 
     await until(back, 20)
+    await node.binder.give_back()
     assert node.binder.paused(node.devices) == {}
     assert node.said[-1] == ""
 
@@ -425,7 +514,7 @@ async def test_a_driver_that_does_not_come_back_keeps_the_gpu_from_everybody_and
     await node.binder.give_back()
     (note,) = node.binder.notes
     assert "asking the kernel for a driver had no effect: it has no driver, not nvidia" in note
-    assert set(node.binder.paused(node.devices)) == {"gpu", "p"}
+    assert set(node.binder.paused(node.devices)) == {"gpu", "p", "disk"}
     kernel.native[GPU] = "nvidia"
     await node.binder.give_back()
     assert kernel.drivers() == BEFORE
@@ -455,6 +544,22 @@ async def test_nothing_goes_back_before_the_ledger_knows_who_holds_what(kernel: 
     await node.binder.bind(node.vm)
     node.ledger = Ledger.of([], NodeState())
     await node.binder.give_back()
+    assert kernel.drivers() == BOUND
+
+
+async def test_a_node_that_goes_away_during_the_look_ends_no_other_upkeep(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(kernel)
+    await node.binder.bind(node.vm)
+    node.hold(Owner.NONE)
+
+    def gone(self: IommuGroups, group: str) -> str:
+        raise FileNotFoundError(2, "No such file or directory", f"/dev/vfio/{group}")
+
+    monkeypatch.setattr(IommuGroups, "group_user", gone)
+    await node.binder.give_back()
+    assert len(node.binder.notes) == 1
     assert kernel.drivers() == BOUND
 
 

@@ -286,3 +286,18 @@ async def test_a_device_is_bound_once_its_claim_is_recorded_and_granted_before_h
         assert (node.records(), node.owner("gpu-1")) == ([], Owner.DRA_GRANTED)
         await node.prepared(claim)
         assert log.read_text().splitlines() == ["bind gpu-1", "bind gpu-1", "hook"]
+
+
+async def test_a_device_that_is_taken_for_another_while_its_claim_is_granted_waits(log: Path) -> None:
+    config = with_profile(f"prepare: {script(f'echo hook >> {log}')}")
+    async with a_node(config, start=False) as node:
+        answers: list[dict[str, str]] = [{}, {"gpu-1": "0000:3b:00.0, which is bound to vfio-pci"}]
+        bound: list[int] = []
+
+        async def bind(device: Device) -> None:
+            bound.append(len(answers))
+
+        await node.start(bind=bind, paused=lambda: answers.pop(0) if answers else {})
+        await node.prepared(node.claims.add("cl", "gpu-1"))
+        assert bound == [0], "not before it was free"
+        assert log.read_text().splitlines() == ["hook"]

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.inventory.behind import behind
 from drabridge.inventory.container_edits import places_of
@@ -74,6 +75,35 @@ def device(name: str, sys: str) -> LedgerDevice:
 def test_what_shares_blocks_is_one_place(one: str, other: str, together: bool, sys: str) -> None:
     assert device(one, sys).same_place(device(other, sys)) is not together
     assert device(other, sys).same_place(device(one, sys)) is not together
+
+
+def test_a_disk_that_several_controllers_lead_to_is_at_the_functions_of_each(sys: str, tmp_path: Path) -> None:
+    """It is below none of them in sysfs: a virtual machine that gets a function gets the disk."""
+    root = tmp_path / "sys"
+    shutil.copytree(sys, root, symlinks=True)
+    subsystem = root / "devices/virtual/nvme-subsystem/nvme-subsys0"
+    disk = subsystem / "nvme1n1"
+    (disk / "nvme1n1p1").mkdir(parents=True)
+    (disk / "dev").write_text("259:7\n")
+    for name, text in {"dev": "259:8\n", "partition": "1\n"}.items():
+        (disk / "nvme1n1p1" / name).write_text(text)
+    (root / "dev/block/259:7").symlink_to(disk)
+    (root / "dev/block/259:8").symlink_to(disk / "nvme1n1p1")
+    function, fabric = root / "devices/pci0000:00/0000:01:00.0", root / "devices/virtual/nvme-fabrics/ctl"
+    for name, parent in {"nvme1": function, "nvme2": fabric}.items():
+        place = parent / "nvme" / name
+        place.mkdir(parents=True)
+        (place / "device").symlink_to(parent)
+        (subsystem / name).symlink_to(place)
+    (function / "iommu_group").symlink_to("/sys/kernel/iommu_groups/3")
+    for number in ((259, 7), (259, 8)):
+        assert str(function) in behind("/dev/disk", "b", number, str(root))
+        assert str(fabric) not in behind("/dev/disk", "b", number, str(root))
+    places = places_of(DeviceNode("/dev/d", "/dev/d", "rw", "b", 259, 7), (str(function),))
+    held = LedgerDevice("disk", syspath=str(disk), also_at=places)
+    beside = LedgerDevice("other", syspath=str(disk), also_at=("b259:9", str(function)))
+    assert held.related(LedgerDevice("vm", syspath=str(function)))
+    assert not replace(held, syspath="/sys/a").same_place(replace(beside, syspath="/sys/b")), "two namespaces"
 
 
 def test_members_that_go_in_circles_or_away_do_no_harm(sys: str, tmp_path: Path) -> None:

@@ -115,6 +115,29 @@ def test_a_library_for_32_bits_or_of_another_version_is_not_given(tmp_path: Path
     assert paths(found(tmp_path)) == {f"/usr/lib64/lib{name}.so.{VERSION}" for name in ("cuda", "nvidia-ml")}
 
 
+@pytest.mark.parametrize("made", ["a link", "a folder of somebody", "a folder of root's"])
+def test_only_a_folder_of_roots_is_given_for_mps_as_anybody_may_write_to_tmp(
+    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries(tmp_path / "host", "/usr/lib64")
+    folder = tmp_path / "host/tmp/nvidia-mps"
+    if made == "a link":
+        put(tmp_path / "host", "/etc/shadow")
+        link(tmp_path / "host", "/tmp/nvidia-mps", "/etc")
+    else:
+        folder.mkdir(parents=True)
+    owner = os.getuid() + 1 if made == "a folder of somebody" else 0
+    own = os.lstat
+
+    def lstat(path: str) -> os.stat_result:
+        found = own(path)
+        return os.stat_result((*found[:4], owner, *found[5:])) if str(path) == str(folder) else found
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    given = {mount for mount in found(tmp_path).mounts if not mount.read_only}
+    assert {mount.host_path for mount in given} == ({"/tmp/nvidia-mps"} if made == "a folder of root's" else set())
+
+
 def test_a_link_of_a_driver_root_does_not_lead_to_the_agents_own_files(tmp_path: Path) -> None:
     libraries(tmp_path / "host/run/nvidia/driver", "/opt/v")
     link(tmp_path / "host/run/nvidia/driver", f"/usr/lib64/libcuda.so.{VERSION}", f"/opt/v/libcuda.so.{VERSION}")
@@ -171,6 +194,26 @@ def test_the_linkers_cache_of_this_machine_is_read_as_ldconfig_reads_it() -> Non
     assert list(ld_cache.libraries(b"ld.so-1.7.0\0" + (1).to_bytes(4, "little") + bytes(16) + cache, MACHINE)) == list(
         ld_cache.libraries(cache, MACHINE)
     ), "behind a table in the old format"
+
+
+def test_a_damaged_cache_of_the_linker_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(tmp_path / "host", "/usr/lib64")
+    put(tmp_path / "host", "/etc/ld.so.cache", h100.ld_cache([("libcuda.so.1", "/a/b/c")] * 20_000))
+    looks: list[str] = []
+    resolve = nvidia_files._resolve
+
+    def counted(root: str, path: str) -> str:
+        looks.append(path)
+        return resolve(root, path)
+
+    monkeypatch.setattr(nvidia_files, "_resolve", counted)
+    assert not found(tmp_path).problem
+    assert len(looks) < 10_000
+
+
+def test_the_hosts_own_root_may_be_named(tmp_path: Path) -> None:
+    libraries(tmp_path / "host", "/usr/lib64")
+    assert paths(found(tmp_path, "/")) == {f"/usr/lib64/lib{name}.so.{VERSION}" for name in ("cuda", "nvidia-ml")}
 
 
 def test_an_nvidia_yaml_of_another_driver_is_told(tmp_path: Path) -> None:

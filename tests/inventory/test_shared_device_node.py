@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.config.loader import load
 from drabridge.config.problems import Problems
@@ -247,6 +248,25 @@ def test_what_is_below_a_function_or_beside_it_in_its_group_goes_with_it() -> No
     machine.let_go()
     assert machine.allocate(other)
     assert not any(map(machine.offered, (one, "card0")))
+
+
+def test_a_function_whose_card_is_a_companion_of_what_somebody_has_goes_to_no_machine() -> None:
+    group = {"with": "siblings", "match": [{"subsystem": "drm"}]}
+    cards = {"name": "example.com/gpu", "match": [{"subsystem": "pci", "driver": "nvidia"}], "group": group}
+    machine = Machine(config({**cards, "id": ["{pci}"], "nodes": [{"from": "group"}]}, MACHINES), {"/dev/c": (226, 0)})
+    port = record("/sys/devices/pci0000:3a", "pci_bus")
+    function = replace(gpu("nvidia"), above=port)
+    links = {"iommu_group": "/sys/kernel/iommu_groups/8"}
+    beside = replace(gpu("nouveau", "0000:3b:00.1"), above=port, links=links)
+    card = record(f"{beside.syspath}/drm/c", "drm", above=beside, devnode="/dev/c", devnum=(226, 0))
+    found = machine.see(function, beside, card)
+    assert [node.path for node in found["pci-0000-3b-00-0"].nodes] == ["/dev/c"]
+    _, other = (name for name in found if name.startswith("vfio-"))
+    assert machine.allocate("pci-0000-3b-00-0")
+    assert not machine.allocate(other)
+    machine.let_go()
+    assert machine.allocate(other)
+    assert not machine.allocate("pci-0000-3b-00-0")
 
 
 def test_the_node_of_a_bound_function_comes_with_iommufd() -> None:

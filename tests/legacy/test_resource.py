@@ -135,6 +135,29 @@ async def test_a_device_is_bound_before_its_container_starts_not_in_the_allocate
     assert "/dev/zero" in file.read_text(), "the container gets what the bind made"
 
 
+async def test_a_driver_that_hangs_keeps_no_other_device_of_the_resource_from_its_container(
+    ledger_service: LedgerService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(ledger_service, tmp_path, "devices")
+    other = replace(RADIO, name="radio-1", id="R1")
+    place.devices[other.name] = other
+    await ledger_service.apply(Discovered((LedgerDevice.of(RADIO), LedgerDevice.of(other)), 0.0))
+    place.resource.config = replace(RESOURCE, vfio=Vfio(allow=("10de:*",)))
+    place.resource.follow_inventory()
+    bound: list[str] = []
+
+    async def bind(device: Device) -> None:
+        bound.append(device.name)
+        await asyncio.sleep(60 if device is RADIO else 0)
+
+    monkeypatch.setattr(place.resource, "_bind", bind)
+    hangs = asyncio.create_task(place.resource.pre_start(["R0"]))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(place.resource.pre_start(["R1"]), 5)
+    assert bound == ["radio-0", "radio-1"]
+    hangs.cancel()
+
+
 async def test_nothing_is_answered_before_the_grant_is_on_disk(ledger_service: LedgerService, tmp_path: Path) -> None:
     place = Place(ledger_service, tmp_path, "cdi")
     await place.allocate("R0")

@@ -52,6 +52,7 @@ class Node:
         groups.drivers = self.kernel = Dying()
         self.binder = VfioBinder(
             self.state,
+            "boot",
             groups,
             lambda: self.config,
             lambda: (self.ledger,) * 2,
