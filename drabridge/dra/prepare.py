@@ -173,9 +173,9 @@ class Preparer:
         snapshot = self._ports.inventory()
         plans = self._planner.plan(allocation, snapshot)
         paused = self._ports.paused()
-        for result in allocation.results:
-            if result.device in paused and not result.admin:
-                why = f"device {result.device} is given to nobody new because of {paused[result.device]}"
+        for use in allocation.uses:
+            if use.device in paused and not use.admin:
+                why = f"device {use.device} is given to nobody new because of {paused[use.device]}"
                 raise NotReadyError(why, hint="Kubelet tries again until that is over")
         await self._confirm([name for plan in plans for name in plan.device.cdi_devices])
         record = ClaimRecord(
