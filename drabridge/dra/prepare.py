@@ -268,6 +268,9 @@ class Preparer:
         entries = [entry for use in uses if (entry := service.ledger.entries.get(use.device))]
         if any(entry.lane is Lane.SHARED and entry.owner is Owner.NONE for entry in entries):
             leased = tuple(replace(use, lease=True) for use in uses)
+            read = await self._allocation(claim, None)  # again: by an old one it would lose what it has now
+            if read is None or tuple(replace(use, lease=True) for use in read.uses) != leased:
+                raise NotReadyError(f"claim {claim} was allocated anew meanwhile")
             return (await service.apply(events.ClaimAllocated(claim, leased, service.now()))).accepted
         if any(entry.owner is Owner.DRA_PENDING for entry in entries):
             return (await service.apply(events.LeaseGranted(claim, service.now()))).accepted
