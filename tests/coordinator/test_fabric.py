@@ -230,11 +230,12 @@ async def test_a_wrong_file_and_another_drivers_are_refused_at_the_start() -> No
 
 async def test_a_pod_gets_what_the_coordinator_published_and_an_agent_that_starts_holds_nothing_for_it() -> None:
     """On a node without any device for claims; records are lost, and the claim's CDI file is left."""
-    config = BOTH_LANES.replace("dra: 2", "dra: 0") + "fabric:\n" + cameras(1) + "- {name: zero, pool: alone}\n"
+    config = BOTH_LANES.replace("dra: 2", "dra: 0") + "fabric:\n" + cameras(1)
+    config += "- {name: zero, pool: alone, env: {A: a}}\n- {name: front-zero, pool: alone, env: {B: b}}\n"
     async with bridge(config) as (agent, sim, _):
         one = CoordinatorProcess(agent.root.parent, agent.root.parent / "kubeconfig", config=agent.config)
         async with running(one):
-            await sim.apply(claim_pod("both", 2))
+            await sim.apply(claim_pod("both", 3))
             await sim.wait_pod("both")
             results = (sim.get("resourceclaims", "both") or {})["status"]["allocation"]["devices"]["results"]
             assert {result["pool"] for result in results} == {POOL, f"{POOL}/alone"}
@@ -243,4 +244,5 @@ async def test_a_pod_gets_what_the_coordinator_published_and_an_agent_that_start
             await agent.start()
             await agent.ready()
             assert (await agent.device("zero"))["owner"] == "none", "it has the name of a fabric device"
+            assert "its devices are held" not in agent.text(), "it has none of this node"
             await sim.delete("pods", "both")
