@@ -249,7 +249,7 @@ def _in_use(ledger: Ledger, found: startup_events.StartupFindings) -> tuple[Clai
     known = {one.claim.uid for one in (*found.recorded, *found.claims)}
     files = {one.claim.uid for one in found.files} - known
     for one in claims:
-        if one.claim.uid in files:
+        if one.claim.uid in files and one.uses:
             named = {"uid": one.claim.uid, "devices": [use.device for use in one.uses if not use.admin]}
             log.warning("a CDI file of a claim without a record: its devices are held", extra=named)
     return claims

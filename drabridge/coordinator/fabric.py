@@ -19,7 +19,15 @@ from drabridge.config.schema import Config
 from drabridge.coordinator.tcp_checks import TcpChecks
 from drabridge.dra.publisher import read_slice, slice_view
 from drabridge.errors import ClusterError
-from drabridge.kube.api import Cluster, UnreachableError, backoff, resource_slices
+from drabridge.kube.api import (
+    Cluster,
+    ConflictError,
+    DeniedError,
+    InvalidError,
+    UnreachableError,
+    backoff,
+    resource_slices,
+)
 from drabridge.kube.feature_questions import slice_features
 from drabridge.kube.json_reader import Json
 from drabridge.kube.versions import slice_from_v1
@@ -110,8 +118,6 @@ class Fabric:
         listing = await self._cluster.list(
             kind, field_selector=f"spec.nodeName=,spec.driver={config.driver}", view=slice_view(self._version)
         )
-        if listing.unreadable:
-            raise UnreachableError(f"the ResourceSlice {listing.unreadable[0]} cannot be read")
         actual = [one for one in listing.items if is_fabric_pool(one["spec"]["pool"]["name"])]
         self._checks.follow(config.fabric, dict(self._published(actual)))
         failing = self._checks.failing
@@ -123,10 +129,24 @@ class Fabric:
             self._features = found.kept
         for name, pool in pools.items():
             wanted[name] = dict(desired_slices(pool, self._features or frozenset()).slices)
+        # Nobody knows what an unreadable one offers, or keeps from being offered: it goes.
+        strange = [Write(Verb.DELETE, str(one.name), uid=one.uid or "") for one in listing.unreadable]
+        refused = [error for write in strange if (error := await self._refusal([write]))]
         for name, specs in wanted.items():
             mine = [one for one in actual if one["spec"]["pool"]["name"] == name]
-            for write in plan(specs, mine, pool=name, accepted=self._accepted):
+            if error := await self._refusal(plan(specs, mine, pool=name, accepted=self._accepted)):
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+    async def _refusal(self, writes: Iterable[Write]) -> ClusterError | None:
+        """Send these writes; the error if the server refuses one. Other pools can be written all the same."""
+        try:
+            for write in writes:
                 await self._send(write)
+        except (ConflictError, DeniedError, InvalidError) as error:
+            return error
+        return None
 
     def _published(self, actual: Iterable[Json]) -> Iterable[tuple[str, str]]:
         key = taint_key(self._config.driver)

@@ -7,18 +7,20 @@ counts as not answering.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from drabridge.config.fabric import FabricDevice, TcpCheck
+from drabridge.offers.fabric import UNCHECKED
+from drabridge.system.io_thread import IoThread, Job
 from drabridge.system.supervise import forever
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = 64  # connections
-UNCHECKED = "unchecked"  # there has been no verdict since the device is in the list
 
 
 class TcpChecks:
@@ -52,17 +54,20 @@ class TcpChecks:
         self.follow((), {})
 
     async def _check(self, name: str, check: TcpCheck) -> None:
-        failures = 0
-        while True:
-            async with self._slots:
-                why = await attempt(check)
-            failures = failures + 1 if why else 0
-            known = self.failing.get(name, "")
-            if why and failures >= check.failures and known in ("", UNCHECKED):
-                self._verdict(name, why)
-            elif not why and known:
-                self._verdict(name, "")
-            await asyncio.sleep(check.every_seconds)
+        failures, lookups = 0, _Lookups(check.host)
+        try:
+            while True:
+                async with self._slots:
+                    why = await _attempt(check, lookups)
+                failures = failures + 1 if why else 0
+                known = self.failing.get(name, "")
+                if why and failures >= check.failures and known in ("", UNCHECKED):
+                    self._verdict(name, why)
+                elif not why and known:
+                    self._verdict(name, "")
+                await asyncio.sleep(check.every_seconds)
+        finally:
+            lookups.stop()
 
     def _verdict(self, name: str, why: str) -> None:
         if why:
@@ -74,18 +79,55 @@ class TcpChecks:
         self._changed()
 
 
-async def attempt(check: TcpCheck) -> str:
+class _Lookups:
+    """The addresses of one host. A name server that is silent takes a thread of this host's alone, for half a minute.
+
+    The loop's own threads are few: ten such names would keep all others from being looked up.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._thread = IoThread(f"lookup-{host}")
+        self._job: Job[list[str]] | None = None
+
+    async def addresses(self) -> list[str]:
+        """Look the host up, or wait for the lookup that is under way. Raises OSError, ValueError."""
+        try:
+            return [str(ipaddress.ip_address(self._host))]
+        except ValueError:
+            pass
+        if self._job is None or self._job.over():
+            self._job = self._thread.submit(self._look_up)
+        await self._thread.wait_all()
+        return self._job.result()
+
+    def _look_up(self) -> list[str]:
+        found = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    def stop(self) -> None:
+        self._thread.stop()
+
+
+async def _attempt(check: TcpCheck, lookups: _Lookups) -> str:
     """Connect once; "" if that went well, else why not. The word is the value of a taint."""
+    why = "unreachable"
     try:
         async with asyncio.timeout(check.timeout_seconds):
-            _, writer = await asyncio.open_connection(check.host, check.port)
-        writer.transport.abort()
+            for address in await lookups.addresses():
+                try:
+                    _, writer = await asyncio.open_connection(address, check.port)
+                except ConnectionRefusedError:
+                    why = "refused"
+                except OSError:
+                    why = "unreachable"
+                else:
+                    writer.transport.abort()
+                    return ""
     except TimeoutError:
         return "timeout"
     except socket.gaierror:
         return "name-unknown"
-    except ConnectionRefusedError:
-        return "refused"
     except (OSError, ValueError):  # ValueError: a name that IDNA cannot encode
         return "unreachable"
-    return ""
+    return why

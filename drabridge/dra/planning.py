@@ -166,8 +166,8 @@ class Planner:
                 raise NotReadyError(
                     f"device {device.name} is {device.presence}: {error.message}", hint=_GONE
                 ) from error
-        edits |= ContainerEdits(env=prepared.env)
-        shown = f"{WORD}.{device.name}" if is_fabric_pool(prepared.pool) else device.name  # no node's device has a dot
+        # No node's device has a dot; and at the end no name is taken for the end of a node's, or for a fallback's.
+        shown = f"{device.name}.{WORD}" if is_fabric_pool(prepared.pool) else device.name
         name = claim_device_name(uid, prepared.base_request, shown, prepared.share_id, admin=prepared.admin)
         # Admin access looks at a device that somebody else may be using: it must not reset it.
         hook = None if profile is None or prepared.admin else profile.prepare
@@ -176,8 +176,9 @@ class Planner:
         index = [*places].index(
             (prepared.pool, prepared.device)
         )  # of one that is away, too: a restart renumbers nothing
-        entries = (replace(one, edits=placed(one.edits, index, request)) for one in entries_of(name, device, edits))
-        return DevicePlan(prepared, device, tuple(entries), hook)
+        own, *rest = (replace(one, edits=placed(one.edits, index, request)) for one in entries_of(name, device, edits))
+        own = replace(own, edits=own.edits | ContainerEdits(env=prepared.env))  # the claim's own text: no template
+        return DevicePlan(prepared, device, (own, *rest), hook)
 
 
 def _not_listed(pool: str, device: str) -> str:

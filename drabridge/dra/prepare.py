@@ -196,9 +196,9 @@ class Preparer:
     def _refuse_paused(self, allocation: ClaimAllocation) -> None:
         """Raise NotReadyError for a device that nobody new gets for now."""
         paused = self._ports.paused()
-        for result in allocation.results:
-            if result.device in paused and not result.admin:
-                why = f"device {result.device} is given to nobody new because of {paused[result.device]}"
+        for use in allocation.uses:
+            if use.device in paused and not use.admin:
+                why = f"device {use.device} is given to nobody new because of {paused[use.device]}"
                 raise NotReadyError(why, hint="Kubelet tries again until that is over")
 
     async def _replay(self, record: ClaimRecord, allocation: ClaimAllocation | None) -> tuple[PreparedDevice, ...]:
@@ -273,6 +273,9 @@ class Preparer:
         entries = [entry for use in uses if (entry := service.ledger.entries.get(use.device))]
         if any(entry.lane is Lane.SHARED and entry.owner is Owner.NONE for entry in entries):
             leased = tuple(replace(use, lease=True) for use in uses)
+            read = await self._allocation(claim, None)  # again: by an old one it would lose what it has now
+            if read is None or tuple(replace(use, lease=True) for use in read.uses) != leased:
+                raise NotReadyError(f"claim {claim} was allocated anew meanwhile")
             return (await service.apply(events.ClaimAllocated(claim, leased, service.now()))).accepted
         if any(entry.owner is Owner.DRA_PENDING for entry in entries):
             return (await service.apply(events.LeaseGranted(claim, service.now()))).accepted

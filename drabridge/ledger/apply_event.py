@@ -272,7 +272,7 @@ def _agent_started(tx: Transaction, event: ev.AgentStarted) -> None:
     until, because = event.at + tx.policy.settle_seconds, "the agent started"
     if node.whole and _is_known_kubelet(tx, event.kubelet) and node.releases_suspended_until <= until:
         until, because = node.releases_suspended_until, node.suspended_because  # counted since kubelet's own start
-    tx.durable_node = bool(node.lost)
+    tx.durable_node = bool(node.lost) or not node.ever_merged  # files of fabric claims must not look like its traces
     _set_node(
         tx,
         merged=True,

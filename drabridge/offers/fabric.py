@@ -11,6 +11,8 @@ from drabridge.inventory.fabric import fabric_device
 from drabridge.offers.pool import capacity_policies
 from drabridge.offers.slices import Effect, Offer, Pool, Taint
 
+UNCHECKED = "unchecked"  # why a device counts as not answering before the first verdict
+
 
 def fabric_pools(config: Config, taints: Mapping[str, Taint]) -> dict[str, Pool]:
     """The pools by name. ``taints``: by device, for those that do not answer."""
@@ -35,9 +37,13 @@ def taint_key(driver: str) -> str:
 
 
 def unreachable(driver: str, entry: FabricDevice, why: str) -> Taint:
-    """The taint of a device that does not answer. ``why`` is a word of the checks, never of the device's."""
+    """The taint of a device that does not answer. ``why`` is a word of the checks, never of the device's.
+
+    Before the first verdict it evicts nobody: pods may have a device whose slice was deleted.
+    """
     assert entry.health is not None
-    return Taint(taint_key(driver), why, Effect(entry.health.effect))
+    effect = Effect.NO_SCHEDULE if why == UNCHECKED else Effect(entry.health.effect)
+    return Taint(taint_key(driver), why, effect)
 
 
 def _offer(entry: FabricDevice, driver: str, taints: Mapping[str, Taint]) -> Offer:

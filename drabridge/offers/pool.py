@@ -153,25 +153,25 @@ def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) 
 
 
 def _policy(policy: RequestPolicy, whole: int) -> CapacityPolicy:
-    """The policy of a capacity that the device has ``whole``."""
+    """The policy of a capacity that the device has ``whole``: what it says of more than that is left out.
 
-    def number(value: int | str | None) -> int | None:
-        return None if value is None else quantity_value(value)
-
-    limits = policy.valid_range
-    if policy.default == ALL:
-        low, step = (number(limits.min) or 0, number(limits.step) or 1) if limits else (0, 1)
-        high = number(limits.max) if limits else None
-        default = low + (min(whole, whole if high is None else high) - low) // step * step
-    else:
-        default = quantity_value(policy.default)
-    return CapacityPolicy(
-        default,
-        number(limits.min) if limits else None,
-        number(limits.max) if limits else None,
-        number(limits.step) if limits else None,
-        tuple(quantity_value(value) for value in policy.valid_values),
-    )
+    Devices of a resource differ, and the API server refuses a slice for one amount that its device has not.
+    """
+    low, high, step, limits = 0, whole, None, policy.valid_range
+    if limits is not None:
+        low, step = quantity_value(limits.min), None if limits.step is None else quantity_value(limits.step)
+        most = whole if limits.max is None else min(whole, quantity_value(limits.max))
+        if low + (step or 0) > whole:
+            limits = None
+        else:
+            high = low + (most - low) // (step or 1) * (step or 1)
+    values = tuple(value for value in map(quantity_value, policy.valid_values) if value <= whole)
+    default = high if policy.default == ALL else min(high, quantity_value(policy.default))
+    if values and default not in values:
+        default = values[-1]
+    if limits is None:
+        return CapacityPolicy(default, values=values)
+    return CapacityPolicy(default, low, None if limits.max is None else high, step)
 
 
 def _counters(snapshot: Snapshot, resources: Mapping[str, Resource]) -> dict[str, dict[str, int]]:

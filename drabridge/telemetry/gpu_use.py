@@ -33,10 +33,13 @@ def samples(
         for what, known in (("memory", memory), ("time", time)):
             if not known:
                 yield "device_use_unknown", (device.name, device.resource, what, reason), 1
+        uses: dict[tuple[str, ...], tuple[int, int]] = {}  # containers whose names are not known have the same labels
         for (at, (uid, container)), (used_bytes, percent) in use.uses.items() if use is not None else ():
-            if at != key:
-                continue
-            labels = (device.name, device.resource, *_names(ledger, device, uid, container, names_of))
+            if at == key:
+                labels = (device.name, device.resource, *_names(ledger, device, uid, container, names_of))
+                before = uses.get(labels, (0, 0))
+                uses[labels] = before[0] + used_bytes, before[1] + percent
+        for labels, (used_bytes, percent) in uses.items():
             if memory:
                 yield "device_used_memory_bytes", labels, used_bytes
             if time:

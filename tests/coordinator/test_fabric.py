@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from drabridge.config.fabric import FabricDevice, TcpCheck
 from drabridge.coordinator.pages import CoordinatorState, not_ready
+from drabridge.offers.fabric import UNCHECKED, unreachable
+from drabridge.offers.slices import Effect, slice_name
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod
 from tests.support.agent_process import DRIVER
@@ -175,6 +178,35 @@ async def test_a_new_device_is_for_nobody_until_it_has_answered_once() -> None:
             assert "fabric devices not published" in one.text()
 
 
+def test_a_device_that_was_not_checked_yet_evicts_nobody() -> None:
+    """Who begins to lead after somebody deleted the slices knows of none: pods have its devices all the same."""
+    entry = FabricDevice(name="camera", health=TcpCheck(host="camera", port=554, effect="NoExecute"))
+    assert unreachable(DRIVER, entry, UNCHECKED).effect is Effect.NO_SCHEDULE
+    assert unreachable(DRIVER, entry, "timeout").effect is Effect.NO_EXECUTE
+
+
+async def test_what_the_server_refuses_or_nobody_can_read_stops_no_other_pool() -> None:
+    alone = "".join(f"- {{name: {name}, pool: {name}}}\n" for name in ("first", "last"))
+    async with cluster(alone) as here:
+        foreign = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+        taken = {"name": slice_name(DRIVER, f"{DRIVER}.fabric.first", 0)}
+        pool = {"name": "n", "generation": 1, "resourceSliceCount": 1}
+        here.api.objects.create(
+            {**foreign, "metadata": taken, "spec": {"driver": DRIVER, "nodeName": "n", "pool": pool}}
+        )
+        strange = {"driver": DRIVER, "allNodes": True, "pool": {**pool, "name": POOL}}
+        here.api.objects.create({**foreign, "metadata": {"name": "strange"}, "spec": strange})
+        stored = next(one for one in here.api.objects.peek("resourceslices") if one["metadata"]["name"] == "strange")
+        stored["spec"]["devices"] = [{"name": 7}]
+        one = here.coordinator()
+        async with running(one):
+            await until(lambda: here.devices(f"{POOL}/last") == ["last"], 10, one.text)
+            assert not here.slices(), "nobody knows what it offers"
+            await until(lambda: "fabric devices not published" in one.text(), 10, one.text)
+            here.api.objects.delete("resourceslices", taken["name"])
+            await until(lambda: here.devices(f"{POOL}/first") == ["first"], 60, one.text)
+
+
 def test_a_leader_that_cannot_publish_is_not_ready() -> None:
     state: dict[str, Any] = {"leads": True, "claims": 0, "unheard_seconds": 0, "lease_seconds": 15}
     state |= {"unfollowed_seconds": 0, "unwritten_seconds": 0}
@@ -198,11 +230,12 @@ async def test_a_wrong_file_and_another_drivers_are_refused_at_the_start() -> No
 
 async def test_a_pod_gets_what_the_coordinator_published_and_an_agent_that_starts_holds_nothing_for_it() -> None:
     """On a node without any device for claims; records are lost, and the claim's CDI file is left."""
-    config = BOTH_LANES.replace("dra: 2", "dra: 0") + "fabric:\n" + cameras(1) + "- {name: zero, pool: alone}\n"
+    config = BOTH_LANES.replace("dra: 2", "dra: 0") + "fabric:\n" + cameras(1)
+    config += "- {name: zero, pool: alone, env: {A: a}}\n- {name: front-zero, pool: alone, env: {B: b}}\n"
     async with bridge(config) as (agent, sim, _):
         one = CoordinatorProcess(agent.root.parent, agent.root.parent / "kubeconfig", config=agent.config)
         async with running(one):
-            await sim.apply(claim_pod("both", 2))
+            await sim.apply(claim_pod("both", 3))
             await sim.wait_pod("both")
             results = (sim.get("resourceclaims", "both") or {})["status"]["allocation"]["devices"]["results"]
             assert {result["pool"] for result in results} == {POOL, f"{POOL}/alone"}
@@ -211,4 +244,5 @@ async def test_a_pod_gets_what_the_coordinator_published_and_an_agent_that_start
             await agent.start()
             await agent.ready()
             assert (await agent.device("zero"))["owner"] == "none", "it has the name of a fabric device"
+            assert "its devices are held" not in agent.text(), "it has none of this node"
             await sim.delete("pods", "both")

@@ -34,6 +34,8 @@ fabric:
         unprepare: {{command: [/bin/sh, -c, 'echo "$DRABRIDGE_PHASE $DRABRIDGE_DEVICE" >> HOOKS']}}
 - name: gpu-0
   env: {{SAME_NAME: "as a device of the node"}}
+- {{name: fallback, env: {{CAMERA_URL: other}}}}
+- {{name: door-gpu-0}}
 """
 
 
@@ -70,6 +72,17 @@ async def test_a_container_gets_the_device_and_no_ledger_hears_of_it(tmp_path: P
         assert (tmp_path / "hooks").read_text().split("\n")[:2] == ["prepare lobby", "unprepare lobby"]
         assert node.records() == [f"{own.uid}.json"]
         assert node.published() == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"], "a node publishes its own devices only"
+
+
+async def test_a_device_is_not_taken_for_the_nodes_of_its_name_that_is_paused_nor_for_a_fallback(
+    tmp_path: Path,
+) -> None:
+    async with a_node(with_hooks(tmp_path), start=False) as node:
+        await node.start(paused=lambda: {"gpu-0": "a test"})
+        claim = node.claims.add("c", camera("gpu-0"), camera(), camera("fallback"))
+        assert len(await node.prepared(claim)) == 3
+        for given in edits(node, claim).values():
+            assert "CAMERA_URL=rtsp://lobby.cam.example/main,other" in given["env"]
 
 
 async def test_a_claim_may_have_devices_of_both_kinds_and_its_status_tells_of_the_nodes_own(tmp_path: Path) -> None:
@@ -148,7 +161,7 @@ async def test_an_agent_whose_list_lacks_the_device_says_what_to_do_and_keeps_wh
 
 async def test_a_start_takes_no_device_of_the_node_for_held_and_its_pool_for_renamed(tmp_path: Path) -> None:
     async with a_node(with_hooks(tmp_path)) as node:
-        claim = node.claims.add("c", camera("gpu-0"))
+        claim = node.claims.add("c", camera("gpu-0"), camera("door-gpu-0"))
         await node.prepared(claim)
         assert not [name for name in edits(node, claim) if name.endswith("-gpu-0")], "a file without a record counts"
         ledger = node.ledger_service.ledger

@@ -7,7 +7,7 @@ import json
 from drabridge.inventory.model import Device, DeviceNode, Fallback, Mount
 from drabridge.ledger.model import Owner
 from drabridge.wire import dra_v1_pb2
-from tests.support.dra_node import DraNode, a_node, gpu, text_of
+from tests.support.dra_node import DRIVER, DraNode, a_node, gpu, text_of
 from tests.support.waiting import until
 
 
@@ -81,3 +81,12 @@ async def test_devices_of_a_request_are_numbered_and_one_that_is_away_renumbers_
         await node.set_devices(*devices[:2])
         await until(lambda: "/dev/sdr-a/radio0" not in text_of(node, claim))  # of the one that is away
         assert "/dev/sdr-a/radio1" in text_of(node, claim)
+
+
+async def test_what_a_claim_writes_into_variables_is_no_template() -> None:
+    async with a_node() as node:
+        parameters = {"apiVersion": "drabridge/v1alpha1", "kind": "DeviceConfig", "env": {"MODE": "{index}/{request}"}}
+        opaque = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}
+        claim = node.claims.add("c", "gpu-0", config=(opaque,))
+        await node.prepared(claim)
+        assert variables(node, claim) == {"gpu-gpu-0": ["GPU=0", "MODE={index}/{request}"]}

@@ -157,3 +157,12 @@ def test_what_is_not_known_of_a_gpu_is_said_with_the_reason() -> None:
         ("use_unknown", "mig-0", "time", "mig"),
         ("used_memory_bytes", "mig-0", "ns", "b", "y", "b"),
     }
+
+
+def test_containers_of_a_pod_whose_names_nobody_knows_are_one_series_with_the_sum() -> None:
+    """Two samples of one name and the same labels are an error to whoever reads them."""
+    whole = Device("gpu-0", "GPU-1", "example.com/gpu", pci_bus_id=GPU, attributes={"uuid": "GPU-1"})
+    use = GpuUse({GPU: (True, True)}, {(GPU, (POD_A, ONE)): (MIB, 10), (GPU, (POD_A, TWO)): (2 * MIB, 20)})
+    found = sorted(samples([whole], Ledger(), use, "", lambda uid, container: ("", "", "")))
+    labels = ("gpu-0", "example.com/gpu", "", "", "", POD_A)
+    assert found == [("device_used_memory_bytes", labels, 3 * MIB), ("device_used_time_ratio", labels, 0.3)]

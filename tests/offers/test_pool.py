@@ -26,7 +26,9 @@ from drabridge.ledger.model import (
 )
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import ReportedHealth, health_of
-from drabridge.offers.slices import CapacityPolicy, Offer, Pool
+from drabridge.offers.slices import CapacityPolicy, Offer, Pool, desired_slices
+from drabridge.sim.apiserver.validation import resource_slice
+from drabridge.sim.releases import RELEASES
 
 RESOURCE = "example.com/gpu"
 MATCH = [{"subsystem": "pci"}]
@@ -181,7 +183,8 @@ def test_shared_devices_carry_the_policies_of_their_capacity() -> None:
             "cores": {"value": 8},
         },
     }
-    (offer,) = pool((device(resource="example.com/shared"),), config=config(more)).offers
+    shared = device(resource="example.com/shared", capacity={"memory": 8 << 30, "slots": 4, "cores": 8})
+    (offer,) = pool((shared,), config=config(more)).offers
     assert offer.policies is not None
     assert offer.policies["cores"] == CapacityPolicy(0), "else a claim that asks for nothing takes all of them"
     assert offer.policies["memory"] == CapacityPolicy(2**30, minimum=2**30, step=2**30)
@@ -208,6 +211,31 @@ def test_a_claim_that_asks_for_nothing_can_get_all_that_may_be_asked_for(limits:
     (offer,) = pool((shared,), config=config(more)).offers
     assert offer.policies is not None
     assert offer.policies["memory"].default == expected
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"default": "all", "validRange": {"min": "1Mi", "max": "80Gi", "step": "1Mi"}},
+        {"default": "1Gi", "validRange": {"min": "1Gi", "max": "80Gi"}},
+        {"default": "all", "validRange": {"min": "1Gi"}},
+        {"default": 0, "validRange": {"min": 0, "step": "1Gi"}},
+        {"default": "1Gi", "validValues": ["1Mi", "1Gi"]},
+        {"default": "1Gi"},
+    ],
+)
+def test_what_a_device_has_less_of_than_its_policy_says_is_not_refused_with_the_whole_slice(policy: Any) -> None:
+    """Devices of one resource differ: GPUs with 40 and with 80 GiB."""
+    more = {
+        "name": "example.com/shared",
+        "sharing": {"allowMultipleAllocations": True},
+        "capacity": {"memory": {"from": "attr:memory", "requestPolicy": policy}},
+    }
+    shared = replace(device(resource="example.com/shared"), capacity={"memory": (5 << 20) + 7})
+    (spec,) = desired_slices(pool((shared,), config=config(more))).slices.values()
+    assert spec["devices"][0]["capacity"]["memory"]["value"] == str((5 << 20) + 7)
+    named = {"name": "n", "generation": 1, "resourceSliceCount": 1}
+    assert not list(resource_slice({"spec": {**spec, "pool": named}}, None, RELEASES["1.36"]))
 
 
 @pytest.mark.parametrize(
