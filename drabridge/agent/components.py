@@ -157,7 +157,7 @@ class Components:
         current.config = inventory.config
         self.vfio = vfio = VfioBinder(
             paths.state,
-            options.boot_id.read_text().strip(),
+            options.boot_id,
             IommuGroups(),
             config_in_use,
             lambda: (ledger_service.ledger, ledger_service.head),

@@ -78,14 +78,17 @@ class VfioBinder:
     def __init__(
         self,
         state: Path,
-        boot_id: str,
+        boot_id: Path,
         groups: IommuGroups,
         config: Callable[[], Config],
         ledgers: Callable[[], tuple[Ledger, Ledger]],
         devices: Callable[[], Mapping[str, Device]],
         pause_nvml: Callable[[str], None],
     ) -> None:
-        """``ledgers``: what is on disk, and what is about to be. ``pause_nvml``: see HealthWatch."""
+        """``boot_id``: the file with the id of this boot. ``ledgers``: what is on disk, and what is about to be.
+
+        ``pause_nvml``: see HealthWatch.
+        """
         self._path = state / FILE
         self._boot_id = boot_id
         self._groups = groups
@@ -103,8 +106,10 @@ class VfioBinder:
     def _load(self) -> Mapping[str, Taken]:
         try:
             data = read_if_there(self._path)
-            file = msgspec.json.decode(data, type=_File) if data else None
-            return file.functions if file is not None and file.boot_id == self._boot_id else {}
+            if not data:
+                return {}
+            file = msgspec.json.decode(data, type=_File)
+            return file.functions if file.boot_id == self._boot_id.read_text().strip() else {}
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self.error = (
                 f"{self._path} is not readable ({error}): functions that it named stay bound to vfio-pci, and none is "
@@ -315,7 +320,8 @@ class VfioBinder:
     def _save(self) -> None:
         """Raises HostError: then nothing may be touched."""
         try:
-            write_atomically(self._path, msgspec.json.encode(_File(1, self._boot_id, dict(self._taken))))
+            file = _File(1, self._boot_id.read_text().strip(), dict(self._taken))
+            write_atomically(self._path, msgspec.json.encode(file))
         except OSError as error:
             raise HostError(f"{self._path} cannot be written: {error.strerror or error}") from error
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
-from tests.support import machines
+from tests.support import machines, nvidia_h100
 from tests.support.agent_process import AgentProcess, node, pod
 from tests.support.machines import device, tree
 from tests.support.mig import capabilities
@@ -181,6 +181,8 @@ async def check(name: str) -> None:
     if name == "nvidia-mig":
         capabilities(bed.root / "proc", [(0, 1, 0), (0, 2, 0)])
     text = (EXAMPLES / f"{name}.yaml").read_text()
+    if name.startswith("nvidia"):
+        text += driver_files(bed)
     async with node(text, case.driver, ready=False) as (agent, kubelet):
         await until(lambda: counted(kubelet, case.resource) == (case.allocatable, case.capacity), 30, agent.text)
         view = kubelet.resources[case.resource]
@@ -190,6 +192,12 @@ async def check(name: str) -> None:
             await one_pod(agent, kubelet, case)
         if name == "usb-serial":
             await moves_unseen(bed, agent, kubelet)
+
+
+def driver_files(bed: Testbed) -> str:
+    """Make a host with NVIDIA's libraries; the line of the configuration that says where."""
+    nvidia_h100.libraries(bed.root / "host", "/usr/lib64", version=machines.DRIVER_VERSION)
+    return f"\nnvidia: {{hostRoot: {bed.root / 'host'}}}\n"
 
 
 async def one_pod(agent: AgentProcess, kubelet: SimKubelet, case: Case) -> None:

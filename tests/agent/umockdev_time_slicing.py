@@ -13,7 +13,7 @@ import signal
 
 from drabridge.config.import_nvidia_device_plugin import convert
 from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.agent.umockdev_examples import inside, nvidia
+from tests.agent.umockdev_examples import driver_files, inside, nvidia
 from tests.support import machines
 from tests.support.agent_on_cluster import limits_pod
 from tests.support.agent_process import RESOURCE, AgentProcess
@@ -47,6 +47,7 @@ async def check() -> None:
     machines.nvidia_proc(bed.root / "proc")
     ours = convert(THEIRS).replace("resources:\n", "nodeLabels: {gfd: true}\nresources:\n", 1)
     driver = next(line for line in ours.splitlines() if line.startswith("driver: ")).partition(" ")[2]
+    ours += driver_files(bed)
     with short_directory() as root:
         async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
             kubeconfig = root / "kubeconfig"

@@ -123,7 +123,8 @@ class Node:
             {"name": VM, "match": match, "vfio": dict(rule)}, {"name": DISK, "match": match, "id": ["{nvidia.uuid}"]}
         )
         self.said: list[str] = []
-        self.boot_id = "this"
+        self.boot_id = self.kernel.root / "boot_id"
+        self.boot_id.write_text("this\n")
         self.head: Ledger | None = None
         self.hold(Owner.DRA_PREPARED)
         self.start()
@@ -395,7 +396,7 @@ async def test_a_crash_between_any_two_steps_is_healed(kernel: Kernel, steps: in
             place = kernel.root / "sys/devices/pci0000:3a" / address
             kernel.attach(place, driver)
             (place / "driver_override").write_text("(null)\n")
-        node.boot_id = "the next"
+        node.boot_id.write_text("the next\n")
     node.start()
     if again == "held":
         await node.binder.bind(node.vm)
@@ -412,7 +413,7 @@ async def test_a_crash_between_any_two_steps_is_healed(kernel: Kernel, steps: in
 async def test_what_the_node_binds_to_vfio_pci_at_boot_is_left_to_it(kernel: Kernel) -> None:
     node = Node(kernel)
     await node.binder.bind(node.vm)
-    node.boot_id = "the next"  # in which the functions have what a boot parameter or driverctl says
+    node.boot_id.write_text("the next\n")  # in which the functions have what a boot parameter or driverctl says
     node.start()
     node.hold(Owner.NONE)
     await node.binder.give_back()

@@ -19,7 +19,7 @@ HOOKS = "{plain: {}, before: {prepare: {command: [/bin/x]}}, after: {unprepare: 
     [
         ("", []),
         ("preStart: {command: [/bin/x]}", ["preStart is skipped"]),
-        ("preStart: {command: [/bin/x]}\nlanes: {dra: 1}", ["preStart with a dra lane", "preStart is skipped"]),
+        ("preStart: {command: [/bin/x]}\nlanes: {dra: 1}", ["preStart or vfio with a dra lane", "preStart is skipped"]),
         ("id: ['{minor}']", ["follows the kernel's numbering"]),
         ("id: ['{sysname}']", []),
         ("nodes: [{from: devnode, as: /dev/radio}]", ["/dev/radio is one path for all these devices"]),

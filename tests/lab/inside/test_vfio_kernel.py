@@ -52,7 +52,7 @@ class Node:
         groups.drivers = self.kernel = Dying()
         self.binder = VfioBinder(
             self.state,
-            "boot",
+            Path("/proc/sys/kernel/random/boot_id"),
             groups,
             lambda: self.config,
             lambda: (self.ledger,) * 2,
