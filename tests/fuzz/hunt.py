@@ -100,7 +100,11 @@ def one_round(
 @contextmanager
 def opened(reader: Reader) -> Iterator[Callable[[bytes], None]]:
     """Begin a reader in a folder of its own."""
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, reader.open(Path(folder)) as read:
+    # A reader's writer may still be at work while the folder goes.
+    with (
+        tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder,
+        reader.open(Path(folder)) as read,
+    ):
         yield read
 
 
