@@ -13,13 +13,13 @@ from collections.abc import Callable
 from drabridge.agent.components import Components, Foundation, release_policy
 from drabridge.agent.drain import is_state_unneeded, remove_state
 from drabridge.agent.options import Options
-from drabridge.agent.reload import identity_of
 from drabridge.agent.serving import ServingAgent
 from drabridge.agent.standby import Standby, standbys
 from drabridge.coexistence.driver_rename import refuse_another_name
 from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.config.advice import advice
+from drabridge.config.follower import identity_of
 from drabridge.config.loader import load
 from drabridge.dra.recorded_claims import with_pool_in_use
 from drabridge.ledger.lock import LedgerLockedError

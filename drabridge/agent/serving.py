@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 
 from drabridge.agent.api_watches import ApiWatches
 from drabridge.agent.components import Components, Foundation, release_policy
-from drabridge.agent.reload import ConfigFollower
 from drabridge.agent.standby import Standby
 from drabridge.coexistence.vendor_software import LOOK_SECONDS
+from drabridge.config.follower import ConfigFollower
 from drabridge.config.schema import Config
 from drabridge.inventory.model import Collision, Snapshot
 from drabridge.kube.node_labels import LabelsSeen

@@ -13,33 +13,28 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from drabridge.config.fabric import is_fabric_pool
-from drabridge.config.loader import load
-from drabridge.config.problems import ConfigErrors
+from drabridge.config.follower import ConfigFollower
 from drabridge.config.schema import Config
 from drabridge.coordinator.tcp_checks import TcpChecks
-from drabridge.dra.publisher import read_slice, slice_view
+from drabridge.dra.publisher import send, slice_view
 from drabridge.errors import ClusterError
 from drabridge.kube.api import (
     Cluster,
     ConflictError,
     DeniedError,
     InvalidError,
-    UnreachableError,
     backoff,
     resource_slices,
 )
 from drabridge.kube.feature_questions import slice_features
 from drabridge.kube.json_reader import Json
-from drabridge.kube.versions import slice_from_v1
 from drabridge.offers.fabric import fabric_pools, taint_key, unreachable
 from drabridge.offers.slice_writes import Accepted, Verb, Write, accept, dropped, plan
 from drabridge.offers.slices import Feature, desired_slices
-from drabridge.system.supervise import WakeUp
-from drabridge.system.untrusted import reading
+from drabridge.system.supervise import WakeUp, forever
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 2.0  # between looks at the file, as the agents look at theirs
 LOOK_SECONDS = 5.0  # between looks at the slices, which people change and delete: one LIST of a few objects
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts after an error
 
@@ -50,9 +45,10 @@ class Fabric:
     def __init__(self, cluster: Cluster, file: Path, config: Config, version: Callable[[], Awaitable[str]]) -> None:
         """``version`` finds the version of resource.k8s.io. ``config`` is what ``file`` said at the start."""
         self._cluster = cluster
-        self._file = file
-        self._text = b""
         self._config = config
+        self._follower = ConfigFollower(
+            file, config, WakeUp(), self._take, lambda faults: None, driver_stays="this coordinator runs for {}"
+        )
         self._find_version = version
         self._version = ""
         self._features: frozenset[Feature] | None = None  # whose fields the server keeps; None: not asked
@@ -68,17 +64,13 @@ class Fabric:
 
     async def run(self) -> None:
         """Publish until cancelled."""
-        delays, due_at = backoff(FIRST_SECONDS, MOST_SECONDS), 0.0
+        following = asyncio.create_task(forever("configuration", self._follower.run))
+        delays = backoff(FIRST_SECONDS, MOST_SECONDS)
         try:
             while True:
-                await self._read_file()
-                if not await self._due.wait(POLL_SECONDS) and time.monotonic() < due_at:
-                    continue
                 try:
                     self._version = self._version or await self._find_version()
                     await self._publish()
-                    self._failing_since, delays = None, backoff(FIRST_SECONDS, MOST_SECONDS)
-                    due_at = time.monotonic() + LOOK_SECONDS
                 except ClusterError as error:
                     self._failing_since = self._failing_since or time.monotonic()
                     self._version, self._features = "", None  # it may be another server now
@@ -86,31 +78,16 @@ class Fabric:
                     fields = {"reason": str(error), "retry_seconds": round(delay, 1)}
                     log.warning("fabric devices not published", extra=fields)
                     await asyncio.sleep(delay)
-                    self._due.set()
+                else:
+                    self._failing_since, delays = None, backoff(FIRST_SECONDS, MOST_SECONDS)
+                    await self._due.wait(LOOK_SECONDS)
         finally:
+            following.cancel()
             self._checks.stop()
 
-    async def _read_file(self) -> None:
-        """Take a changed file; a wrong one is refused, and the last good one stays."""
-        try:
-            text = await asyncio.to_thread(self._file.read_bytes)
-            if text == self._text:
-                return
-            config = await asyncio.to_thread(load, text, name=str(self._file))
-        except ConfigErrors as errors:
-            self._text = text
-            for fault in errors.faults:
-                log.error("the changed configuration is refused, the last good one stays", extra={"reason": str(fault)})
-        except (OSError, RuntimeError) as error:
-            log.error("the configuration cannot be read, the last good one stays", extra={"reason": str(error)})
-        else:
-            self._text = text
-            if config.driver != self._config.driver:
-                why = f"driver: found {config.driver}, this coordinator runs for {self._config.driver}"
-                log.error("the changed configuration is refused, the last good one stays", extra={"reason": why})
-            else:
-                self._config = config
-                self._due.set()
+    async def _take(self, config: Config) -> None:
+        self._config = config
+        self._due.set()
 
     async def _publish(self) -> None:
         """Compare once, and write the difference. Raises ClusterError."""
@@ -156,15 +133,9 @@ class Fabric:
                 yield str(device["name"]), next(found, "")
 
     async def _send(self, write: Write) -> None:
-        kind = resource_slices(self._version)
-        if write.verb is Verb.DELETE:
-            await self._cluster.delete(kind, write.name, uid=write.uid, resource_version=write.resource_version)
-        else:
+        stored = await send(self._cluster, self._version, write)
+        if stored is not None:
             assert write.body is not None
-            request = self._cluster.create if write.verb is Verb.CREATE else self._cluster.replace
-            answer = await request(kind, slice_from_v1(write.body, self._version))
-            with reading("the answer to a slice", UnreachableError):
-                stored = read_slice(answer, self._version)
             self._accepted[write.name] = accept(write.body, stored)
             self._features = (self._features or frozenset()) - dropped(write.body, stored)
         log.info("fabric slice written", extra={"slice": write.name, "verb": write.verb.value})

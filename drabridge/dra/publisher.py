@@ -57,10 +57,10 @@ INVALID_RETRY_SECONDS = 300.0  # the server will answer the same, unless somebod
 
 def slice_view(version: str) -> ObjectView[Json]:
     """Read slices of a server that serves ``version``, in v1's form."""
-    return ObjectView(lambda obj: read_slice(obj, version))
+    return ObjectView(lambda obj: _read_slice(obj, version))
 
 
-def read_slice(obj: Json, version: str) -> Json:
+def _read_slice(obj: Json, version: str) -> Json:
     """A slice in v1's form. Raises what strange data raises."""
     found = slice_to_v1(obj, version)
     spec = found["spec"]
@@ -71,6 +71,19 @@ def read_slice(obj: Json, version: str) -> Json:
         raise TypeError("this is no slice")
     canonical_spec(spec)
     return found
+
+
+async def send(cluster: Cluster, version: str, write: Write) -> Json | None:
+    """Send one write of slices; return the slice as the server has it now, None for a deletion. Raises ClusterError."""
+    kind = resource_slices(version)
+    if write.verb is Verb.DELETE:
+        await cluster.delete(kind, write.name, uid=write.uid, resource_version=write.resource_version)
+        return None
+    assert write.body is not None
+    request = cluster.create if write.verb is Verb.CREATE else cluster.replace
+    answer = await request(kind, slice_from_v1(write.body, version))
+    with reading("the answer to a slice", UnreachableError):
+        return _read_slice(answer, version)
 
 
 class PublisherState(Struct, frozen=True):
@@ -307,27 +320,19 @@ class Publisher:
 
     async def _send(self, write: Write) -> None:
         """Send one request; what the server answers is what it has."""
-        if write.verb is Verb.DELETE:
-            await self._cluster.delete(self._kind, write.name, uid=write.uid, resource_version=write.resource_version)
+        self._in_request = "" if write.verb is Verb.DELETE else write.name
+        try:
+            stored = await send(self._cluster, self._version, write)
+        finally:
+            self._in_request = ""
+        if stored is None:
             self._actual.pop(write.name, None)
             return
         assert write.body is not None
-        body = slice_from_v1(write.body, self._version)
-        request = self._cluster.create if write.verb is Verb.CREATE else self._cluster.replace
-        self._in_request = write.name
-        try:
-            stored = self._stored(await request(self._kind, body))
-        finally:
-            self._in_request = ""
         if not self._is_old(stored):
             self._actual[write.name] = stored
         self._found((self.features or frozenset()) - dropped(write.body, stored))
         self._accepted[write.name] = accept(write.body, stored)
-
-    def _stored(self, answer: Json) -> Json:
-        """The slice as the server answered that it is stored now. Raises ClusterError."""
-        with reading("the answer to a slice", UnreachableError):
-            return read_slice(answer, self._version)
 
     def _is_old(self, obj: Json) -> bool:
         """Whether a newer state of the slice is known: events and answers may overtake each other."""

@@ -14,6 +14,9 @@ from drabridge.system.supervise import WakeUp
 
 log = logging.getLogger(__name__)
 
+AGENT = (
+    "this agent runs as {}. The driver's name is in CDI names that pods hold: drain the node, then restart the agent"
+)
 # A ConfigMap's file is a link into a directory that kubelet swaps by rename; one stat sees every way to change it.
 POLL_SECONDS = 2.0
 
@@ -31,16 +34,19 @@ class ConfigFollower:
         apply: Callable[[Config], Awaitable[None]],
         refused: Callable[[str], None],
         unfit: Callable[[Config], str] = lambda config: "",
+        driver_stays: str = AGENT,
     ) -> None:
         """``reload`` asks to read the file now, though it seems unchanged (SIGHUP); ``apply`` takes a good one.
 
         ``refused`` gets the faults of one that cannot be used, "" when all is well. ``unfit`` says why a running agent
         cannot take a configuration that is good in itself: another ``dra.pool`` while claims hold devices.
+        ``driver_stays`` says why none may have another driver; braces stand for the present one.
         """
         self._path = path
         self._apply = apply
         self._refused = refused
         self._unfit = unfit
+        self._driver_stays = driver_stays
         self._seen = identity_of(path)
         self._faults: tuple[str, ...] = ()
         self._driver = current.driver
@@ -69,10 +75,8 @@ class ConfigFollower:
             self._refuse(f"{self._path} could not be read: {error}")
             return False
         if config.driver != self._driver:
-            self._refuse(
-                f"{self._path}: driver: found {config.driver}, this agent runs as {self._driver}. "
-                "The driver's name is in CDI names that pods hold: drain the node, then restart the agent"
-            )
+            stays = self._driver_stays.format(self._driver)
+            self._refuse(f"{self._path}: driver: found {config.driver}, {stays}")
             return True
         if why := self._unfit(config):
             self._refuse(f"{self._path}: {why}")
