@@ -156,7 +156,7 @@ class Template:
         )
 
     def render(self, lookup: Lookup) -> str | None:
-        """Fill in the fields; None when one of them is missing or empty."""
+        """Fill in the fields; None when one of them is missing or empty. Those of the container stay, in braces."""
         return self._render(lookup, lambda field, value: True)
 
     def render_path(self, lookup: Lookup) -> str | None:
@@ -169,8 +169,8 @@ class Template:
     def _render(self, lookup: Lookup, accept: Callable[[Field, str], bool]) -> str | None:
         out: list[str] = []
         for part in self.parts:
-            if isinstance(part, str):
-                out.append(part)
+            if isinstance(part, str) or part.source in CONTAINER_FIELDS:  # filled in by containers/together.py
+                out.append(part if isinstance(part, str) else f"{{{part}}}")
                 continue
             value = lookup(part)
             if not value or not accept(part, value):

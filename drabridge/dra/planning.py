@@ -12,7 +12,7 @@ from drabridge.config.claims import ClaimConfig, Profile
 from drabridge.config.container import Hook
 from drabridge.config.fabric import WORD, FabricDevice, fabric_resource, is_fabric_pool
 from drabridge.config.schema import Config
-from drabridge.config.template import CONTAINER_FIELDS, Lookup, Template
+from drabridge.config.template import Lookup, Template
 from drabridge.containers.cdi_spec import FALLBACK, CdiDevice, ContainerEdits, claim_device_name, entries_of
 from drabridge.containers.together import joined_env, one_path_for_two, placed
 from drabridge.dra.allocation import AllocationResult, ClaimAllocation
@@ -172,10 +172,9 @@ class Planner:
         # Admin access looks at a device that somebody else may be using: it must not reset it.
         hook = None if profile is None or prepared.admin else profile.prepare
         request = prepared.base_request
+        # Those that are away are counted, too: a restart renumbers nothing.
         places = dict.fromkeys((one.pool, one.device) for one in all_of_claim if one.base_request == request)
-        index = [*places].index(
-            (prepared.pool, prepared.device)
-        )  # of one that is away, too: a restart renumbers nothing
+        index = [*places].index((prepared.pool, prepared.device))
         own, *rest = (replace(one, edits=placed(one.edits, index, request)) for one in entries_of(name, device, edits))
         own = replace(own, edits=own.edits | ContainerEdits(env=prepared.env))  # the claim's own text: no template
         return DevicePlan(prepared, device, (own, *rest), hook)
@@ -268,4 +267,4 @@ def device_lookup(device: Device) -> Lookup:
         "nvidia.model": str(device.attributes.get("productName", "")),
     }
 
-    return lambda field: f"{{{field}}}" if field.source in CONTAINER_FIELDS else plain.get(field.source) or None
+    return lambda field: plain.get(field.source) or None

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from msgspec import Struct, field
 
-from drabridge.config.template import CONTAINER_FIELDS, Field, Lookup
+from drabridge.config.template import Field, Lookup
 from drabridge.inventory import topology
 from drabridge.inventory.host import Host
 from drabridge.inventory.nvidia import Failure
@@ -89,8 +89,6 @@ class MatchedDevice(Struct, frozen=True):
         def value(field: Field) -> str | None:
             if field.source in known:
                 return known[field.source]
-            if field.source in CONTAINER_FIELDS:
-                return f"{{{field}}}"  # filled in once it is known, by containers/together.py
             if field.source == "file":
                 return host.first_line(field.key)
             if (get := _KEYED.get(field.source)) is not None:
