@@ -162,7 +162,7 @@ class Components:
             config_in_use,
             lambda: (ledger_service.ledger, ledger_service.head),
             devices,
-            lambda why: self._pause_nvml(why),
+            self._pause_nvml,
         )
         self._cdi = cdi = CdiStore(paths.cdi, config.driver)
         self.legacy_files = LegacyCdiFiles(cdi)

@@ -131,9 +131,10 @@ class IommuGroups:
             if os.path.basename(folder) == "tty":
                 uses += [f"{name} is a console of the kernel" for name in names if name in consoles]
             if "dev" in files and (node := _node(Path(folder))) is not None:
-                nodes.append(node)
                 if node.kind == "b":
                     blocks[os.path.basename(folder)] = f"{node.major}:{node.minor}"
+                else:
+                    nodes.append(node)
             if os.path.basename(folder) == "nvme":
                 blocks |= dict(self._of_subsystems(names))
         nodes += [DeviceNode("", "", kind="b", major=major, minor=minor) for major, minor in _pairs(blocks)]

@@ -274,8 +274,7 @@ class VfioBinder:
         await asyncio.gather(*(self._give_back(group) for group in sorted(groups) if self._unheld(group)))
 
     async def _give_back(self, group: str) -> None:
-        worker = self._workers.get(group)
-        if worker is not None and worker.busy:
+        if self._is_busy(group):
             return
         try:
             await self._run(group, lambda: self._return(group))
@@ -305,10 +304,8 @@ class VfioBinder:
         log.info("functions given back", extra={"group": group, "functions": sorted(of_group)})
 
     def _unheld(self, group: str) -> bool:
-        return self._free(taken.device for taken in self._taken.values() if taken.group == group)
-
-    def _free(self, names: Iterable[str]) -> bool:
-        """Whether nobody holds any of the devices, neither by what is on disk nor by what is about to be."""
+        """Whether nobody holds what was taken of a group, neither by what is on disk nor by what is about to be."""
+        names = {taken.device for taken in self._taken.values() if taken.group == group}
         entries = [ledger.entries.get(name) for name in names for ledger in self._ledgers()]
         return all(entry is None or entry.owner is Owner.NONE for entry in entries)
 

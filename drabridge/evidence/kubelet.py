@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from drabridge.inventory.model import device_id_of
 from drabridge.ledger import events
 from drabridge.ledger.model import NEVER_KNOWN, ClaimRef, ClaimShare, Entry, Lane, Ledger, Owner, PodRef
 from podresources import Client, KubeletFeatures, PodResourcesError
-from podresources.model import Claim, NodeSnapshot
+from podresources.model import Claim, ClaimDevice, NodeSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +151,7 @@ class KubeletEvidence:
         if snapshot is None:
             return None
         claims = (claim for pod in snapshot.pods for container in pod.containers for claim in container.claims)
-        given = (one for claim in claims for one in claim.devices if one.driver == driver)
-        return frozenset(one.device for one in given if not is_fabric_pool(one.pool))
+        return frozenset(given.device for claim in claims for given in _of_node(claim, driver))
 
     async def _snapshot(self) -> NodeSnapshot | None:
         await self._quiet()
@@ -239,11 +238,7 @@ def users_of(snapshot: NodeSnapshot, claim: ClaimRef, driver: str, device: str) 
         for pod in snapshot.pods
         for container in pod.containers
         for used in container.claims
-        if is_same(claim, _ref(used, driver))
-        and any(
-            (given.driver, given.device) == (driver, device) and not is_fabric_pool(given.pool)
-            for given in used.devices
-        )
+        if is_same(claim, _ref(used, driver)) and any(given.device == device for given in _of_node(used, driver))
     )
 
 
@@ -252,6 +247,11 @@ def is_same(claim: ClaimRef, used: ClaimRef) -> bool:
     if claim.uid and used.uid:
         return claim.uid == used.uid
     return not claim.name or (used.namespace, used.name) == (claim.namespace, claim.name)
+
+
+def _of_node(claim: Claim, driver: str) -> Iterator[ClaimDevice]:
+    """Yield the devices of ours that a claim has of this node. Fabric devices are no node's."""
+    return (one for one in claim.devices if one.driver == driver and not is_fabric_pool(one.pool))
 
 
 def _ref(used: Claim, driver: str) -> ClaimRef:
@@ -279,9 +279,8 @@ def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.ClaimDevices,
     for pod in snapshot.pods:
         for container in pod.containers:
             for claim in container.claims:
-                ours = [one for one in claim.devices if one.driver == driver and not is_fabric_pool(one.pool)]
                 ref = _ref(claim, driver)
-                for device in ours:
+                for device in _of_node(claim, driver):
                     share = ClaimShare(device.share_id) if device.share_id else None
                     admin = is_admin_only(device.cdi_ids)
                     found.setdefault(ref, {})[events.DeviceUse(device.device, share, admin)] = None

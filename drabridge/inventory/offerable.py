@@ -7,6 +7,7 @@ from typing import Any
 
 from drabridge.inventory.suggest import suggest
 from drabridge.inventory.udev_device import UdevDevice
+from drabridge.system.pci_driver import VFIO_PCI
 
 SHARED = frozenset({"fuse", "kvm", "tun", "vhost-net", "vhost-vsock", "vsock"})
 """Of the subsystem misc: no hardware, but what containers ask for."""
@@ -55,7 +56,7 @@ def _is_wanted(device: UdevDevice) -> bool:
         case "net":
             return True
         case "pci":
-            return device.driver in ("nvidia", "vfio-pci")
+            return device.driver in ("nvidia", VFIO_PCI)
         case "usb":
             return device.devtype == "usb_device"
     return bool(device.devnode)

@@ -18,6 +18,7 @@ from drabridge.config.problems import Problems
 from drabridge.inventory.match import holds
 from drabridge.inventory.topology import place_template
 from drabridge.inventory.udev_device import UdevDevice
+from drabridge.system.pci_driver import VFIO_PCI
 
 USB_IDS, PCI_IDS = ("idVendor", "idProduct"), ("vendor", "device", "class")
 UNIT = ("serial", "wwid")
@@ -29,7 +30,7 @@ SUGGESTED = frozenset({
 })  # fmt: skip
 """The attributes that an entry may rest on, of the device or of an ancestor."""
 
-NVIDIA, VFIO_DRIVER = "nvidia", "vfio-pci"
+NVIDIA = "nvidia"
 EXAMPLES = {
     "amdgpu": "amd-gpu.yaml", "i915": "intel-gpu.yaml", "xe": "intel-gpu.yaml",
     "dfl-pci": "fpga.yaml", "xclmgmt": "fpga.yaml", "xocl": "fpga.yaml",
@@ -184,8 +185,8 @@ class _Hardware:
     def _of_pci(self, node: UdevDevice, place: bool) -> Rule:
         written = _attributes({name: node.attributes.get(name) for name in PCI_IDS})
         rule: Rule = {"subsystem": "pci"}
-        if node.driver == VFIO_DRIVER:
-            rule["driver"] = VFIO_DRIVER
+        if node.driver == VFIO_PCI:
+            rule["driver"] = VFIO_PCI
         if place or not written:
             rule["sysname"] = (
                 _Noted(_literal(node.sysname), "the slot: " + _ALIKE) if written else _literal(node.sysname)
@@ -216,11 +217,11 @@ def _nodes(device: UdevDevice, others: Iterable[UdevDevice]) -> Iterator[str]:
         yield "  nodes: [{from: group}]"
         return
     if device.subsystem == "pci":
-        if device.driver != VFIO_DRIVER:
+        if device.driver != VFIO_PCI:
             now = f"it is {device.driver}'s now, which makes no node" if device.driver else "no driver has it now"
-            yield f"  # Only when it is bound to {VFIO_DRIVER}, for a virtual machine or DPDK: {now}."
+            yield f"  # Only when it is bound to {VFIO_PCI}, for a virtual machine or DPDK: {now}."
         yield '  nodes: [{path: "/dev/vfio/{iommu_group}"}, {path: /dev/vfio/vfio}]'
-        yield f"  health: [{{driverBound: {VFIO_DRIVER}}}, {{nodeExists: true}}]"
+        yield f"  health: [{{driverBound: {VFIO_PCI}}}, {{nodeExists: true}}]"
         return
     yield "  nodes: []  # it has no node under /dev: a container gets no access to it from here"
 
@@ -239,7 +240,7 @@ def _example(function: UdevDevice | None) -> str:
     """The example for a PCI function and what is below it; "" where there is none."""
     if function is None:
         return ""
-    if function.driver == VFIO_DRIVER or "physfn" in function.links:
+    if function.driver == VFIO_PCI or "physfn" in function.links:
         return "sriov-vf.yaml" if "physfn" in function.links else ""
     return EXAMPLES.get(function.driver, "")
 
