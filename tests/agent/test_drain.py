@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
+    allocate,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    limits_pod,
+)
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drain_command, held_by, pod
 from tests.support.agent_process import node as legacy_node
 from tests.support.standby import beside
@@ -29,18 +37,10 @@ async def drain(agent: AgentProcess, *words: str) -> tuple[int, Json]:
     return code, found
 
 
-async def allocate(cluster: SimCluster, name: str, device: str) -> None:
+async def give(cluster: SimCluster, name: str, device: str) -> None:
     """What a scheduler does that has an old view of node-a."""
     await cluster.apply(claim_pod(name))
-    pod = cluster.get("pods", name)
-    assert pod is not None
-    results = [{"request": "r", "driver": DRIVER, "pool": "node-a", "device": device}]
-    reserved = [{"resource": "pods", "name": name, "uid": pod["metadata"]["uid"]}]
-
-    def write(obj: Json) -> None:
-        obj["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
-
-    cluster.api.objects.modify("resourceclaims", name, write, namespace="default", subresource="status")
+    allocate(cluster, name, [device])
 
 
 async def end(cluster: SimCluster, name: str) -> None:
@@ -124,7 +124,7 @@ async def test_an_allocated_claim_that_cannot_be_prepared_delays_the_drain(devic
     """Kubelet still calls unprepare when the pod is deleted; without a driver it would wait for ever."""
     async with bridge() as (agent, cluster, _):
         assert (await drain(agent))[0] == 0
-        await allocate(cluster, "late", device)
+        await give(cluster, "late", device)
         code, document = await drain(agent)
         assert code == 1, document
         assert [(row["name"], row["phase"], row["devices"]) for row in document["claims"]] == [

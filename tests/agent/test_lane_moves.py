@@ -6,7 +6,16 @@ import json
 from typing import Any
 
 from drabridge.sim.cluster import SimCluster
-from tests.support.agent_on_cluster import BOTH_LANES, MONITOR, bridge, claim_pod, devices_in_slices, healthy, set_lanes
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
+    MONITOR,
+    allocate,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    healthy,
+    set_lanes,
+)
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, drabridge, reload
 from tests.support.waiting import until
 
@@ -71,7 +80,7 @@ async def test_a_claim_allocated_during_the_quiet_time_keeps_all_of_its_devices(
         await set_lanes(agent, legacy=4, dra=0)
         await until(lambda: _in(agent, leaving, move="quiescing"), 10, agent.text)
         await cluster.apply(WAITING)
-        _allocate(cluster, "two", leaving)
+        allocate(cluster, "two", leaving)
         cluster.api.faults.heal()
         await until(lambda: _in(agent, leaving, owner="dra-granted", move="waiting"), 20, agent.text)
         assert not healthy(cluster) & set(leaving)
@@ -85,19 +94,6 @@ async def test_a_claim_allocated_during_the_quiet_time_keeps_all_of_its_devices(
 async def _in(agent: AgentProcess, names: list[str], *, move: str | None, owner: str = "none") -> bool:
     rows = [row for row in (await agent.status())["devices"] if row["name"] in names]  # all of one moment
     return all(row["owner"] == owner and (row["move"] or {}).get("step") == move for row in rows)
-
-
-def _allocate(cluster: SimCluster, claim: str, devices: list[str]) -> None:
-    """What the scheduler writes."""
-    pod = cluster.get("pods", claim)
-    assert pod is not None
-    results = [{"request": "r", "driver": DRIVER, "pool": "node-a", "device": device} for device in devices]
-    reserved = [{"resource": "pods", "name": claim, "uid": pod["metadata"]["uid"]}]
-
-    def write(obj: dict[str, Any]) -> None:
-        obj["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
-
-    cluster.api.objects.modify("resourceclaims", claim, write, namespace="default", subresource="status")
 
 
 async def annotate(cluster: SimCluster, **lanes: Any) -> None:

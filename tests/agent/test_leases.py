@@ -9,6 +9,7 @@ from collections import Counter
 
 from drabridge.sim.kubelet.faults import ListFault
 from tests.support.agent_on_cluster import (
+    allocate,
     bridge,
     claim_pod,
     devices_in_slices,
@@ -238,15 +239,8 @@ async def test_a_pod_that_was_bound_by_an_older_slice_gets_its_shared_device_aft
         await cluster.wait_pod("first")
         (device,) = [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "legacy"]
         await cluster.apply(BOUND_EARLY)
-        pod = cluster.get("pods", "early")
-        assert pod is not None
-        results = [{"request": "r", "driver": DRIVER, "pool": "node-a", "device": device}]  # no binding conditions
-        reserved = [{"resource": "pods", "name": "early", "uid": pod["metadata"]["uid"]}]
-        status = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
+        allocate(cluster, "early", [device])
         objects = cluster.api.objects
-        objects.modify(
-            "resourceclaims", "early", lambda obj: obj.update(status=status), namespace="default", subresource="status"
-        )
         objects.modify("pods", "early", lambda obj: obj["spec"].update(nodeName="node-a"), namespace="default")
         await until(
             lambda: any("held by" in one for one in messages(cluster, "FailedPrepareDynamicResources")), 20, agent.text

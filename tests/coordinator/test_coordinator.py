@@ -19,7 +19,7 @@ from drabridge.offers.slices import lease_condition, lease_denied_condition
 from drabridge.sim.apiserver import http
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.agent_process import DRIVER
-from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted, settle, waiting_claim
+from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted, running, settle, waiting_claim
 from tests.support.waiting import short_directory, until
 
 pytest.importorskip("kubernetes.leaderelection.resourcelock.leaselock", reason="needs kubernetes 37 or later")
@@ -30,18 +30,6 @@ async def server() -> AsyncIterator[tuple[SimApiServer, Path, Path]]:
     with short_directory() as root:
         async with SimApiServer() as api:
             yield api, root, api.kubeconfig(root / "kubeconfig")
-
-
-@contextlib.asynccontextmanager
-async def running(*all_of_them: CoordinatorProcess) -> AsyncIterator[None]:
-    try:
-        for one in all_of_them:
-            await one.start()
-        yield
-    finally:
-        for one in all_of_them:
-            with contextlib.suppress(ProcessLookupError, AssertionError):
-                await one.stop(signal.SIGKILL)
 
 
 def holder(api: SimApiServer) -> str:

@@ -20,7 +20,7 @@ from drabridge.offers.slices import Effect, slice_name
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod
 from tests.support.agent_process import DRIVER
-from tests.support.coordinators import CoordinatorProcess
+from tests.support.coordinators import CoordinatorProcess, running
 from tests.support.waiting import short_directory, until
 
 pytest.importorskip("kubernetes.leaderelection.resourcelock.leaselock", reason="needs kubernetes 37 or later")
@@ -85,18 +85,6 @@ async def cluster(devices: str) -> AsyncIterator[Cluster]:
             found = Cluster(api, root)
             found.write(devices)
             yield found
-
-
-@contextlib.asynccontextmanager
-async def running(*all_of_them: CoordinatorProcess) -> AsyncIterator[None]:
-    try:
-        for one in all_of_them:
-            await one.start()
-        yield
-    finally:
-        for one in all_of_them:
-            with contextlib.suppress(ProcessLookupError, AssertionError):
-                await one.stop(signal.SIGKILL)
 
 
 def cameras(count: int, rest: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import json
@@ -18,6 +19,7 @@ import yaml
 
 from drabridge.errors import ClusterError
 from drabridge.sim.cluster import RUN_SECONDS_ANNOTATION
+from tests.bench.processes import children
 from tests.cluster import workloads as w
 from tests.cluster.bed import (
     CLAIMS,
@@ -36,6 +38,7 @@ from tests.cluster.bed import (
 from tests.cluster.real_bed import LABELS
 from tests.cluster.steps import deleted, has_phase, phase, running
 from tests.node.errors import NodeError
+from tests.soak.real.bed import anonymous_kib
 from tests.support.agent_process import AgentProcess, metric
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy/examples/nvidia-gpu.yaml"
@@ -63,7 +66,7 @@ class SkipStep(Exception):
     """Why a step cannot be tried here."""
 
 
-class Ground:
+class Ground(abc.ABC):
     """A node with a GPU, and an agent that is not there yet. ``before``: the pod that another plugin served."""
 
     bed: Bed
@@ -78,21 +81,21 @@ class Ground:
     """More of the node's folders for containers: name -> path, the same inside."""
     before = ""
 
+    @abc.abstractmethod
     def other_plugin(self) -> contextlib.AbstractAsyncContextManager[str]:
         """NVIDIA's device plugin, or one in its place; its name. Raises SkipStep."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def generate(self) -> str:
         """Write ``cdi_file``; by what. Raises SkipStep."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def pid(self) -> int:
         """The agent's number."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def said(self, pod: str) -> str:
         """What the pod's kernel has printed."""
-        raise NotImplementedError
 
     def nvml(self) -> Json:
         """What NVML says of the driver and each GPU. Raises SkipStep where it does not answer."""
@@ -346,13 +349,11 @@ STEPS: tuple[Callable[[Ground], Awaitable[str]], ...] = (
 
 def family(pid: int) -> list[int]:
     """A process and those below it."""
-    text = "".join(one.read_text() for one in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [pid, *(one for child in text.split() for one in family(int(child)))]
+    return [pid, *(one for child in children(pid) for one in family(child))]
 
 
 def anonymous_mib(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return int(next(one for one in lines if one.startswith("Anonymous:")).split()[1]) / 1024
+    return anonymous_kib(Path(f"/proc/{pid}/smaps_rollup").read_text()) / 1024
 
 
 # --- all of them ----------------------------------------------------------------------------------------------------

@@ -123,6 +123,19 @@ async def bridge(
                     await agent.stop(signal.SIGKILL)
 
 
+def allocate(cluster: SimCluster, claim: str, devices: list[str]) -> None:
+    """Give a claim devices as the scheduler writes it, without binding conditions; for the pod of its name."""
+    pod = cluster.get("pods", claim)
+    assert pod is not None
+    results = [{"request": "r", "driver": DRIVER, "pool": "node-a", "device": device} for device in devices]
+    reserved = [{"resource": "pods", "name": claim, "uid": pod["metadata"]["uid"]}]
+
+    def write(obj: dict[str, Any]) -> None:
+        obj["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
+
+    cluster.api.objects.modify("resourceclaims", claim, write, namespace="default", subresource="status")
+
+
 def devices_in_slices(cluster: SimCluster) -> set[str]:
     """Names of devices that a scheduler could take: published and not tainted."""
     return {

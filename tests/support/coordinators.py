@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,19 @@ class CoordinatorProcess:
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
+
+
+@contextlib.asynccontextmanager
+async def running(*all_of_them: CoordinatorProcess) -> AsyncIterator[None]:
+    """While these coordinators run."""
+    try:
+        for one in all_of_them:
+            await one.start()
+        yield
+    finally:
+        for one in all_of_them:
+            with contextlib.suppress(ProcessLookupError, AssertionError):
+                await one.stop(signal.SIGKILL)
 
 
 def _get(url: str) -> tuple[int, str]:
