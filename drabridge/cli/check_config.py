@@ -9,7 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from drabridge.cli.output import add_output, show
+from drabridge.cli.options import add_output
+from drabridge.cli.output import show
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.problems import ConfigErrors, Fault

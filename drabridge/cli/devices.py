@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.hardware import add_config, enumerate_once, resources_named
-from drabridge.cli.output import add_output, said, show
+from drabridge.cli.agent_client import ask, find_socket
+from drabridge.cli.hardware import enumerate_once, resources_named
+from drabridge.cli.options import add_config, add_output, add_socket
+from drabridge.cli.output import said, show
 from drabridge.cli.pods import add_nodes
 from drabridge.config.loader import load
 from drabridge.errors import ConfigError, DrabridgeError

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drabridge.cli.hardware import add_config, resources_named
-from drabridge.cli.output import add_output, show
+from drabridge.cli.hardware import resources_named
+from drabridge.cli.options import add_config, add_output
+from drabridge.cli.output import show
 from drabridge.config.loader import load
 from drabridge.config.matcher import any_of
 from drabridge.config.schema import Config

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from drabridge.cli.hardware import add_config
+from drabridge.cli.options import add_config
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.errors import HostError

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import add_output, as_json_or_yaml, error_text, table, terminal_width, wrapped
+from drabridge.cli.agent_client import ask, find_socket
+from drabridge.cli.options import add_output, add_socket
+from drabridge.cli.output import as_json_or_yaml, error_text, table, terminal_width, wrapped
 from drabridge.cli.pods import add_nodes
 from drabridge.errors import ConfigError, DrabridgeError
 from drabridge.status.wording import (

@@ -187,15 +187,9 @@ def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[
 
 def _of_cluster(arguments: argparse.Namespace, texts: list[str]) -> tuple[dict[str, Device], list[str]]:
     """Return the resources of texts for which the cluster has a DeviceClass, and those for which it has none."""
-    import asyncio
-
     from drabridge.migrate.convert.default_classes import of_classes
 
-    api = cluster.connect(arguments.kubeconfig, arguments.context)
-    try:
-        return of_classes(asyncio.run(cluster.classes_of(api)), texts)
-    finally:
-        api.close()
+    return of_classes(cluster.ask(arguments, cluster.classes_of), texts)
 
 
 def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[list[list[Source]], list[Finding]]:

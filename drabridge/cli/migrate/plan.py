@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import stat
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
+from drabridge.cli.options import add_output, whole
 from drabridge.cli.output import as_json_or_yaml, cell, table, terminal_width, wrapped
 from drabridge.errors import ConfigError, HostError
 
@@ -45,22 +45,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resource", default="", metavar="NAME", help="default: the only one in limits")
     cluster.add_class(parser, "claims name this DeviceClass; default: the class with that extendedResourceName")
     parser.add_argument("--driver", default="", metavar="NAME", help="default: the one that the DeviceClass names")
-    parser.add_argument(
-        "-n", "--namespace", dest="namespaces", action="append", default=[], metavar="NAME", help="only this namespace"
-    )
-    parser.add_argument(
-        "--keep", type=_whole, default=0, metavar="N", help="devices of each node that stay for limits; default: 0"
-    )
-    parser.add_argument(
-        "--manifests",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="PATH",
-        help="convert the workloads whose manifests are here; namespaces of others are switched",
-    )
+    cluster.add_names(parser, "-n", "--namespace", "namespaces", "only this namespace")
+    text = "devices of each node that stay for limits; default: 0"
+    parser.add_argument("--keep", type=whole(0, 1000), default=0, metavar="N", help=text)
+    text = "convert the workloads whose manifests are here; namespaces of others are switched"
+    cluster.add_names(parser, "--manifests", "manifests", text, metavar="PATH", type=Path)
     parser.add_argument("--config", "-c", type=Path, metavar="FILE", help="the agent's file, for --manifests")
-    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="default: table")
+    add_output(parser, ("table", "json", "yaml"), "default: table")
     cluster.add_arguments(parser)
     parser.epilog = _EPILOG
 
@@ -93,8 +84,7 @@ def _made(arguments: argparse.Namespace) -> Plan:
     from drabridge.migrate.plan.build import Choice, choose, plan, require_whole
     from drabridge.migrate.plan.document import beside
 
-    api = cluster.connect(arguments.kubeconfig, arguments.context)
-    facts, identity = asyncio.run(_collect(api))
+    facts, identity = cluster.ask(arguments, _collect)
     require_whole(facts)
     for one in facts.unread:
         print(cell(f"not read: {one.verb} {one.resource}: {one.reason}"), file=sys.stderr)
@@ -124,16 +114,10 @@ def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Obj
 
 
 async def _collect(api: KubernetesCluster) -> tuple[Facts, str]:
-    from drabridge.cli.migrate.report import Progress
+    from drabridge.cli.migrate.report import collected
     from drabridge.migrate.plan.identity import cluster_id
-    from drabridge.migrate.report.collect import collect
 
-    progress = Progress()
-    try:
-        return await collect(api, progress), await cluster_id(api)
-    finally:
-        progress.end()
-        api.close()
+    return await collected(api), await cluster_id(api)
 
 
 def _write(plan: Plan, path: Path) -> None:
@@ -180,9 +164,3 @@ def _explain(plan: Plan, name: str) -> int:
     for line in explained(plan, step):
         print(cell(line))
     return int(bool(step.missing))
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) > 1000:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of devices")
-    return int(text)

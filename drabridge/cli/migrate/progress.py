@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from drabridge.cli.output import OUTPUTS, show
+from drabridge.cli.options import add_output
+from drabridge.cli.output import show
 
 _EPILOG = """\
 examples:
@@ -15,7 +16,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the file that `drabridge migrate plan --write` made")
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default=OUTPUTS[0], help="how to print; default: table")
+    add_output(parser)
     parser.epilog = _EPILOG
 
 

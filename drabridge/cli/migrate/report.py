@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import sys
 import time
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
-from drabridge.cli.output import OUTPUTS, as_json_or_yaml, cell, terminal_width
+from drabridge.cli.options import OUTPUTS, add_output
+from drabridge.cli.output import as_json_or_yaml, cell, terminal_width
 from drabridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,46 +44,20 @@ or the cluster cannot be read, 2 bad usage"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        nargs="*",
-        type=Path,
-        metavar="FOLDER",
-        help="read the manifests in these folders or files instead: what of them could move today. Of a cluster, "
-        "where a kubeconfig is there, the DeviceClasses alone are asked for",
+    text = (
+        "read the manifests in these folders or files instead: what of them could move today. Of a cluster, "
+        "where a kubeconfig is there, the DeviceClasses alone are asked for"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=(*OUTPUTS, "html"),
-        default=OUTPUTS[0],
-        help="how to print; html is one page without scripts; default: table",
-    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FOLDER", help=text)
+    add_output(parser, (*OUTPUTS, "html"), "how to print; html is one page without scripts; default: table")
     cluster.add_arguments(parser)
     cluster.add_class(parser, "claims of this DeviceClass count as this resource; may be given several times")
-    parser.add_argument(
-        "-n",
-        "--namespace",
-        dest="namespaces",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="show only this namespace; may be given several times",
-    )
-    parser.add_argument(
-        "--resource",
-        dest="resources",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="show only this resource, and who uses it; may be given several times",
-    )
-    parser.add_argument(
-        "--fail-on",
-        choices=FAIL_ON,
-        default=FAIL_ON[0],
-        help="exit with 1 where there is a blocker, where there is a blocker or a trap, or never; default: blocker",
-    )
+    text = "show only this namespace; may be given several times"
+    cluster.add_names(parser, "-n", "--namespace", "namespaces", text)
+    text = "show only this resource, and who uses it; may be given several times"
+    cluster.add_names(parser, "--resource", "resources", text)
+    text = "exit with 1 where there is a blocker, where there is a blocker or a trap, or never; default: blocker"
+    parser.add_argument("--fail-on", choices=FAIL_ON, default=FAIL_ON[0], help=text)
     parser.add_argument("--rbac", action="store_true", help="print the ClusterRole that this needs, and end")
     parser.epilog = _EPILOG
 
@@ -105,9 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     from drabridge.migrate.report.filters import Filter, check_classes
 
     logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
-    api = cluster.connect(arguments.kubeconfig, arguments.context)
     wanted = Filter(frozenset(arguments.namespaces), frozenset(arguments.resources))
-    facts = asyncio.run(collected(api))
+    facts = cluster.ask(arguments, collected)
     classes = {name: resource for resource, name in arguments.classes}
     if not facts.unread:
         check_classes(classes, facts.named_classes)
@@ -146,7 +119,7 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 
 async def collected(api: KubernetesCluster) -> Facts:
-    """Read a cluster with progress on a terminal, and close the connection."""
+    """Read a cluster, with progress on a terminal."""
     from drabridge.migrate.report.collect import collect
 
     progress = Progress()
@@ -154,7 +127,6 @@ async def collected(api: KubernetesCluster) -> Facts:
         return await collect(api, progress)
     finally:
         progress.end()
-        api.close()
 
 
 def _print(report: Report, output: str) -> None:

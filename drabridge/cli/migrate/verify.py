@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
 
 from drabridge.cli.migrate import cluster
-from drabridge.cli.output import OUTPUTS, cell, show
+from drabridge.cli.options import OUTPUTS, add_output
+from drabridge.cli.output import cell, show
 
 _EPILOG = """\
 Reads the cluster, as `report` does, and writes nothing. A workload fell back
@@ -23,11 +23,10 @@ exit status: 0 nothing fell back, 1 something did, 2 bad usage"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "plan", nargs="?", type=Path, metavar="PLAN", help="what its done steps brought to claims must be on claims"
-    )
+    text = "what its done steps brought to claims must be on claims"
+    parser.add_argument("plan", nargs="?", type=Path, metavar="PLAN", help=text)
     cluster.add_class(parser, "claims of this DeviceClass count as this resource; may be given several times")
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default=OUTPUTS[0], help="how to print; default: table")
+    add_output(parser)
     cluster.add_arguments(parser)
     parser.epilog = _EPILOG
 
@@ -40,8 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     done, classes = _done(arguments.plan)
     classes |= {name: resource for resource, name in arguments.classes}
-    api = cluster.connect(arguments.kubeconfig, arguments.context)
-    report = build(asyncio.run(collected(api)), classes)
+    report = build(cluster.ask(arguments, collected), classes)
     rows = verified(report, done)
     show(rows, arguments.output, columns=("namespace", "workload", "resource", "limits", "claims", "state"))
     if arguments.output == OUTPUTS[0]:
