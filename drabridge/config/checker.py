@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import Meta
 from msgspec.structs import FieldInfo, fields
 
-from drabridge.config.model import Check, Model, Parse, Prepare
+from drabridge.config.model import Check, Model, OneOrMany, Parse
 from drabridge.config.problems import Path, Problem, Problems, did_you_mean, shorten, unmet
 
 M = TypeVar("M", bound=Model)
@@ -61,9 +61,8 @@ class _Checker:
         """Return what an annotation makes of a value; WRONG after a problem was noted."""
         kind, marks = unwrapped(annotation)
         before = len(self.problems)
-        for mark in marks:
-            if isinstance(mark, Prepare):
-                value = mark.change(value)
+        if OneOrMany() in marks and not isinstance(value, list | tuple | None):
+            value = [value]
         parsers = [mark.make for mark in marks if isinstance(mark, Parse)]
         found = self._call(parsers[-1], value, path) if parsers else self._of_kind(kind, value, path)
         for mark in marks:

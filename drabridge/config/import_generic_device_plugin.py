@@ -191,7 +191,7 @@ def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugi
         f"kind: {KIND}",
     ]
     try:
-        lines.append(f"driver: {names.driver_name(file.domain)}")
+        lines.append(f"driver: {names.DRIVER_NAME.check(file.domain)}")
     except Problems:
         lines.append(f"# The domain {file.domain} cannot be a DRA driver's name; add driver: with one that can.")
     lines.append("resources:")

@@ -19,7 +19,7 @@ from msgspec import Meta, field
 from drabridge.config import names
 from drabridge.config.base import AbsolutePath
 from drabridge.config.loader import load, read
-from drabridge.config.model import Check, Model, Parse, Prepare, to_data
+from drabridge.config.model import Check, Model, OneOrMany, Parse, to_data
 from drabridge.config.nvidia_profile import GPUS, WITH_MIG, nvidia_profile
 from drabridge.config.problems import Problem, did_you_mean, unmet
 from drabridge.config.schema import REPLICAS_MAX
@@ -79,10 +79,6 @@ def _channels(ids: tuple[int, ...]) -> tuple[int, ...]:
     return ids
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value or []
-
-
 Name = Annotated[str, Check(_resource_name)]
 SharedName = Annotated[str, Check(_shared_name)]
 Duration = Annotated[
@@ -93,7 +89,7 @@ ListStrategy = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 
 class _Plugin(Model, frozen=True):
     pass_device_specs: bool | None = None
-    device_list_strategy: Annotated[tuple[ListStrategy, ...], Prepare(_as_list)] = ()
+    device_list_strategy: Annotated[tuple[ListStrategy, ...], OneOrMany()] | None = None
     device_id_strategy: Literal["uuid", "index"] | None = field(default=None, name="deviceIDStrategy")
     cdi_annotation_prefix: str | None = None
     nvidia_ctk_path: str | None = field(default=None, name="nvidiaCTKPath")
@@ -310,7 +306,7 @@ class _Conversion:
         if roots:
             named = " and ".join(dict.fromkeys(roots))
             yield f"The paths below {named} must be in the agent's pod: name them in the chart's extraHostPaths."
-        strategies = plugin.device_list_strategy
+        strategies = plugin.device_list_strategy or ()
         if strategies and not any(strategy.startswith("cdi-") for strategy in strategies):
             yield (
                 f"flags.plugin.deviceListStrategy: {', '.join(strategies)} leaves devices to NVIDIA's runtime. Here "

@@ -18,7 +18,7 @@ from msgspec import Meta, field
 
 from drabridge.config import names
 from drabridge.config.loader import load, read
-from drabridge.config.model import Model, Prepare
+from drabridge.config.model import Model, OneOrMany
 from drabridge.config.problems import Problem, Problems
 from drabridge.config.schema import API_VERSION, KIND
 from podresources.table import printable
@@ -41,10 +41,6 @@ _NO_COUNTERPART: Mapping[str, str] = {
     "auxTypes": "write a resource for subfunctions: match: {subsystem: auxiliary, sysname: '*.sf.*'}",
     "pKeys": "a partition key is the port's, not the function's: choose functions by pfNames or pciAddresses",
 }
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, dict) else value
 
 
 # --- their file -----------------------------------------------------------------------------------------------------
@@ -83,7 +79,7 @@ class _Resource(Model, frozen=True):
     device_type: Literal["netDevice", "accelerator", "auxNetDevice"] = "netDevice"
     exclude_topology: bool = False
     additional_info: Mapping[str, Mapping[str, str]] = {}
-    selectors: Annotated[tuple[_Selectors, ...], Prepare(_as_list)] = ()
+    selectors: Annotated[tuple[_Selectors, ...], OneOrMany()] = ()
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from msgspec import NODEFAULT, Meta
 from msgspec.structs import fields
 
 from drabridge.config.checker import unwrapped
-from drabridge.config.model import Model, OrOne, Schema, to_data
+from drabridge.config.model import Check, Model, OneOrMany, Parse, to_data
 from drabridge.config.schema import Config
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -123,7 +123,7 @@ def _shown_default(default: Any) -> Any:
 def _of(annotation: Any) -> dict[str, Any]:
     """The schema of a value. That a key may be left out is said where the keys are, so None is not mentioned."""
     kind, marks = unwrapped(annotation)
-    if given := [mark.schema for mark in marks if isinstance(mark, Schema)]:
+    if given := [mark.schema for mark in marks if isinstance(mark, Check | Parse) and mark.schema is not None]:
         return dict(given[-1])
     schema = _of_kind(kind)
     for mark in marks:
@@ -131,7 +131,7 @@ def _of(annotation: Any) -> dict[str, Any]:
             for limit, words in _LIMITS.items():
                 if (value := getattr(mark, limit)) is not None:
                     schema[words.get(schema.get("type", ""), words.get("", ""))] = value
-    if any(isinstance(mark, OrOne) for mark in marks):
+    if OneOrMany() in marks:
         return {"anyOf": [schema["items"], schema]}
     return schema
 

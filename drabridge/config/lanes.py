@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from drabridge.config.base import text_of
 from drabridge.config.checker import check
 from drabridge.config.matcher import Match
-from drabridge.config.model import Model, Parse, Schema
+from drabridge.config.model import Model, Parse
 from drabridge.config.problems import Problem, unmet
 
 _PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
@@ -82,15 +82,15 @@ _NUMBERS: list[dict[str, Any]] = [
     {"type": "integer", "minimum": 0, "maximum": COUNT_MAX},
     {"type": "string", "pattern": r"^(\*|\d{1,6}|(\d{1,2}|100)%)$"},
 ]
-SharedLane = Annotated[LaneShare, Parse(parse_share), Schema({"anyOf": _NUMBERS, "x-type": "number, percentage or *"})]
+SharedLane = Annotated[LaneShare, Parse(parse_share, {"anyOf": _NUMBERS, "x-type": "number, percentage or *"})]
 Lane = Annotated[
     LaneShare | Selection,
-    Parse(_lane),
-    Schema(
+    Parse(
+        _lane,
         {
             "anyOf": [*_NUMBERS, {"$ref": f"#/$defs/{Selection.__name__}"}],
             "x-type": "number, percentage, * or {match: ...}",
-        }
+        },
     ),
 ]
 

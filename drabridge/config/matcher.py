@@ -12,7 +12,7 @@ from msgspec import field
 
 from drabridge.config import udev_rule
 from drabridge.config.base import PatternsText, text_of
-from drabridge.config.model import Model, OrOne, Parse, Prepare, Schema
+from drabridge.config.model import Model, OneOrMany, Parse
 from drabridge.config.pattern import Patterns, check_id_width
 from drabridge.config.predicate import All, Ancestor, Exists, Not, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
@@ -71,20 +71,10 @@ class UdevRule:
         return self.text
 
 
-def _one_or_many(value: Any) -> Any:
-    return [value] if isinstance(value, dict | Matcher) else value
-
-
-ExistsText = Annotated[
-    Exists,
-    Parse(_exists),
-    Schema({"type": "string", "pattern": "^((attr|property|link):.+|driver|devnode|devtype)$"}),
-]
-RuleText = Annotated[
-    UdevRule,
-    Parse(_rule),
-    Schema({"type": "string", "minLength": 1, "maxLength": udev_rule.RULE_MAX}),
-]
+_EXISTS = {"type": "string", "pattern": "^((attr|property|link):.+|driver|devnode|devtype)$"}
+_RULE = {"type": "string", "minLength": 1, "maxLength": udev_rule.RULE_MAX}
+ExistsText = Annotated[Exists, Parse(_exists, _EXISTS)]
+RuleText = Annotated[UdevRule, Parse(_rule, _RULE)]
 
 
 class Matcher(Model, frozen=True):
@@ -118,9 +108,9 @@ class Matcher(Model, frozen=True):
     """Symbolic links in the device's sysfs directory, by the last part of their target: driver, physfn, iommu_group."""
     exists: tuple[ExistsText, ...] = ()
     """Values that must be there, whatever they are: attr:NAME, property:NAME, link:NAME, driver, devnode, devtype."""
-    parents: Annotated[tuple[Matcher, ...], Prepare(_one_or_many), OrOne()] = field(default=(), name="parent")
+    parents: Annotated[tuple[Matcher, ...], OneOrMany()] = field(default=(), name="parent")
     """One single ancestor must satisfy this whole matcher; of a list, one matcher is enough."""
-    nots: Annotated[tuple[Matcher, ...], Prepare(_one_or_many), OrOne()] = field(default=(), name="not")
+    nots: Annotated[tuple[Matcher, ...], OneOrMany()] = field(default=(), name="not")
     """None of these matchers may hold."""
     rule: RuleText | None = None
     """A udev rule's conditions as pasted, with udev's meaning: SUBSYSTEM=="usb", ATTRS{idVendor}=="0403"."""
@@ -166,4 +156,4 @@ def any_of(matchers: tuple[Matcher, ...]) -> Predicate:
     return parts[0] if len(parts) == 1 else AnyOf(parts)
 
 
-Match = Annotated[tuple[Matcher, ...], Prepare(_one_or_many), OrOne()]
+Match = Annotated[tuple[Matcher, ...], OneOrMany()]

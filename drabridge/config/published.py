@@ -10,7 +10,7 @@ from msgspec import Meta, field
 
 from drabridge.config import names, quantity
 from drabridge.config.base import FieldText, PatternsText
-from drabridge.config.model import Check, Model, Schema, exactly_one_of
+from drabridge.config.model import Check, Model, exactly_one_of
 from drabridge.config.problems import Problem, unmet
 
 INT64 = 2**63
@@ -45,15 +45,15 @@ def _quantity(value: int | str) -> int | str:
 
 Quantity = Annotated[
     int | str,
-    Check(_quantity),
-    Schema(
+    Check(
+        _quantity,
         {
             "anyOf": [
                 {"type": "integer", "minimum": 0},
                 {"type": "string", "pattern": r"^\d{1,19}(k|[KMGTPE]i|[MGTPE])?$"},
             ],
             "x-type": "quantity",
-        }
+        },
     ),
 ]
 

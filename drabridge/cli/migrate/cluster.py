@@ -98,11 +98,11 @@ def classes_if_there(arguments: argparse.Namespace) -> tuple[dict[str, str], str
 
 def _resource_class(words: str) -> tuple[str, str]:
     """Read RESOURCE=CLASS, for argparse."""
-    from drabridge.config.names import device_class_name, extended_resource_name
+    from drabridge.config.names import DEVICE_CLASS_NAME, extended_resource_name
     from drabridge.config.problems import Problems
 
     resource, _, name = words.partition("=")
     try:
-        return extended_resource_name(resource), device_class_name(name)
+        return extended_resource_name(resource), DEVICE_CLASS_NAME.check(name)
     except Problems as error:
         raise argparse.ArgumentTypeError(f"{words}: {error}; for example nvidia.com/gpu=gpu.example.com") from error
