@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
+import yaml
 from msgspec import Meta, Struct, field
 
+from drabridge import yaml_reader
 from drabridge.config import names
 from drabridge.config.base import AbsolutePath, text_of
-from drabridge.config.gdp_arguments import file_of
 from drabridge.config.loader import load, read
 from drabridge.config.model import Model, Parse
 from drabridge.config.problems import Problem, Problems, unmet
@@ -148,6 +150,58 @@ class _File(Model, frozen=True):
                     yield from (problem.under(key, index, "name") for problem in error.items)
 
 
+# --- the same as arguments in a DaemonSet -----------------------------------------------------------
+
+DEPTH_MAX, VALUES_MAX = 50, 100_000  # with aliases written out
+_CONTAINERS = ("containers", "initContainers")
+_FLAG = re.compile(r"--(device|domain)(?:=(.*))?", re.DOTALL)
+
+
+def _file_of_arguments(text: str) -> str | None:
+    """Return the plugin's file for a manifest with ``--device`` arguments; None where there are none.
+
+    Each argument is taken as it is written: whether an id is quoted in it matters.
+    """
+    if "--device" not in text:
+        return None
+    try:
+        yaml_reader.read(text, DEPTH_MAX, VALUES_MAX, lambda found: None)  # else what follows could go on for ever
+        found = [flag for document in yaml.safe_load_all(text) for flag in _flags(document)]
+    except (yaml.YAMLError, yaml_reader.TooLarge, ValueError, RecursionError):
+        return None
+    devices = [value for name, value in found if name == "device"]
+    if not devices:
+        return None
+    domains = [f"domain: {value}\n" for name, value in found if name == "domain"][-1:]
+    return "".join(domains) + "devices:\n" + "".join(f"-\n{textwrap.indent(one, '  ')}\n" for one in devices)
+
+
+def _flags(node: Any) -> Iterator[tuple[str, str]]:
+    """Yield the flags of every container in a manifest, in order: name and value."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _flags(item)
+    if not isinstance(node, dict):
+        return
+    for key, value in node.items():
+        if key in _CONTAINERS and isinstance(value, list):
+            for container in (one for one in value if isinstance(one, dict)):
+                yield from _of_words([*_texts(container.get("command")), *_texts(container.get("args"))])
+        else:
+            yield from _flags(value)
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def _of_words(words: list[str]) -> Iterator[tuple[str, str]]:
+    for index, word in enumerate(words):
+        if found := _FLAG.fullmatch(word):
+            following = words[index + 1] if index + 1 < len(words) else ""
+            yield found[1], following if found[2] is None else found[2]
+
+
 # --- our file ------------------------------------------------------------------------------------
 
 
@@ -181,7 +235,7 @@ def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugi
     Raises ConfigErrors with the places in that file when it is wrong, or when something has no counterpart here. Places
     in a manifest are those of the file that its ``--device`` arguments make.
     """
-    if (of_arguments := file_of(_text(source))) is not None:
+    if (of_arguments := _file_of_arguments(_text(source))) is not None:
         source, name = of_arguments, f"the --device arguments of {name if isinstance(source, str | bytes) else source}"
     file = read(_File, source, name=name, raw_keys=RAW_KEYS, hint="generic-device-plugin's file begins with devices:")
     lines = [
