@@ -159,7 +159,7 @@ def test_a_message_in_full() -> None:
         # nodes and mounts
         ("nodes: [{}]", "nodes[0]", "an empty mapping", "either from: devnode", "exactly one"),
         ("nodes: [{from: devnode, path: /dev/x}]", "nodes[0]", "", "either from: devnode", ""),
-        ("nodes: [{from: devnode, permissions: mrw}]", "nodes[0].permissions", "mrw", '"r" and "w"',
+        ("nodes: [{from: devnode, permissions: mrw}]", "nodes[0].permissions", "mrw", '"rw"',
          "m lets a container create any device node"),
         ("nodes: [{from: devnode, permissions: rr}]", "nodes[0].permissions", "rr", '"rw"', ""),
         ("nodes: [{path: /dev/x}, {path: /dev/y, as: /dev/x}]", "nodes[1]", "", "of its own", "nodes[0] is already"),

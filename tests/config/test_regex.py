@@ -127,9 +127,3 @@ def test_any_text_compiles_or_is_refused(pattern: str) -> None:
     except Problems:
         return
     regex.matches("abc")
-
-
-def test_equality_and_text() -> None:
-    assert Regex.compile("a+") == Regex.compile("a+")
-    assert Regex.compile("a+") != Regex.compile("a*")
-    assert str(Regex.compile("a+")) == "/a+/"

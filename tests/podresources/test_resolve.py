@@ -469,29 +469,6 @@ async def test_values_that_are_no_labels_are_left_out(files: NodeFiles) -> None:
     assert not any(found.values())
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-async def test_the_table_fits_the_terminal(files: NodeFiles, columns: int) -> None:
-    """On a real pseudo-terminal, with two GPUs of a claim and one of limits."""
-    files.nvidia_driver()
-    files.nvidia_claim(CLAIM_UID, 0)
-    files.logs("default", "infer-0")
-    train = pod("train-resnet-50-worker-0", container("main", device("nvidia.com/gpu", GPU1)), namespace="vision")
-    async with node(nvidia_pod(), train) as server:
-        ours, theirs = os.openpty()
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": str(columns)}
-        command = (sys.executable, "-m", "podresources", "list", "--resolve")
-        where = ("--socket", str(server.path), "--host-root", str(files.root))
-        process = await asyncio.create_subprocess_exec(*command, *where, stdout=theirs, env=environment)
-        await asyncio.wait_for(process.wait(), HANG_SECONDS)
-        os.close(theirs)
-        lines = os.read(ours, 65536).decode().splitlines()
-        os.close(ours)
-    assert len(lines) == 3
-    assert max(map(len, lines)) <= columns
-    assert "0000:18:00.0" in lines[1]
-    assert "0000:3b:00.0" in lines[2]
-
-
 async def test_wide_shows_everything_and_get_resolves_one_pod(files: NodeFiles) -> None:
     files.nvidia_driver()
     files.nvidia_claim(CLAIM_UID, 0)
