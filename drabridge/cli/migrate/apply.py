@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate.following import add_arguments, follow
 from drabridge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from drabridge.migrate.apply.runner import Runner
-    from drabridge.migrate.apply.state import State
-    from drabridge.migrate.plan.document import Plan
+from drabridge.migrate.apply.runner import Options, Runner, next_step
+from drabridge.migrate.apply.state import State
+from drabridge.migrate.plan.document import Plan
 
 _EPILOG = """\
 Does one step: gives claims the devices that the plan says and waits for the
@@ -47,8 +44,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do the steps. Raises ConfigError for what is not as planned, ClusterError for the API server's answers."""
-    from drabridge.migrate.apply.runner import Options, next_step
-
     if arguments.wait_for_manifests and not arguments.lanes_only:
         raise ConfigError("--wait-for-manifests belongs to --lanes-only")
     options = Options(arguments.wait, arguments.lanes_only, arguments.wait_for_manifests)

@@ -7,18 +7,15 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
 from drabridge.cli.options import add_output, seconds
 from drabridge.cli.output import cell
-
-if TYPE_CHECKING:
-    from drabridge.kube.client import KubernetesCluster
-    from drabridge.migrate.apply.runner import Options, Runner
-    from drabridge.migrate.apply.state import State
-    from drabridge.migrate.apply.waiting import Event
-    from drabridge.migrate.plan.document import Plan
+from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate.apply.runner import Options, Runner
+from drabridge.migrate.apply.state import State, alone, state_path
+from drabridge.migrate.apply.waiting import Event
+from drabridge.migrate.plan.document import Plan, load
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -38,10 +35,6 @@ def follow(
     act: Callable[[Plan, State, Runner], Awaitable[None]],
 ) -> int:
     """Let ``act`` work on the cluster, alone. Says how to go on when it is interrupted."""
-    from drabridge.migrate.apply.runner import Runner
-    from drabridge.migrate.apply.state import State, alone, state_path
-    from drabridge.migrate.plan.document import load
-
     teller = Teller(arguments.output)
 
     plan = load(arguments.plan)

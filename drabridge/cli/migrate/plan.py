@@ -8,18 +8,22 @@ import stat
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
+from drabridge.cli.migrate.report import collected
 from drabridge.cli.options import add_output, whole
 from drabridge.cli.output import as_json_or_yaml, cell, table, terminal_width, wrapped
+from drabridge.config.problems import did_you_mean
 from drabridge.errors import ConfigError, HostError
-
-if TYPE_CHECKING:
-    from drabridge.kube.client import KubernetesCluster
-    from drabridge.migrate.plan.build import Objects
-    from drabridge.migrate.plan.document import Plan
-    from drabridge.migrate.report.build import Facts
+from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate.apply.manifests import read_manifests
+from drabridge.migrate.plan import text
+from drabridge.migrate.plan.build import Choice, Objects, choose, plan, require_whole
+from drabridge.migrate.plan.document import Plan, as_data, beside, load
+from drabridge.migrate.plan.identity import cluster_id
+from drabridge.migrate.plan.text import explained
+from drabridge.migrate.report.build import Facts
+from drabridge.system.files import Care, write_atomically
 
 _EPILOG = """\
 Reads the cluster, writes nothing there, and says which workloads come to claims
@@ -58,8 +62,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Make or show a plan. Raises ConfigError for what cannot be meant, ClusterError for the API server's answers."""
-    from drabridge.migrate.plan.document import load
-
     _check(arguments)
     plan = load(arguments.plan) if arguments.plan else _made(arguments)
     if arguments.explain:
@@ -81,9 +83,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _made(arguments: argparse.Namespace) -> Plan:
-    from drabridge.migrate.plan.build import Choice, choose, plan, require_whole
-    from drabridge.migrate.plan.document import beside
-
     facts, identity = cluster.ask(arguments, _collect)
     require_whole(facts)
     for one in facts.unread:
@@ -105,8 +104,6 @@ def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Obj
     """Return the workloads that the manifests make, and that can be converted. Says on standard error what cannot."""
     if not arguments.manifests:
         return frozenset()
-    from drabridge.migrate.apply.manifests import read_manifests
-
     found = read_manifests(arguments.manifests, arguments.config, classes)
     for finding in found.findings:
         print(cell(finding), file=sys.stderr)
@@ -114,16 +111,10 @@ def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Obj
 
 
 async def _collect(api: KubernetesCluster) -> tuple[Facts, str]:
-    from drabridge.cli.migrate.report import collected
-    from drabridge.migrate.plan.identity import cluster_id
-
     return await collected(api), await cluster_id(api)
 
 
 def _write(plan: Plan, path: Path) -> None:
-    from drabridge.migrate.plan.document import as_data
-    from drabridge.system.files import Care, write_atomically
-
     made_by_the_shell = path.is_file() and path.stat().st_size == 0  # > FILE
     if path.exists() and not made_by_the_shell:
         raise HostError(f"{path} is there already", hint="Move it away, or choose another name")
@@ -135,9 +126,6 @@ def _write(plan: Plan, path: Path) -> None:
 
 
 def _show(plan: Plan, arguments: argparse.Namespace) -> None:
-    from drabridge.migrate.plan import text
-    from drabridge.migrate.plan.document import as_data
-
     if arguments.output != "table":
         print(as_json_or_yaml(as_data(plan), arguments.output))
         return
@@ -152,9 +140,6 @@ def _show(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def _explain(plan: Plan, name: str) -> int:
-    from drabridge.config.problems import did_you_mean
-    from drabridge.migrate.plan.text import explained
-
     step = next((one for one in plan.steps if one.name == name), None)
     if step is None:
         known = [one.name for one in plan.steps]

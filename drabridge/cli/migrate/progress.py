@@ -7,6 +7,8 @@ from pathlib import Path
 
 from drabridge.cli.options import add_output
 from drabridge.cli.output import show
+from drabridge.migrate.apply.state import State, state_path
+from drabridge.migrate.plan.document import load
 
 _EPILOG = """\
 examples:
@@ -22,9 +24,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a row for each step. Raises ConfigError for a plan, or a state, that cannot be read."""
-    from drabridge.migrate.apply.state import State, state_path
-    from drabridge.migrate.plan.document import load
-
     plan = load(arguments.plan)
     state = State(state_path(arguments.plan), plan)
     rows = []

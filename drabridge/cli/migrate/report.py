@@ -8,17 +8,21 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
 from drabridge.cli.options import OUTPUTS, add_output
 from drabridge.cli.output import as_json_or_yaml, cell, terminal_width
 from drabridge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from drabridge.kube.client import KubernetesCluster
-    from drabridge.migrate.report.build import Facts
-    from drabridge.migrate.report.model import Report
+from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate.convert.settings import Device
+from drabridge.migrate.report.build import Facts, build
+from drabridge.migrate.report.codes import Severity
+from drabridge.migrate.report.collect import collect
+from drabridge.migrate.report.filters import Filter, check_classes
+from drabridge.migrate.report.model import Report
+from drabridge.migrate.report.reads import cluster_role
+from drabridge.migrate.survey import page, tally, text
+from drabridge.migrate.survey.read import survey_folders
 
 PROGRESS_SECONDS = 0.2  # between two lines of progress
 FAIL_ON = ("blocker", "trap", "never")
@@ -69,15 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     server's answers.
     """
     if arguments.rbac:
-        from drabridge.migrate.report.reads import cluster_role
-
         print(as_json_or_yaml(cluster_role(), "yaml"))
         return 0
     if arguments.files:
         return _survey(arguments)
-    from drabridge.migrate.report.build import build
-    from drabridge.migrate.report.filters import Filter, check_classes
-
     logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
     wanted = Filter(frozenset(arguments.namespaces), frozenset(arguments.resources))
     facts = cluster.ask(arguments, collected)
@@ -91,10 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _survey(arguments: argparse.Namespace) -> int:
     """Print what of the manifests in folders moves; return 1 where something is blocked, if that counts."""
-    from drabridge.migrate.convert.settings import Device
-    from drabridge.migrate.survey import page, tally, text
-    from drabridge.migrate.survey.read import survey_folders
-
     if arguments.namespaces or arguments.resources:
         raise ConfigError("-n and --resource are for a cluster", hint="Name fewer folders, or give --class")
     if gone := [str(path) for path in arguments.files if not path.exists()]:
@@ -120,8 +115,6 @@ def _survey(arguments: argparse.Namespace) -> int:
 
 async def collected(api: KubernetesCluster) -> Facts:
     """Read a cluster, with progress on a terminal."""
-    from drabridge.migrate.report.collect import collect
-
     progress = Progress()
     try:
         return await collect(api, progress)
@@ -143,8 +136,6 @@ def _print(report: Report, output: str) -> None:
 
 
 def _status(report: Report, fail_on: str) -> int:
-    from drabridge.migrate.report.codes import Severity
-
     counting = {"blocker": (Severity.BLOCKER,), "trap": tuple(Severity), "never": ()}[fail_on]
     return int(any(report.count(severity) for severity in counting))
 

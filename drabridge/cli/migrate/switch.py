@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
 from drabridge.cli.options import add_output, whole
 from drabridge.cli.output import as_json_or_yaml, cell, table
 from drabridge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from drabridge.kube.client import KubernetesCluster
-    from drabridge.migrate.switch.switcher import Choice, State
+from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate.switch.policy import policies
+from drabridge.migrate.switch.switcher import Choice, State, state_of, to_claims, to_limits
 
 _EPILOG = """\
 While a namespace is switched, a MutatingAdmissionPolicy in the API server turns
@@ -56,13 +54,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Switch, print or show. Raises ConfigError for what cannot be meant, ClusterError for the API server's."""
-    from drabridge.migrate.switch.switcher import Choice
-
     _check(arguments)
     classes = dict(arguments.classes)
     if arguments.print:
-        from drabridge.migrate.switch.policy import policies
-
         print("---\n".join(as_json_or_yaml(one, "yaml") + "\n" for one in policies(classes)), end="")
         return 0
     choice = Choice(classes, frozenset(arguments.counts), arguments.percent, arguments.selector or "")
@@ -82,8 +76,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 async def _switch(api: KubernetesCluster, arguments: argparse.Namespace, choice: Choice) -> tuple[list[str], State]:
-    from drabridge.migrate.switch.switcher import state_of, to_claims, to_limits
-
     done: list[str] = []
 
     def tell(line: str) -> None:

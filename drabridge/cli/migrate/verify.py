@@ -6,8 +6,13 @@ import argparse
 from pathlib import Path
 
 from drabridge.cli.migrate import cluster
+from drabridge.cli.migrate.report import collected
 from drabridge.cli.options import OUTPUTS, add_output
 from drabridge.cli.output import cell, show
+from drabridge.migrate.apply.state import Progress, State, state_path
+from drabridge.migrate.plan.document import load
+from drabridge.migrate.plan.verify import BACK, gone, verified
+from drabridge.migrate.report.build import build
 
 _EPILOG = """\
 Reads the cluster, as `report` does, and writes nothing. A workload fell back
@@ -33,10 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a row for each workload. Raises ConfigError and ClusterError as `report` and `status` do."""
-    from drabridge.cli.migrate.report import collected
-    from drabridge.migrate.plan.verify import BACK, gone, verified
-    from drabridge.migrate.report.build import build
-
     done, classes = _done(arguments.plan)
     classes |= {name: resource for resource, name in arguments.classes}
     report = build(cluster.ask(arguments, collected), classes)
@@ -52,9 +53,6 @@ def _done(path: Path | None) -> tuple[set[tuple[str, str]], dict[str, str]]:
     """Return what steps of a plan have brought to claims, and the plan's DeviceClass with its resource."""
     if path is None:
         return set(), {}
-    from drabridge.migrate.apply.state import Progress, State, state_path
-    from drabridge.migrate.plan.document import load
-
     plan = load(path)
     state = State(state_path(path), plan)
     steps = [step for step in plan.steps if (record := state.of(step)) and record.progress is Progress.DONE]
