@@ -13,10 +13,9 @@ from typing import Any
 from msgspec import to_builtins
 
 from drabridge.cli.agent_client import ask, find_socket
-from drabridge.cli.options import add_config, add_kubeconfig, add_output, add_socket, seconds
+from drabridge.cli.options import add_config, add_kubeconfig, add_output, add_socket, driver, seconds
 from drabridge.cli.output import cell, show_document, table, wrapped
 from drabridge.config.loader import load
-from drabridge.config.names import DRIVER_MAX, is_dns_subdomain
 from drabridge.errors import ConfigError
 
 Row = Mapping[str, Any]
@@ -58,7 +57,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--undo", action="store_true", help="the configured lanes are wanted again")
     what.add_argument("--clean", action="store_true", help="remove what nobody needs any more; refused while held")
     what.add_argument("--cluster", action="store_true", help="look at the claims of all nodes in the API server")
-    parser.add_argument("--driver", metavar="NAME", help="with --cluster; default: the configuration's")
+    text = "with --cluster; default: the configuration's"
+    parser.add_argument("--driver", type=driver, metavar="NAME", help=text)
     add_kubeconfig(parser, "with --cluster")
     parser.epilog = _EPILOG
 
@@ -141,17 +141,15 @@ def _cluster(arguments: argparse.Namespace) -> int:
     from drabridge.kube.allocated_claims import usage
     from drabridge.kube.client import KubernetesCluster
 
-    driver = arguments.driver or load(arguments.config).driver
-    if not is_dns_subdomain(driver, DRIVER_MAX):  # nobody would have a claim with it, and an uninstall would go on
-        raise ConfigError(f"--driver: found {driver!r}, expected a domain name", hint="For example gpu.example.com")
+    name = arguments.driver or load(arguments.config).driver
     kubeconfig = arguments.kubeconfig
     cluster = KubernetesCluster.from_kubeconfig(kubeconfig) if kubeconfig else KubernetesCluster.in_cluster()
     with contextlib.closing(cluster):
-        found = asyncio.run(usage(cluster, driver))
+        found = asyncio.run(usage(cluster, name))
     document = {
         "apiVersion": "drabridge/v1alpha1",
         "kind": "ClusterDrain",
-        "driver": driver,
+        "driver": name,
         "complete": not found.claims,
         "claims": to_builtins(found.claims),
         "offered": dict(found.offered),

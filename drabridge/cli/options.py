@@ -43,6 +43,15 @@ def add_log(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
 
 
+def driver(text: str) -> str:
+    """Take the name of a driver, for argparse. Nobody has claims of a wrong one, and an uninstall would go on."""
+    from drabridge.config.names import DRIVER_MAX, is_dns_subdomain
+
+    if not is_dns_subdomain(text, DRIVER_MAX):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a domain name, for example gpu.example.com")
+    return text
+
+
 def whole(least: int, most: int) -> Callable[[str], int]:
     """Return the type of an option that is a whole number."""
 

@@ -168,7 +168,7 @@ def test_a_message_in_full() -> None:
         ("nodes: [{from: group, as: /dev/one}]\ngroup: {with: children}", "nodes[0].as", "", "differs", "{devname}"),
         # patterns
         ("match: [{sysname: '[a'}]", "match[0].sysname", "[a", "a bracket that closes", ""),
-        ("match: [{sysname: [a, {regex: '(a'}]}]", "match[0].sysname[1]", "(a", "balanced parentheses", ""),
+        ("match: [{sysname: [a, {regex: '(a'}]}]", "match[0].sysname[1]", "(a", "a regular expression", "missing )"),
         ("match: [{sysname: {regx: x}}]", "match[0].sysname", "", "{regex:", ""),
         ("match: [{sysname: []}]", "match[0].sysname", "an empty list", "at least one pattern", ""),
         ("match: [{sysname: {a: }}]", "match[0].sysname", "", "{regex:", ""),
