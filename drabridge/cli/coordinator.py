@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drabridge.cli.options import add_kubeconfig, add_log, driver, whole
+from drabridge.cli.options import add_kubeconfig, add_log, driver_name, whole
 from drabridge.config.names import is_dns_label
 from drabridge.errors import ConfigError
 from drabridge.system.port import Port, parse_listen
@@ -39,18 +39,16 @@ exit status: 0 ended by a signal, 1 the leadership is lost (start it again),
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--driver", type=driver, required=True, metavar="NAME", help="the driver whose leases these are"
-    )
+    text = "the driver whose leases these are"
+    parser.add_argument("--driver", type=driver_name, required=True, metavar="NAME", help=text)
     text = "where its ConfigMaps and its Lease are; default: $POD_NAMESPACE"
     parser.add_argument("--namespace", default=os.environ.get("POD_NAMESPACE", ""), help=text)
     usual = os.environ.get("POD_NAME") or socket.gethostname()
     text = "its name in the election, another one for each process; default: $POD_NAME, else the host's name"
     parser.add_argument("--identity", default=usual, metavar="NAME", help=text)
     text = "how long the others wait for a leader that says nothing; default: %(default)s"
-    parser.add_argument(
-        "--lease-seconds", type=whole(LEAST_LEASE_SECONDS, 3600), default=15, metavar="SECONDS", help=text
-    )
+    whole_seconds = whole(LEAST_LEASE_SECONDS, 3600)
+    parser.add_argument("--lease-seconds", type=whole_seconds, default=15, metavar="SECONDS", help=text)
     text = 'where /healthz, /readyz and /metrics are; ":9400": on every address; default: nowhere'
     parser.add_argument("--listen", default="", metavar="HOST:PORT", help=text)
     text = "the agents' configuration, followed as they follow it: its fabric devices are published"

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from drabridge.cli.agent_client import ask, find_socket
-from drabridge.cli.options import add_config, add_kubeconfig, add_output, add_socket, driver, seconds
+from drabridge.cli.options import add_config, add_kubeconfig, add_output, add_socket, driver_name, seconds
 from drabridge.cli.output import cell, show_document, table, wrapped
 from drabridge.config.loader import load
 from drabridge.errors import ConfigError
@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--clean", action="store_true", help="remove what nobody needs any more; refused while held")
     what.add_argument("--cluster", action="store_true", help="look at the claims of all nodes in the API server")
     text = "with --cluster; default: the configuration's"
-    parser.add_argument("--driver", type=driver, metavar="NAME", help=text)
+    parser.add_argument("--driver", type=driver_name, metavar="NAME", help=text)
     add_kubeconfig(parser, "with --cluster")
     parser.epilog = _EPILOG
 

@@ -43,7 +43,7 @@ def add_log(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
 
 
-def driver(text: str) -> str:
+def driver_name(text: str) -> str:
     """Take the name of a driver, for argparse. Nobody has claims of a wrong one, and an uninstall would go on."""
     from drabridge.config.names import DRIVER_MAX, is_dns_subdomain
 

@@ -205,9 +205,7 @@ def _add_resolve(sub: argparse.ArgumentParser) -> None:
     resolve.add_argument("--agent-socket", type=Path, action="append", metavar="PATH", help=text)
     text = "where the node's files are mounted (default: /)"
     resolve.add_argument("--host-root", type=Path, metavar="PATH", help=text)
-    text = (
-        "where CDI files are, below --host-root; repeat it for several (default: /var/run/cdi, /run/cdi, /etc/cdi)"
-    )
+    text = "where CDI files are, below --host-root; repeat it for several (default: /var/run/cdi, /run/cdi, /etc/cdi)"
     resolve.add_argument("--cdi-dir", type=Path, action="append", metavar="PATH", help=text)
     text = "also read the node's ResourceSlices, with the pod's service account or --kubeconfig"
     resolve.add_argument("--slices", action="store_true", help=text)
