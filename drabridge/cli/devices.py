@@ -66,7 +66,7 @@ def row(device: Device) -> dict[str, Any]:
 
 
 def _gets(device: Device) -> list[str]:
-    """What a container gets: nodes of our own, and other programs' CDI devices or the nodes in their place."""
+    """Return what a container gets: nodes of our own, and other programs' CDI devices or the nodes in their place."""
     instead = device.fallback.nodes if device.cdi_missing and device.fallback is not None else ()
     return [*(node.path for node in (*device.nodes, *instead)), *device.cdi_devices]
 

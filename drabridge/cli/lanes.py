@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _shared(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The column of shared devices, where there are some."""
+    """Return the column of shared devices, where there are some."""
     return ("shared",) if any("shared" in row for row in rows) else ()
 
 

@@ -47,7 +47,7 @@ def _advice(config: Config) -> Iterator[str]:
 
 
 def _sides(lanes: Lanes) -> tuple[str, ...]:
-    """The lanes that get a device when there are many."""
+    """Return the lanes that get a device when there are many."""
     if not all(isinstance(lane, LaneShare) for lane in lanes.resolved):
         return ("legacy", "dra")
     return tuple(lane for lane, count in zip(("legacy", "dra"), lanes.targets(COUNT_MAX), strict=True) if count)
@@ -102,7 +102,7 @@ def _of_resource(resource: Resource) -> Iterator[str]:
 
 
 def _one_path(resource: Resource) -> Iterator[Template]:
-    """The paths in the container at which every device of the resource has something of its own."""
+    """Yield the paths in the container at which every device of the resource has something of its own."""
     for node in resource.all_nodes:
         if node.alias is not None and _is_one(node.alias) and (node.path is None or node.path.fields):
             yield node.alias
@@ -166,14 +166,14 @@ _MAGIC = re.compile(r"[*?\[\\|]")
 
 
 def _subsystems(matcher: Matcher) -> frozenset[str]:
-    """The subsystems that a matcher names; empty when it names none, or by a pattern."""
+    """Return the subsystems that a matcher names; empty when it names none, or by a pattern."""
     texts = _globs(matcher.predicate(), Source.SUBSYSTEM)
     words = [word for text in texts for word in text.split("|")]
     return frozenset() if any(map(_MAGIC.search, words)) else frozenset(words)
 
 
 def _numbered_names(matcher: Matcher) -> tuple[str, ...]:
-    """The patterns for kernel names in which a number stands that the kernel chose."""
+    """Return the patterns for kernel names in which a number stands that the kernel chose."""
     return tuple(name for name in _globs(matcher.predicate(), Source.SYSNAME) if _is_numbered(matcher, _head(name)))
 
 
@@ -186,7 +186,7 @@ def _names_are_numbered(matcher: Matcher) -> bool:
 
 
 def _asked_of_above(matcher: Matcher) -> tuple[tuple[str, str], ...]:
-    """What a matcher asks a device of a class for that only a device above it has: the key, and what that device is."""
+    """Return what a matcher asks for that only a device above has: the key, and what that device is."""
     found = _subsystems(matcher)
     if not found or not found <= _CLASSES:
         return ()
@@ -202,7 +202,7 @@ def _is_numbered(matcher: Matcher, text: str) -> bool:
 
 
 def _head(glob: str) -> str:
-    """The literal beginning of a pattern."""
+    """Return the literal beginning of a pattern."""
     return _MAGIC.split(glob)[0]
 
 
@@ -217,6 +217,6 @@ def _globs(predicate: Predicate, source: Source) -> list[str]:
 
 
 def _tests(predicate: Predicate) -> Iterable[Test]:
-    """What the device itself must have: not its ancestors, and nothing that is excluded."""
+    """Return what the device itself must have: not its ancestors, and nothing that is excluded."""
     parts = predicate.parts if isinstance(predicate, All) else ()
     return [part for part in parts if isinstance(part, Test)]

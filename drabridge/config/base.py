@@ -16,7 +16,7 @@ from drabridge.config.template import parse as parse_template
 
 
 def text_of(value: Any, what: str = "text") -> str:
-    """The value when it is a string. Raises Problems when it is not."""
+    """Return the value when it is a string. Raises Problems when it is not."""
     if not isinstance(value, str):
         raise unmet(what)
     return str(value)
@@ -34,7 +34,7 @@ def _pattern(value: Any) -> Glob | Regex:
 
 
 def as_patterns(value: Any) -> Patterns:
-    """A glob, ``{regex: ...}`` or a list of them as patterns. Raises Problems, with the index in a list."""
+    """Read a glob, ``{regex: ...}`` or a list of them as patterns. Raises Problems, with the index in a list."""
     if isinstance(value, Patterns):
         return value
     if not isinstance(value, list | tuple):
@@ -175,7 +175,7 @@ FieldText = Annotated[TemplateField, Parse(_as_field, _schema("field", pattern=r
 
 
 def _resource_names(text: str) -> str:
-    """A resource name, or one with an attribute in it: one resource for each value (``name_template.py``)."""
+    """Check a resource name, or one with an attribute in it: one resource for each value (``name_template.py``)."""
     if "{" not in text and "}" not in text:
         return names.extended_resource_name(text)
     template = parse_template(text)

@@ -256,13 +256,13 @@ def _mapping_hint(model: type[Model], value: object) -> str:
 
 
 def _scalar_text(value: object) -> str:
-    """A plain value as a YAML file has it, inside of brackets."""
+    """Return a plain value as a YAML file has it, inside of brackets."""
     text = shorten(str(value).lower() if isinstance(value, bool) else str(value))
     return text if re.fullmatch(r"[\w./:=-]+", text) else f'"{text}"'
 
 
 def _node_key(value: object) -> str:
-    """The key of a match rule for a path below /dev; empty for anything else. udev makes the links by-id, by-path."""
+    """Return the key of a match rule for a path below /dev; "" for anything else. udev makes by-id and by-path."""
     if not isinstance(value, str) or not value.startswith("/dev/"):
         return ""
     return "devlink" if "/by-" in value else "devnode"

@@ -30,7 +30,7 @@ def is_fabric_pool(pool: str) -> bool:
 
 
 def fabric_resource(driver: str) -> str:
-    """The attribute ``resource`` of every fabric device; a node's resource may not be called so."""
+    """Return the attribute ``resource`` of every fabric device; a node's resource may not be called so."""
     return f"{driver}/{WORD}"
 
 
@@ -89,7 +89,7 @@ class FabricDevice(Model, frozen=True):
     """Whether the device answers. When left out it always counts as healthy."""
 
     def pool_name(self, driver: str) -> str:
-        """The name of its pool."""
+        """Return the name of its pool."""
         return fabric_resource(driver) + (f"/{self.pool}" if self.pool else "")
 
     def _problems(self) -> Iterator[Problem]:
@@ -128,7 +128,7 @@ def _templates(value: Any, *path: str | int) -> Iterator[tuple[tuple[str | int, 
 
 
 def fabric_problems(devices: object) -> Iterator[Problem]:
-    """What does not fit together, found on plain data: two devices of a name, pools whose devices differ in nodes."""
+    """Yield what does not fit together in plain data: two devices of a name, pools whose devices differ in nodes."""
     names: dict[object, int] = {}
     first: dict[object, tuple[int, object]] = {}
     for index, device in enumerate(devices if isinstance(devices, list) else ()):

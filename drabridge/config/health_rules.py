@@ -69,11 +69,11 @@ class HealthRule(Model, frozen=True):
         return NvmlHealth() if self.nvml is True else self.nvml
 
     def sysfs_attributes(self) -> Iterator[str]:
-        """The names of the sysfs attributes that the rule reads: udev is asked for no others."""
+        """Yield the names of the sysfs attributes that the rule reads: udev is asked for no others."""
         yield from self.attrs
 
     def file_templates(self) -> Iterator[tuple[Template, Patterns]]:
-        """The files that the rule reads, as templates, each with what its first line must match."""
+        """Yield the files that the rule reads, as templates, each with what its first line must match."""
         for path, patterns in self.files.items():
             yield parse(path), patterns
 

@@ -232,7 +232,7 @@ def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugi
 
 
 def _text(source: FilePath | str | bytes) -> str:
-    """The text, empty where :func:`read` will say why it is none."""
+    """Return the text, empty where :func:`read` will say why it is none."""
     if isinstance(source, str):
         return source
     try:

@@ -178,7 +178,7 @@ class _File(Model, frozen=True):
 
     @classmethod
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
-        """The ConfigMap that holds such files, in place of one of them."""
+        """Refuse the ConfigMap that holds such files, in place of one of them."""
         if isinstance(data, dict) and data.get("kind") == "ConfigMap":
             hint = "save the text of one key of data: as a file, and name that"
             yield Problem("a configuration of NVIDIA's device plugin, not the ConfigMap around it", hint, ("data",))

@@ -30,7 +30,7 @@ class LaneShare(Struct, frozen=True):
         return self.count is None and self.percent is None
 
     def of(self, total: int) -> int | None:
-        """The number of devices out of ``total``; None for the rest. Percentages are rounded half up."""
+        """Return the number of devices out of ``total``; None for the rest. Percentages are rounded half up."""
         if self.percent is not None:
             return (total * self.percent + 50) // 100
         return None if self.count is None else min(self.count, total)
@@ -96,7 +96,7 @@ Lane = Annotated[
 
 
 def _beside(lane: LaneShare | Selection | None, other: LaneShare | Selection | None) -> LaneShare | Selection:
-    """The lane, or where it is left out what the other one leaves: beside ``*`` that is nothing."""
+    """Return the lane, or where it is left out what the other one leaves: beside ``*`` that is nothing."""
     return lane if lane is not None else NOTHING if other == REST else REST
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
-from msgspec import field
+from msgspec import Struct, field
 
 from drabridge.config import udev_rule
 from drabridge.config.base import PatternsText, text_of
@@ -45,26 +45,17 @@ def _inside_sysfs(source: Source, key: str) -> None:
 
 
 def _rule(value: Any) -> UdevRule:
-    return value if isinstance(value, UdevRule) else UdevRule(text_of(value, "a udev rule"))
+    if isinstance(value, UdevRule):
+        return value
+    text = text_of(value, "a udev rule")
+    return UdevRule(text, udev_rule.parse(text))
 
 
-class UdevRule:
+class UdevRule(Struct, frozen=True):
     """A udev rule as it was pasted, and the predicate that it means."""
 
-    __slots__ = ("predicate", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.predicate = udev_rule.parse(text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UdevRule) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __repr__(self) -> str:
-        return f"UdevRule({self.text!r})"
+    text: str
+    predicate: Predicate
 
     def to_data(self) -> str:
         """Return it as the file has it."""
@@ -134,7 +125,7 @@ class Matcher(Model, frozen=True):
                     yield from (problem.under(str(source), key) for problem in error.items)
 
     def predicate(self) -> All:
-        """The conditions as one conjunction, in the order of the documentation: cheap ones first."""
+        """Return the conditions as one conjunction, in the order of the documentation: cheap ones first."""
         tests: list[tuple[Source, str, Patterns]] = [
             (source, "", patterns) for source in _PLAIN_SOURCES if (patterns := getattr(self, str(source))) is not None
         ]
@@ -151,7 +142,7 @@ class Matcher(Model, frozen=True):
 
 
 def any_of(matchers: tuple[Matcher, ...]) -> Predicate:
-    """The predicate of a list of matchers: one that holds is enough."""
+    """Return the predicate of a list of matchers: one that holds is enough."""
     parts = tuple(matcher.predicate() for matcher in matchers)
     return parts[0] if len(parts) == 1 else AnyOf(parts)
 

@@ -39,7 +39,7 @@ class Model(Struct, frozen=True, rename="camel"):
 
 
 def exactly_one_of(*keys: str) -> Mapping[str, Any]:
-    """A JSON Schema rule for what a model's ``_problems`` says: exactly one of these keys is given."""
+    """Return a JSON Schema rule for what a model's ``_problems`` says: exactly one of these keys is given."""
     return {"oneOf": [{"required": [key]} for key in keys]}
 
 

@@ -109,12 +109,12 @@ def is_cdi_kind(text: str) -> bool:
 
 
 def is_cdi_name(text: str) -> bool:
-    """The name of a device in a CDI file: what comes after the equals sign of a qualified name."""
+    """Tell whether it is the name of a device in a CDI file: what comes after the equals sign of a qualified name."""
     return _CDI_NAME.fullmatch(text) is not None
 
 
 def extended_resource_name(text: str) -> str:
-    """The name that pods put under ``limits``.
+    """Check the name that pods put under ``limits``.
 
     Kubelet's rule (pkg/apis/core/v1/helper IsExtendedResourceName, applied by the device manager at Register): a
     domain prefix, not of kubernetes.io, and ``requests.<name>`` must itself be a qualified name because quotas use it.
@@ -138,7 +138,7 @@ def extended_resource_name(text: str) -> str:
 
 
 def label_name(text: str) -> str:
-    """The name of a Node's label (metav1 validation IsQualifiedName), not one of Kubernetes' own domains.
+    """Check the name of a Node's label (metav1 validation IsQualifiedName), not one of Kubernetes' own domains.
 
     What those mean is decided by kubelet, the cluster's controllers and the NodeRestriction admission plugin.
     """
@@ -154,7 +154,7 @@ def label_name(text: str) -> str:
 
 
 def attribute_name(text: str) -> str:
-    """An attribute or capacity of a device: ``model`` or ``vendor.com/model`` (resource.k8s.io QualifiedName)."""
+    """Check an attribute or capacity of a device: ``model`` or ``vendor.com/model`` (resource.k8s.io QualifiedName)."""
     domain, slash, name = text.rpartition("/")
     if slash and not is_dns_subdomain(domain, ATTRIBUTE_DOMAIN_MAX):
         raise unmet(f"a lower-case domain of at most {ATTRIBUTE_DOMAIN_MAX} characters before the slash")
@@ -172,14 +172,14 @@ def attribute_name(text: str) -> str:
 
 
 def owner_id(value: int | str) -> int | str:
-    """A uid or gid, or ``host``. No names: the agent's container does not have the node's /etc/group."""
+    """Check a uid or gid, or ``host``. No names: the agent's container does not have the node's /etc/group."""
     if value != "host" and (isinstance(value, str | bool) or not 0 <= value < (1 << 32) - 1):
         raise unmet('a number, or "host"', "getent group dialout shows the number of a name")
     return value
 
 
 def absolute_path(text: str) -> str:
-    """A path that cannot leave its directory: absolute, without ``.`` and ``..``."""
+    """Check a path that cannot leave its directory: absolute, without ``.`` and ``..``."""
     if not text.startswith("/") or "\0" in text or len(text) > 4096:
         raise unmet("an absolute path", "begin it with /")
     if any(part in {".", ".."} for part in text.split("/")):

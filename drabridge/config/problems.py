@@ -29,7 +29,7 @@ class Problem(Struct, frozen=True):
         return f"expected {self.expected}" + (f"; {self.hint}" if self.hint else "")
 
     def under(self, *path: str | int) -> Problem:
-        """The same problem, with a path that begins further up."""
+        """Return the same problem, with a path that begins further up."""
         return Problem(self.expected, self.hint, (*path, *self.path), self.found)
 
 
@@ -67,7 +67,7 @@ class ConfigErrors(ConfigError):
 
 
 def unmet(expected: str, hint: str = "", *, found: str | None = None) -> Problems:
-    """An error for one value: what was expected of it, and what to do."""
+    """Return an error for one value: what was expected of it, and what to do."""
     return Problems(Problem(expected, hint, (), found or None))
 
 

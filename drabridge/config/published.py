@@ -26,7 +26,7 @@ _QUANTITY = re.compile(r"\d{1,19}(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?", re.ASCII)
 
 
 def parse_quantity(text: str) -> int:
-    """The number of a whole Kubernetes quantity, ``40Gi`` -> 42949672960. Raises Problems, for fractions too."""
+    """Return the number of a whole Kubernetes quantity, ``40Gi`` -> 42949672960. Raises Problems, for fractions too."""
     if not _QUANTITY.fullmatch(text):
         raise unmet("a whole number, with or without a suffix: 40Gi, 500M, 8")
     value = int(quantity.parse(text))
@@ -59,7 +59,7 @@ Quantity = Annotated[
 
 
 def quantity_value(value: int | str) -> int:
-    """The number of a quantity of the configuration."""
+    """Return the number of a quantity of the configuration."""
     return parse_quantity(value) if isinstance(value, str) else value
 
 
@@ -197,7 +197,7 @@ RESERVED_ATTRIBUTES = 5
 def published_problems(
     attributes: Mapping[str, Attribute], capacity: Mapping[str, Capacity], *, shared: bool
 ) -> Iterator[Problem]:
-    """What the API would refuse of one device. ``shared``: several claims may hold it."""
+    """Yield what the API would refuse of one device. ``shared``: several claims may hold it."""
     limit = names.ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES
     if (total := len(attributes) + len(capacity)) > limit:
         yield Problem(

@@ -98,7 +98,7 @@ class NvmlTaints(Model, frozen=True):
     """It is too hot."""
 
     def of(self, fault: str) -> TaintEffect | None:
-        """The effect for a fault (`xid-79`); None when it is that of `faulty`."""
+        """Return the effect for a fault (`xid-79`); None when it is that of `faulty`."""
         effects = {"lost": self.lost, "reset": self.reset, "xid": self.xid, "ecc": self.ecc, "thermal": self.thermal}
         return effects.get(fault.partition("-")[0])
 
@@ -404,7 +404,7 @@ class Config(Model, frozen=True, kw_only=True):
                 yield Problem("a name of its own", hint, ("resources", index, "name"))
 
     def resource(self, name: str) -> Resource:
-        """The resource of that name; KeyError when there is none."""
+        """Return the resource of that name; KeyError when there is none."""
         for resource in self.resources:
             if resource.name == name:
                 return resource

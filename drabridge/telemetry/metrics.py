@@ -178,7 +178,7 @@ class Metrics(Collector):
     """The registry of one process."""
 
     def __init__(self, samples: Callable[[], Iterable[Sample]], table: Mapping[str, Definition] = TABLE) -> None:
-        """``samples`` is called at each scrape for all that is not counted here."""
+        """Make the registry; ``samples`` is called at each scrape for all that is not counted here."""
         self._table = table
         self.registry = CollectorRegistry(auto_describe=False)
         self._samples = samples
