@@ -27,7 +27,7 @@ _MAGIC = re.compile(r"[*?\[\\]")
 def expanded(config: Config, values: Mapping[str, Collection[str]]) -> Config:
     """Return the configuration with plain names only. ``values``: template -> values that there are.
 
-    A template without values stands for nothing.     The same object if no name has a template.
+    A template without values stands for nothing. The same object if no name has a template.
     """
     if not any("{" in resource.name for resource in config.resources):
         return config
