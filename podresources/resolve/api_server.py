@@ -42,16 +42,17 @@ class ApiServer(Struct, frozen=True):
         """Return status and body. Raises ApiServerError."""
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         ends = time.monotonic() + ANSWER_SECONDS
+        address = (self.host, self.port)
         try:
-            with socket.create_connection((self.host, self.port), TIMEOUT_SECONDS) as plain:
+            with socket.create_connection(address, TIMEOUT_SECONDS) as plain:
                 peer = plain if self.context is None else self.context.wrap_socket(plain, server_hostname=self.host)
                 with peer:
-                    return request(peer, self.host, path, headers=headers, ends=ends, most_bytes=MOST_BYTES)
+                    return request(peer, address, path, headers=headers, ends=ends, most_bytes=MOST_BYTES)
         except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise ApiServerError(f"{self.host}:{self.port} does not answer: {reason}") from error
         except ValueError:  # it quotes what it does not send, a token for example
-            raise ApiServerError("the request cannot be sent, or its answer is too large") from None
+            raise ApiServerError("the request cannot be sent: HTTP does not allow its path or a header") from None
 
 
 def in_cluster(environment: Mapping[str, str] = os.environ, account: Path = SERVICE_ACCOUNT) -> ApiServer:

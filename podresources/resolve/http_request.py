@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 FAILURES = (OSError, http.client.HTTPException, ArithmeticError, ValueError, RecursionError)
-"""What a request, and reading its answer, may raise; a ValueError may quote what was to be sent."""
+"""What a request, and reading its answer, may raise; a ValueError may quote what could not be sent."""
 
 
 def request_unix(
@@ -24,12 +24,12 @@ def request_unix(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(seconds)
         peer.connect(str(path))
-        return request(peer, "localhost", page, body, ends=ends, most_bytes=most_bytes)
+        return request(peer, ("localhost", 80), page, body, ends=ends, most_bytes=most_bytes)
 
 
 def request(
     peer: socket.socket,
-    host: str,
+    address: tuple[str, int],
     page: str,
     body: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -37,11 +37,12 @@ def request(
     ends: float,
     most_bytes: int,
 ) -> tuple[int, bytes]:
-    """Ask over a connection, GET or with a body POST; return status and body. ``ends``: on the monotonic clock.
+    """Ask over a connection, GET or with a body POST; return status and body.
 
-    Raises FAILURES, among them TimeoutError. The connection is of no use afterwards.
+    ``address`` is for the header Host; ``ends`` is on the monotonic clock. Raises FAILURES, among them TimeoutError.
+    The connection is of no use afterwards.
     """
-    connection = http.client.HTTPConnection(host)
+    connection = http.client.HTTPConnection(*address)
     connection.sock = peer
     method = "GET" if body is None else "POST"
     connection.request(method, page, body, {"Connection": "close", **(headers or {})})
@@ -58,7 +59,7 @@ class _Answer(io.BytesIO):
 
 
 def _pieces(peer: socket.socket, ends: float, most_bytes: int) -> Iterator[bytes]:
-    """Yield the answer until the peer hangs up. Raises ValueError for too much, TimeoutError when it is late."""
+    """Yield the answer until the peer hangs up. Raises HTTPException for too much, TimeoutError when it is late."""
     size = 0
     while True:
         left = ends - time.monotonic()
@@ -70,5 +71,5 @@ def _pieces(peer: socket.socket, ends: float, most_bytes: int) -> Iterator[bytes
             return
         size += len(piece)
         if size > most_bytes:
-            raise ValueError(f"its answer is larger than {most_bytes:,} bytes")
+            raise http.client.HTTPException(f"its answer is larger than {most_bytes:,} bytes")
         yield piece
