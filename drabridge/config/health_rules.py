@@ -6,20 +6,18 @@ To add a rule: its key and what it reads here, its check in ``inventory/health_r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
 from drabridge.config.base import PathKey, PatternsText
 from drabridge.config.base import Template as TemplateText
 from drabridge.config.container import COMMAND_MAX
-from drabridge.config.model import Model, exactly_one_of
+from drabridge.config.model import Model
 from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import Patterns
 from drabridge.config.problems import Problem
 from drabridge.config.template import Template, parse
-
-_KEYS = ("nodeExists", "driverBound", "attr", "file", "exec", "nvml")
 
 
 class ExecCheck(Model, frozen=True):
@@ -41,7 +39,7 @@ class ExecCheck(Model, frozen=True):
 class HealthRule(Model, frozen=True):
     """A condition for a present device to be healthy. Give exactly one key."""
 
-    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of(*_KEYS)
+    one_of = ("nodeExists", "driverBound", "attr", "file", "exec", "nvml")
 
     node_exists: bool | None = None
     """Whether every node that is not optional must exist and be a device node."""
@@ -57,11 +55,6 @@ class HealthRule(Model, frozen=True):
     nvml: Literal[True] | NvmlHealth | None = None
     """NVML must report no fault of the GPU or MIG instance; `true`, or which faults count. While NVML does not answer,
     what it reported last counts."""
-
-    def _problems(self) -> Iterator[Problem]:
-        given = (self.node_exists, self.driver_bound, self.attrs, self.files, self.exec_check, self.nvml)
-        if sum(key is not None and key != {} for key in given) != 1:
-            yield Problem(f"exactly one of {', '.join(_KEYS)}", "one list item per condition")
 
     @property
     def nvml_faults(self) -> NvmlHealth | None:

@@ -17,7 +17,7 @@ from drabridge.config.base import AbsolutePath, text_of
 from drabridge.config.imported import Json, Noted, written
 from drabridge.config.loader import read
 from drabridge.config.model import Model, Parse
-from drabridge.config.problems import Problem, Problems, unmet
+from drabridge.config.problems import Problem, Problems, problems_of, unmet
 from drabridge.config.schema import API_VERSION, KIND, REPLICAS_MAX
 from drabridge.config.yaml_tree import Bare
 
@@ -143,10 +143,8 @@ class _File(Model, frozen=True):
             yield Problem("a device under devices:")
         for key, devices in (("devices", self.devices), ("device", self.device)):
             for index, device in enumerate(devices):
-                try:
-                    names.extended_resource_name(f"{self.domain}/{device.name}")
-                except Problems as error:
-                    yield from (problem.under(key, index, "name") for problem in error.items)
+                name = f"{self.domain}/{device.name}"
+                yield from problems_of(names.extended_resource_name, name, key, index, "name")
 
 
 # --- the same as arguments in a DaemonSet -----------------------------------------------------------

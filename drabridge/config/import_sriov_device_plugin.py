@@ -20,7 +20,7 @@ from drabridge.config import names
 from drabridge.config.imported import Json, written
 from drabridge.config.loader import read
 from drabridge.config.model import Model, OneOrMany
-from drabridge.config.problems import Problem, Problems
+from drabridge.config.problems import Problem, problems_of
 from drabridge.config.schema import API_VERSION, KIND
 
 DEFAULT_PREFIX = "intel.com"  # cmd/sriovdp/main.go, --resource-prefix
@@ -86,10 +86,7 @@ class _Resource(Model, frozen=True):
     def _problems(self) -> Iterator[Problem]:
         if self.device_type == "auxNetDevice":
             yield Problem("netDevice or accelerator", _NO_COUNTERPART["auxTypes"], ("deviceType",))
-        try:
-            names.extended_resource_name(self.name)
-        except Problems as error:
-            yield from (problem.under("resourceName") for problem in error.items)
+        yield from problems_of(names.extended_resource_name, self.name, "resourceName")
 
 
 class _File(Model, frozen=True):

@@ -109,6 +109,7 @@ def _definition(model: type[Model]) -> dict[str, Any]:
         "properties": properties,
         **({"required": required} if required else {}),
         "additionalProperties": False,
+        **({"oneOf": [{"required": [key]} for key in model.one_of]} if model.one_of else {}),
         **model.schema_rules,
     }
 

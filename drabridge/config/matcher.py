@@ -6,6 +6,7 @@ A new key also needs a member of ``Source`` (``predicate.py``) and its value of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Struct, field
@@ -16,7 +17,7 @@ from drabridge.config.model import Model, OneOrMany, Parse
 from drabridge.config.pattern import Patterns, check_id_width
 from drabridge.config.predicate import All, Ancestor, Exists, Not, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
-from drabridge.config.problems import Problem, Problems, did_you_mean, unmet
+from drabridge.config.problems import Problem, did_you_mean, problems_of, unmet
 
 # Keys with one value. DEVPATH is no key of ours: it is for udev rules (``udev_rule.py``).
 _PLAIN_SOURCES = (Source.SUBSYSTEM, Source.DEVTYPE, Source.SYSNAME, Source.DRIVER, Source.DEVNODE, Source.DEVLINK,
@@ -115,14 +116,11 @@ class Matcher(Model, frozen=True):
             (Source.LINK, self.links),
         ):
             for key, value in patterns.items():
-                try:
-                    if not key:
-                        raise unmet("a name")
-                    _inside_sysfs(source, key)
-                    for item in value.items:
-                        check_id_width(key, item)
-                except Problems as error:
-                    yield from (problem.under(str(source), key) for problem in error.items)
+                if not key:
+                    yield Problem("a name", path=(str(source), key))
+                yield from problems_of(partial(_inside_sysfs, source), key, str(source), key)
+                for item in value.items:
+                    yield from problems_of(partial(check_id_width, key), item, str(source), key)
 
     def predicate(self) -> All:
         """Return the conditions as one conjunction, in the order of the documentation: cheap ones first."""

@@ -20,13 +20,17 @@ from drabridge.config.problems import Problem, refuse_if_any, unmet
 class Model(Struct, frozen=True, rename="camel"):
     """Base of all models. Python names are snake_case, the file has camelCase; keys that are not declared are refused.
 
-    ``schema_rules``: what its JSON Schema says besides its fields.
+    ``one_of``: keys of the file of which exactly one must be given. ``schema_rules``: what else its JSON Schema says.
     """
 
+    one_of: ClassVar[tuple[str, ...]] = ()
     schema_rules: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         """Raise Problems for fields that are right one by one and do not fit together."""
+        fields = dict(zip(self.__struct_encode_fields__, self.__struct_fields__, strict=True))
+        if self.one_of and sum(getattr(self, fields[key]) not in (None, {}) for key in self.one_of) != 1:
+            raise unmet(f"exactly one of {', '.join(self.one_of)}")
         refuse_if_any(self._problems())
 
     def _problems(self) -> Iterator[Problem]:
@@ -36,11 +40,6 @@ class Model(Struct, frozen=True, rename="camel"):
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
         """Problems between parts of the file, found on plain data: even when other parts are wrong."""
         yield from ()
-
-
-def exactly_one_of(*keys: str) -> Mapping[str, Any]:
-    """Return a JSON Schema rule for what a model's ``_problems`` says: exactly one of these keys is given."""
-    return {"oneOf": [{"required": [key]} for key in keys]}
 
 
 # --- marks of a field, inside Annotated ------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ class NodeLabel(Model, frozen=True):
     Give `value` or `count`.
     """
 
+    one_of = ("value", "count")
+
     resource: ResourceName
     """The resource whose devices are meant."""
     value: Template | None = None
@@ -62,9 +64,7 @@ class NodeLabel(Model, frozen=True):
     """`devices`: how many there are. `replicas`: how often kubelet counts each."""
 
     def _problems(self) -> Iterator[Problem]:
-        if (self.value is None) == (self.count is None):
-            yield Problem("either value: or count:", "give exactly one of them")
-        elif self.part is not None and self.value is None:
+        if self.part is not None and self.value is None:
             yield Problem("value: beside part:", path=("part",))
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
 from drabridge.config import names, quantity
 from drabridge.config.base import FieldText, PatternsText
-from drabridge.config.model import Check, Model, exactly_one_of
+from drabridge.config.model import Check, Model
 from drabridge.config.problems import Problem, unmet
 
 INT64 = 2**63
@@ -66,7 +66,7 @@ def quantity_value(value: int | str) -> int:
 class Attribute(Model, frozen=True):
     """An attribute that claims can select on. Give `from` or `value`."""
 
-    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of("from", "value")
+    one_of = ("from", "value")
 
     source: FieldText | None = field(default=None, name="from")
     """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... The
@@ -88,9 +88,6 @@ class Attribute(Model, frozen=True):
         return "bool" if isinstance(self.value, bool) else "int" if isinstance(self.value, int) else "string"
 
     def _problems(self) -> Iterator[Problem]:
-        if (self.source is None) == (self.value is None):
-            yield Problem("either from: or value:", "give exactly one of them")
-            return
         if self.value is None:
             yield from self._map_problems()
             return
@@ -171,7 +168,7 @@ class RequestPolicy(Model, frozen=True):
 class Capacity(Model, frozen=True):
     """An amount that a device has, for claims to compare with or to consume. Give `from` or `value`."""
 
-    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of("from", "value")
+    one_of = ("from", "value")
 
     source: FieldText | None = field(default=None, name="from")
     """Where the number comes from, as for attributes."""
@@ -184,8 +181,6 @@ class Capacity(Model, frozen=True):
     nothing."""
 
     def _problems(self) -> Iterator[Problem]:
-        if (self.source is None) == (self.value is None):
-            yield Problem("either from: or value:", "give exactly one of them")
         if self.value is not None and self.unit != "B":
             yield Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))
 

@@ -157,8 +157,8 @@ def test_a_message_in_full() -> None:
         ("attributes: {a: {from: 'attr:../../x'}}", "attributes.a.from", "", "own sysfs directory", ""),
         ("health: [{file: {'/sys/{q}': 1}}]", "", "{q}", "a known field", ""),
         # nodes and mounts
-        ("nodes: [{}]", "nodes[0]", "an empty mapping", "either from: devnode", "exactly one"),
-        ("nodes: [{from: devnode, path: /dev/x}]", "nodes[0]", "", "either from: devnode", ""),
+        ("nodes: [{}]", "nodes[0]", "an empty mapping", "exactly one of from, path", ""),
+        ("nodes: [{from: devnode, path: /dev/x}]", "nodes[0]", "", "exactly one of from, path", ""),
         ("nodes: [{from: devnode, permissions: mrw}]", "nodes[0].permissions", "mrw", '"rw"',
          "m lets a container create any device node"),
         ("nodes: [{from: devnode, permissions: rr}]", "nodes[0].permissions", "rr", '"rw"', ""),
@@ -189,7 +189,7 @@ def test_a_message_in_full() -> None:
         ("match: [{rule: 'KERNEL==i\"kvm\"'}]", "match[0].rule", "", "a plain", "not supported"),
         ("match: [{rule: ''}]", "match[0].rule", '""', 'KEY=="value"', ""),
         # attributes and capacity
-        ("attributes: {a: {}}", "attributes.a", "", "either from: or value:", ""),
+        ("attributes: {a: {}}", "attributes.a", "", "exactly one of from, value", ""),
         ("attributes: {a: {value: 1.2, type: version}}", "attributes.a.value", "1.2", "", ""),
         ("attributes: {a: {value: '1.02.3', type: version}}", "attributes.a.value", "", "three parts", "leading zeros"),
         ("attributes: {a: {value: 5, type: string}}", "attributes.a.value", "5", "type string", "quote text"),
