@@ -335,21 +335,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 # --- anything at all --------------------------------------------------------------------------------------------------
 
 YAMLISH = st.text(st.sampled_from("abc:-[]{}\"'\n ,&*#!|>%@`?0159.~<=\t\\") | st.characters(codec=None), max_size=60)
-KEYS = [
-    "apiVersion",
-    "kind",
-    "resources",
-    "name",
-    "match",
-    "attr",
-    "not",
-    "parent",
-    "lanes",
-    "dra",
-    "env",
-    "nodes",
-    "id",
-]
+KEYS = ["apiVersion", "resources", "name", "match", "attr", "not", "parent", "lanes", "dra", "env", "nodes", "id"]
 TREES = st.recursive(
     st.one_of(
         st.none(),
