@@ -14,7 +14,7 @@ from msgspec import Meta
 from msgspec.structs import FieldInfo, fields
 
 from drabridge.config.model import Check, Model, OneOrMany, Parse
-from drabridge.config.problems import Path, Problem, Problems, did_you_mean, shorten, unmet
+from drabridge.config.problems import Path, Problem, Problems, did_you_mean, refuse_if_any, shorten, unmet
 
 M = TypeVar("M", bound=Model)
 
@@ -41,8 +41,7 @@ def check(model: type[M], data: object) -> M:
     """Return the model of plain data: mappings, lists, text, numbers, booleans, None. Raises Problems, with paths."""
     checker = _Checker()
     found = checker.value(model, data, ())
-    if checker.problems:
-        raise Problems(*checker.problems, *model.whole_file_problems(data))
+    refuse_if_any([*checker.problems, *model.whole_file_problems(data)])
     return typing.cast("M", found)
 
 

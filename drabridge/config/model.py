@@ -38,7 +38,7 @@ class Model(Struct, frozen=True, rename="camel"):
 
     @classmethod
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
-        """Problems between parts of the file, found on plain data: even when other parts are wrong."""
+        """Yield problems between parts of the file, found on plain data: even when other parts are wrong."""
         yield from ()
 
 

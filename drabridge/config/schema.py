@@ -24,7 +24,7 @@ from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, 
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
-from drabridge.config.model import Model, to_data
+from drabridge.config.model import Model
 from drabridge.config.node_labels import LabelRule, NodeLabels, label_rules
 from drabridge.config.nvidia import Nvidia
 from drabridge.config.problems import Problem
@@ -344,9 +344,6 @@ class Config(Model, frozen=True, kw_only=True):
 
     def _problems(self) -> Iterator[Problem]:
         known = {resource.name for resource in self.resources}
-        fabric = [to_data(device) for device in self.fabric]
-        resources = [{"name": resource.name} for resource in self.resources]
-        yield from self.whole_file_problems({"resources": resources, "fabric": fabric})
         for index, resource in enumerate(self.resources):
             if resource.partition is not None and resource.partition.of not in known:
                 yield Problem(
