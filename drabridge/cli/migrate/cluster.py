@@ -30,15 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_class(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Add ``--class RESOURCE=CLASS``, kept as ``classes``: pairs of names."""
-    add_names(parser, "--class", "classes", meaning, metavar="RESOURCE=CLASS", type=_resource_class)
+    add_names(parser, "classes", meaning, "--class", metavar="RESOURCE=CLASS", type=_resource_class)
 
 
 def add_names(
-    parser: argparse.ArgumentParser, *options: str, metavar: str = "NAME", type: Callable[[str], object] = str
+    parser: argparse.ArgumentParser,
+    field: str,
+    meaning: str,
+    *options: str,
+    metavar: str = "NAME",
+    type: Callable[[str], object] = str,
 ) -> None:
-    """Add an option that may be given several times: its words, the field with the list, and what it means."""
-    *words, field, meaning = options
-    parser.add_argument(*words, dest=field, action="append", type=type, default=[], metavar=metavar, help=meaning)
+    """Add an option that may be given several times; ``field`` is the list of what was given."""
+    parser.add_argument(*options, dest=field, action="append", type=type, default=[], metavar=metavar, help=meaning)
 
 
 def ask(

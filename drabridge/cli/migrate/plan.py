@@ -49,11 +49,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resource", default="", metavar="NAME", help="default: the only one in limits")
     cluster.add_class(parser, "claims name this DeviceClass; default: the class with that extendedResourceName")
     parser.add_argument("--driver", default="", metavar="NAME", help="default: the one that the DeviceClass names")
-    cluster.add_names(parser, "-n", "--namespace", "namespaces", "only this namespace")
+    cluster.add_names(parser, "namespaces", "only this namespace", "-n", "--namespace")
     text = "devices of each node that stay for limits; default: 0"
     parser.add_argument("--keep", type=whole(0, 1000), default=0, metavar="N", help=text)
     text = "convert the workloads whose manifests are here; namespaces of others are switched"
-    cluster.add_names(parser, "--manifests", "manifests", text, metavar="PATH", type=Path)
+    cluster.add_names(parser, "manifests", text, "--manifests", metavar="PATH", type=Path)
     parser.add_argument("--config", "-c", type=Path, metavar="FILE", help="the agent's file, for --manifests")
     add_output(parser, ("table", "json", "yaml"), "default: table")
     cluster.add_arguments(parser)

@@ -57,9 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cluster.add_arguments(parser)
     cluster.add_class(parser, "claims of this DeviceClass count as this resource; may be given several times")
     text = "show only this namespace; may be given several times"
-    cluster.add_names(parser, "-n", "--namespace", "namespaces", text)
+    cluster.add_names(parser, "namespaces", text, "-n", "--namespace")
     text = "show only this resource, and who uses it; may be given several times"
-    cluster.add_names(parser, "--resource", "resources", text)
+    cluster.add_names(parser, "resources", text, "--resource")
     text = "exit with 1 where there is a blocker, where there is a blocker or a trap, or never; default: blocker"
     parser.add_argument("--fail-on", choices=FAIL_ON, default=FAIL_ON[0], help=text)
     parser.add_argument("--rbac", action="store_true", help="print the ClusterRole that this needs, and end")

@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         parser, "claims for this resource name this DeviceClass; default: the class with that extendedResourceName"
     )
     text = "make a template for N devices as well; those for counts in use are made anyway"
-    cluster.add_names(parser, "--count", "counts", text, metavar="N", type=whole(1, 32))
+    cluster.add_names(parser, "counts", text, "--count", metavar="N", type=whole(1, 32))
     text = "switch only N of a hundred owners (Deployments, Jobs, ...), always the same ones; default: all"
     parser.add_argument("--percent", type=whole(0, 100), metavar="N", help=text)
     text = "switch only pods with these labels"
