@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,11 @@ def error_text(error: Exception) -> str:
     Each line of the error is one fault.
     """
     return "\n".join(said(line for line in f"drabridge: {error}".splitlines() if line))
+
+
+def now() -> str:
+    """Return the time in UTC as documents have it (RFC 3339)."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def show_document(document: Any, output: str, screen: Callable[[int | None], Iterable[str]]) -> None:

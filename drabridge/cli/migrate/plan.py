@@ -6,13 +6,12 @@ import argparse
 import os
 import stat
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 from drabridge.cli.migrate import cluster
 from drabridge.cli.migrate.report import collected
 from drabridge.cli.options import add_output, whole
-from drabridge.cli.output import as_json_or_yaml, cell, table, terminal_width, wrapped
+from drabridge.cli.output import as_json_or_yaml, cell, now, show_document, table, wrapped
 from drabridge.config.problems import did_you_mean
 from drabridge.errors import ConfigError, HostError
 from drabridge.kube.client import KubernetesCluster
@@ -97,7 +96,7 @@ def _made(arguments: argparse.Namespace) -> Plan:
         config=beside(arguments.config, base) if arguments.config else "",
         in_manifests=_in_manifests(arguments, {names[0]: names[1]}),
     )
-    return plan(facts, choice, identity, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return plan(facts, choice, identity, now())
 
 
 def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Objects:
@@ -126,13 +125,12 @@ def _write(plan: Plan, path: Path) -> None:
 
 
 def _show(plan: Plan, arguments: argparse.Namespace) -> None:
+    def screen(width: int | None) -> list[str]:
+        return [table(text.rows(plan), text.COLUMNS, width), *wrapped(text.remarks(plan), width, "")]
+
+    show_document(as_data(plan), arguments.output, screen)
     if arguments.output != "table":
-        print(as_json_or_yaml(as_data(plan), arguments.output))
         return
-    width = terminal_width("table")
-    print(table(text.rows(plan), text.COLUMNS, width))
-    for line in wrapped(text.remarks(plan), width, ""):
-        print(line)
     if not arguments.write and not arguments.plan and stat.S_ISREG(os.fstat(1).st_mode):
         print("note: this table is no plan that `apply` could follow: --write FILE makes one", file=sys.stderr)
     if arguments.write:

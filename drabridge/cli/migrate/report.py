@@ -6,21 +6,22 @@ import argparse
 import logging
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 from drabridge.cli.migrate import cluster
 from drabridge.cli.options import OUTPUTS, add_output
-from drabridge.cli.output import as_json_or_yaml, cell, terminal_width
+from drabridge.cli.output import as_json_or_yaml, cell, now, show_document
 from drabridge.errors import ConfigError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.convert.settings import Device
+from drabridge.migrate.report import page as report_page
+from drabridge.migrate.report import text as report_text
 from drabridge.migrate.report.build import Facts, build
 from drabridge.migrate.report.codes import Severity
 from drabridge.migrate.report.collect import collect
 from drabridge.migrate.report.filters import Filter, check_classes
-from drabridge.migrate.report.model import Report
 from drabridge.migrate.report.reads import cluster_role
+from drabridge.migrate.report.text import Layout
 from drabridge.migrate.survey import page, tally, text
 from drabridge.migrate.survey.read import survey_folders
 
@@ -84,8 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not facts.unread:
         check_classes(classes, facts.named_classes)
     report = build(facts, classes, wanted)
-    _print(report, arguments.output)
-    return _status(report, arguments.fail_on)
+    if arguments.output == "html":
+        print(report_page.render(report, now()), end="")
+    else:
+        wide = arguments.output == "wide"
+        document = report_text.builtins(report)
+        show_document(document, arguments.output, lambda width: [report_text.text(report, Layout(width, wide))])
+    counting = {"blocker": (Severity.BLOCKER,), "trap": tuple(Severity), "never": ()}[arguments.fail_on]
+    return int(any(report.count(severity) for severity in counting))
 
 
 def _survey(arguments: argparse.Namespace) -> int:
@@ -103,13 +110,14 @@ def _survey(arguments: argparse.Namespace) -> int:
         found = survey_folders(arguments.files, devices, progress, classes)
     finally:
         progress.end()
-    if arguments.output in ("json", "yaml"):
-        print(as_json_or_yaml(tally.document(found), arguments.output))
-    elif arguments.output == "html":
-        print(page.render(found, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")), end="")
+
+    def screen(width: int | None) -> list[str]:
+        return [cell(line) if line else "" for line in text.text(found, width).split("\n")]
+
+    if arguments.output == "html":
+        print(page.render(found, now()), end="")
     else:
-        for line in text.text(found, terminal_width(arguments.output)).split("\n"):
-            print(cell(line) if line else "")
+        show_document(tally.document(found), arguments.output, screen)
     return int(arguments.fail_on != "never" and any(one.blocked for one in found.subjects))
 
 
@@ -120,24 +128,6 @@ async def collected(api: KubernetesCluster) -> Facts:
         return await collect(api, progress)
     finally:
         progress.end()
-
-
-def _print(report: Report, output: str) -> None:
-    from drabridge.migrate.report import text
-
-    if output in ("json", "yaml"):
-        print(as_json_or_yaml(text.builtins(report), output))
-    elif output == "html":
-        from drabridge.migrate.report import page
-
-        print(page.render(report, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")), end="")
-    else:
-        print(text.text(report, text.Layout(terminal_width(output), output == "wide")))
-
-
-def _status(report: Report, fail_on: str) -> int:
-    counting = {"blocker": (Severity.BLOCKER,), "trap": tuple(Severity), "never": ()}[fail_on]
-    return int(any(report.count(severity) for severity in counting))
 
 
 class Progress:
