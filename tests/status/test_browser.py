@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import html
 import json
 import re
 import shutil
 import tempfile
-from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 
 import pytest
 
 from drabridge.status import page
-from drabridge.system.http import HttpServer, Request, Response
+from drabridge.system.http import close_servers
 from tests.support import status_documents
 from tests.support.status_documents import _poisoned
 
@@ -55,37 +56,61 @@ document.querySelector("iframe").onload = (event) => {{
 </script>"""
 
 
-class Site(HttpServer):
+@dataclass
+class Site:
     """Serves pages from memory on loopback and remembers what was asked of it, under whatever name: see ``rule``."""
 
-    def __init__(self, pages: Mapping[str, bytes], headers: Mapping[str, str]) -> None:
-        super().__init__({})
-        self.pages, self.headers = pages, headers
-        self.port = 0
-        self.asked: list[str] = []
+    pages: Mapping[str, bytes]
+    headers: Mapping[str, str]
+    port: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    _connections: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
 
     async def __aenter__(self) -> Site:
-        _, self.port = await self.listen_tcp("127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await close_servers([self._server])
+        for task in self._connections:  # a browser opens some before it has anything to ask
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._connections[task] = writer
+        task.add_done_callback(lambda task: self._connections.pop(task).close())
 
     @property
     def rule(self) -> str:
         """Whatever host a page names, the browser asks us: nothing that it wants from elsewhere goes unseen."""
         return f"--host-resolver-rules=MAP * 127.0.0.1:{self.port}"
 
-    async def _answer(self, request: Request) -> Response:
-        self.asked.append(f"{request.method} {request.headers['host']}{request.path}")
-        kind, _, name = request.path[1:].rpartition("/")
-        body, headers = self.pages.get(name, b""), dict(self.headers)
+    def _answer(self, path: str) -> tuple[bytes, Mapping[str, str]]:
+        kind, _, name = path[1:].rpartition("/")
+        body = self.pages.get(name, b"")
         if kind == "phone":
-            body, headers = FRAME.format(name=name, width=PHONE_WIDTH).encode(), {}
+            return FRAME.format(name=name, width=PHONE_WIDTH).encode(), {}
         if kind == "framed":
-            policy = headers["Content-Security-Policy"].replace("frame-ancestors 'none'", "frame-ancestors 'self'")
-            headers = {"Content-Security-Policy": policy}
-        return Response(body, content_type="text/html; charset=utf-8", headers=headers)
+            policy = self.headers["Content-Security-Policy"].replace("frame-ancestors 'none'", "frame-ancestors 'self'")
+            return body, {"Content-Security-Policy": policy}
+        return body, self.headers
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            method, path, _ = head.split("\r\n")[0].split(" ")
+            host = re.search(r"(?im)^host: (\S+)", head)
+            self.asked.append(f"{method} {host[1] if host else ''}{path}")
+            body, headers = self._answer(path)
+            lines = [f"{key}: {value}" for key, value in headers.items()]
+            top = "\r\n".join(
+                ["HTTP/1.1 200 OK", "Content-Type: text/html; charset=utf-8", "Connection: close", *lines]
+            )
+            writer.write(top.encode() + b"\r\n\r\n" + body)
+            await writer.drain()
 
 
 PAGES = {
@@ -106,8 +131,19 @@ async def visit(site: Site, path: str) -> tuple[str, list[str]]:
     """The document after loading, and what the console said."""
     url = f"http://127.0.0.1:{site.port}{path}"
     with tempfile.TemporaryDirectory(prefix="chromium", ignore_cleanup_errors=True) as profile:
-        flags = (*FLAGS, site.rule, f"--user-data-dir={profile}", "--virtual-time-budget=3000", "--dump-dom")
-        process = await asyncio.create_subprocess_exec(BROWSER, *flags, url, stdout=PIPE, stderr=PIPE)
+        process = await asyncio.create_subprocess_exec(
+            *(
+                BROWSER,
+                *FLAGS,
+                site.rule,
+                f"--user-data-dir={profile}",
+                "--virtual-time-budget=3000",
+                "--dump-dom",
+                url,
+            ),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
         try:
             out, err = await asyncio.wait_for(process.communicate(), SECONDS)
         finally:
