@@ -37,15 +37,8 @@ WIDE = ("resource", "id", "presence", "numa", "pci", "nodes")
 def configure(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
     parser.add_argument("--resource", metavar="NAME", help="only this resource")
-    parser.add_argument(
-        "--watch",
-        "-w",
-        nargs="?",
-        type=float,
-        const=2.0,
-        metavar="SECONDS",
-        help="show it again every so many seconds; default: 2",
-    )
+    text = "show it again every so many seconds; default: 2"
+    parser.add_argument("--watch", "-w", nargs="?", type=float, const=2.0, metavar="SECONDS", help=text)
     add_output(parser)
     add_nodes(parser)
     parser.epilog = (

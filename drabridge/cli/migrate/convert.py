@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from drabridge.cli.migrate import cluster
+from drabridge.cli.options import add_output
 from drabridge.cli.output import cell
 from drabridge.errors import ConfigError, HostError
 from drabridge.migrate.configured import devices_of
@@ -34,42 +35,26 @@ UNDO_SUFFIX = ".undo"  # of the file beside a JSON manifest that keeps what its 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="files, folders, kustomizations; - for standard input")
     cluster.add_class(parser, "convert this resource to this DeviceClass; without it, to that of its vendor's driver")
-    parser.add_argument(
-        "--from-cluster", action="store_true", help="ask the cluster which DeviceClass a resource has, and nothing else"
-    )
+    text = "ask the cluster which DeviceClass a resource has, and nothing else"
+    parser.add_argument("--from-cluster", action="store_true", help=text)
     cluster.add_arguments(parser)
-    parser.add_argument(
-        "--config",
-        "-c",
-        type=Path,
-        metavar="FILE",
-        help="take resources, DeviceClasses and attributes from the agent's file",
-    )
-    parser.add_argument(
-        "--path", action="append", default=[], metavar="KIND=PATH", help="where a kind has its pod template; * is each"
-    )
+    text = "take resources, DeviceClasses and attributes from the agent's file"
+    parser.add_argument("--config", "-c", type=Path, metavar="FILE", help=text)
+    cluster.add_names(parser, "path", "where a kind has its pod template; * is each", "--path", metavar="KIND=PATH")
     parser.add_argument("--reverse", action="store_true", help="claims that convert made become the limits they were")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--diff", action="store_true", help="print what would change, and change nothing")
     ways.add_argument("--check", action="store_true", help="fail if anything is left to convert, and change nothing")
     ways.add_argument("--in-place", action="store_true", help="write the files, each with a backup beside it")
-    ways.add_argument(
-        "--list", action="store_true", help="print every place that names devices, and what becomes of it"
-    )
-    ways.add_argument(
-        "--post-renderer", action="store_true", help="be a filter for rendered manifests, as Helm calls it"
-    )
-    ways.add_argument(
-        "-o",
-        "--output",
-        choices=("manifests", "kustomize"),
-        default="manifests",
-        help="manifests, or a Kustomize component, with a folder for each Application whose chart needs a patch",
-    )
+    text = "print every place that names devices, and what becomes of it"
+    ways.add_argument("--list", action="store_true", help=text)
+    text = "be a filter for rendered manifests, as Helm calls it"
+    ways.add_argument("--post-renderer", action="store_true", help=text)
+    text = "manifests, or a Kustomize component, with a folder for each Application whose chart needs a patch"
+    add_output(ways, ("manifests", "kustomize"), text)
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="with -o kustomize: the component's folder")
-    parser.add_argument(
-        "--backup", default=".orig", metavar="SUFFIX", help="with --in-place: suffix of the backup (default: .orig)"
-    )
+    text = "with --in-place: suffix of the backup (default: .orig)"
+    parser.add_argument("--backup", default=".orig", metavar="SUFFIX", help=text)
     parser.epilog = (
         "Only lines that must change do; comments, order, quoting and anchors stay. What is left on limits is named\n"
         "with its reason on standard error, and the exit status is then 1. --reverse gives back the bytes that were\n"

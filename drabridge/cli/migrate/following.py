@@ -11,6 +11,8 @@ from pathlib import Path
 from drabridge.cli.migrate import cluster
 from drabridge.cli.options import add_output, seconds
 from drabridge.cli.output import cell
+from drabridge.config.problems import did_you_mean
+from drabridge.errors import ConfigError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.apply.runner import Options, Runner
 from drabridge.migrate.apply.state import State, alone, state_path
@@ -27,6 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", type=seconds(604_800), default=1800.0, metavar="SECONDS", help=text)
     add_output(parser, ("text", "json"), "json: an event in each line")
     cluster.add_arguments(parser)
+
+
+def place_of(plan: Plan, name: str) -> int:
+    """Return which step of a plan has this name. Raises ConfigError if none has."""
+    names = [step.name for step in plan.steps]
+    if name not in names:
+        hint = did_you_mean(name, names) or f"It has {', '.join(names)}"
+        raise ConfigError(f"the plan has no step {name}", hint=hint)
+    return names.index(name)
 
 
 def follow(

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from drabridge.cli.migrate import cluster
+from drabridge.cli.migrate.following import place_of
 from drabridge.cli.migrate.report import collected
 from drabridge.cli.options import add_output, whole
 from drabridge.cli.output import as_json_or_yaml, cell, now, show_document, table, wrapped
-from drabridge.config.problems import did_you_mean
 from drabridge.errors import ConfigError, HostError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.apply.manifests import read_manifests
@@ -138,12 +138,7 @@ def _show(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def _explain(plan: Plan, name: str) -> int:
-    step = next((one for one in plan.steps if one.name == name), None)
-    if step is None:
-        known = [one.name for one in plan.steps]
-        raise ConfigError(
-            f"the plan has no step {name}", hint=did_you_mean(name, known) or f"It has {', '.join(known)}"
-        )
+    step = plan.steps[place_of(plan, name)]
     for line in explained(plan, step):
         print(cell(line))
     return int(bool(step.missing))

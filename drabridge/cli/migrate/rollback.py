@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from drabridge.cli.migrate.following import add_arguments, follow
-from drabridge.errors import ConfigError
+from drabridge.cli.migrate.following import add_arguments, follow, place_of
 from drabridge.migrate.apply.runner import Options, Runner, undoable
 from drabridge.migrate.apply.state import State
 from drabridge.migrate.plan.document import Plan
@@ -35,12 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Undo steps. Raises ConfigError for what cannot be undone, ClusterError for the API server's answers."""
 
     async def act(plan: Plan, state: State, runner: Runner) -> None:
-        names = [step.name for step in plan.steps]
-        if arguments.to and arguments.to not in names:
-            raise ConfigError(f"the plan has no step {arguments.to}", hint=f"It has {', '.join(names)}")
         steps = undoable(plan, state)
         if arguments.to:
-            steps = [step for step in steps if names.index(step.name) > names.index(arguments.to)]
+            last = place_of(plan, arguments.to)
+            steps = [step for step in steps if place_of(plan, step.name) > last]
         elif not arguments.all:
             steps = steps[:1]
         for step in steps:
