@@ -30,7 +30,6 @@ from tests.support.waiting import until
 
 LANES = "  lanes: {legacy: 2, dra: 2}\n"
 LEFT_OUT = BOTH_LANES.replace(LANES, "")
-WRITTEN = BOTH_LANES.replace(LANES, '  lanes: {legacy: "*", dra: 0}\n')
 SAID = 'msg="claims are not served"'
 OFF = LEFT_OUT.replace("resources:", "dra: {enabled: false}\nresources:")
 
@@ -81,9 +80,8 @@ def asked(cluster: SimCluster) -> int:
     return sum(request.user_agent.startswith("drabridge") for request in cluster.api.requests)
 
 
-@pytest.mark.parametrize("config", [LEFT_OUT, WRITTEN], ids=["left-out", "written"])
-async def test_all_devices_go_to_claims_and_back_by_annotation(config: str) -> None:
-    async with bridge(config) as (agent, cluster, _):
+async def test_all_devices_go_to_claims_and_back_by_annotation() -> None:
+    async with bridge(LEFT_OUT) as (agent, cluster, _):
         assert await sides(agent) == ["deviceplugin"]
         await cluster.apply(limits_pod("old"))
         await cluster.wait_pod("old")
@@ -155,13 +153,6 @@ async def test_all_devices_go_to_claims_and_back_by_command() -> None:
         await restart(agent)
         await agent.ready()
         assert await sides(agent) == ["deviceplugin"]
-
-
-async def test_after_a_restart_without_claims_configured_their_devices_go_back_to_pods() -> None:
-    async with bridge() as (agent, cluster, _):
-        await offered(cluster, agent, pods=2, claims=2)
-        await restart(agent, config=LEFT_OUT)
-        await offered(cluster, agent, pods=4, claims=0)
 
 
 async def test_a_prepared_claim_is_served_until_it_ends_whatever_the_configuration_says() -> None:
@@ -245,15 +236,6 @@ async def test_an_agent_with_nothing_for_claims_needs_no_api_server() -> None:
         cluster.api.faults.heal()
         await annotate(cluster, legacy=3, dra=1)
         await offered(cluster, agent, pods=3, claims=1)
-
-
-async def test_with_dra_switched_off_no_api_server_is_asked() -> None:
-    async with bridge(OFF) as (agent, cluster, _):
-        await annotate(cluster, legacy=3, dra=1)
-        await asyncio.sleep(1)
-        assert asked(cluster) == 0
-        assert await unready(agent) == ""
-        assert len(healthy(cluster)) == 4
 
 
 async def test_without_an_api_server_nothing_is_given_to_claims() -> None:
