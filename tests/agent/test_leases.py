@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections import Counter
 
@@ -283,35 +282,6 @@ async def test_devices_are_for_pods_where_the_api_server_drops_binding_condition
         await cluster.wait_pod("all")
 
 
-async def test_without_shared_devices_nothing_is_asked_or_published_for_leases() -> None:
-    """The slices have no word of it, and these are all requests from the start to the release of a claim."""
-    async with bridge() as (agent, cluster, _):
-        await cluster.apply(claim_pod("claim"))
-        await cluster.apply(limits_pod("pod"))
-        await cluster.wait_pod("claim")
-        await cluster.wait_pod("pod")
-        await cluster.delete("pods", "claim")
-        await cluster.delete("resourceclaims", "claim")
-        await until(lambda: _free(agent, 3), 20, agent.text)
-        assert len(devices_in_slices(cluster)) == 2
-        slices = json.dumps(cluster.api.objects.peek("resourceslices"))
-        assert not [word for word in ("bindingConditions", "bindingFailureConditions", "bindsToNode") if word in slices]
-        asked = [one for one in cluster.api.requests if one.user_agent.startswith("drabridge/")]
-        assert {(one.verb, one.resource, one.subresource) for one in asked if one.verb != "nonresource"} == {
-            *(("get", "nodes", ""), ("list", "nodes", ""), ("watch", "nodes", "")),
-            *(("list", "pods", ""), ("watch", "pods", "")),
-            *(("list", "resourceslices", ""), ("watch", "resourceslices", ""), ("create", "resourceslices", "")),
-            *(("get", "resourceclaims", ""), ("patch", "resourceclaims", "status")),
-        }
-        watched = Counter(
-            str(one.query.get("fieldSelector")) for one in asked if (one.verb, one.resource) == ("watch", "pods")
-        )
-        assert watched == {"spec.nodeName=node-a": 1}
-        about_claims = Counter(one.verb for one in asked if one.resource == "resourceclaims")
-        assert about_claims["patch"] == 1
-        assert about_claims["get"] <= 4, "at prepare, for the status, and until it is deallocated"
-
-
 async def test_lanes_are_shared_and_unshared_while_pods_run() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(limits_pod("pod"))
@@ -326,10 +296,6 @@ async def test_lanes_are_shared_and_unshared_while_pods_run() -> None:
         await until(lambda: _lanes(agent, {"shared": 4}), 20, agent.text)
         await set_lanes(agent, shared=2, dra=1)
         await until(lambda: _lanes(agent, {"legacy": 1, "dra": 1, "shared": 2}), 20, agent.text)
-
-
-async def _free(agent: AgentProcess, number: int) -> bool:
-    return (await owners(agent)).count("none") == number
 
 
 async def _lanes(agent: AgentProcess, expected: dict[str, int]) -> bool:
