@@ -154,7 +154,6 @@ async def _vendors_node(pod: str) -> AsyncIterator[tuple[AgentProcess, SimCluste
     ("pod", "fault"),
     [
         (_init_pod("p", 4), ListFault.NONE),  # List does not show it
-        (limits_pod("p", 4), ListFault.HANG),
         (limits_pod("p", 4), ListFault.ERROR),
     ],
 )
