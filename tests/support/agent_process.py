@@ -19,6 +19,7 @@ from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.timings import Timings
+from tests.support import forks
 from tests.support.waiting import HANG_SECONDS, PATIENCE, short_directory, until
 
 # Memory devices (/dev/null and its kin) are udev devices of every Linux machine, for root and others alike.
@@ -70,7 +71,7 @@ class AgentProcess:
         self.log = root / "agent.log"
         self.arguments = arguments
         self.command = command  # what Python runs; another one is how a check is checked
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | forks.Forked | None = None
 
     @property
     def control(self) -> Path:
@@ -81,15 +82,12 @@ class AgentProcess:
         return self.root / "cdi"
 
     async def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, *self.command, "run", "--config", str(self.config), "--node-name", "node-a"),
-                *("--kubelet-dir", str(self.root), "--cdi-dir", str(self.cdi), "--listen", "127.0.0.1:0"),
-                *self.arguments,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": python_path()},
-            )
+        words = (
+            *(*self.command, "run", "--config", str(self.config), "--node-name", "node-a"),
+            *("--kubelet-dir", str(self.root), "--cdi-dir", str(self.cdi), "--listen", "127.0.0.1:0"),
+            *self.arguments,
+        )
+        self.process = await forks.start(words, self.log, {**os.environ, "PYTHONPATH": python_path()})
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """End it by a signal; returns the exit status."""
