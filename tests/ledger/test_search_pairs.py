@@ -1,7 +1,4 @@
-"""The real step through every state of the largest worlds: two devices, two pods, two claims and any two faults.
-
-In a file of its own: it takes as long as everything else about the ledger, and files are what test workers share.
-"""
+"""The real step through every state of the largest worlds: two devices, two pods, two claims and any two faults."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import pytest
 from tests.ledger.search.search import search
 from tests.ledger.search.worlds import PAIRS
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.deep
 
 
 @pytest.mark.parametrize("name", PAIRS)
