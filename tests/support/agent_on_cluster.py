@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from drabridge.sim.cluster import RUN_SECONDS_ANNOTATION, ClusterTimings, SimCluster
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.releases import DEFAULT
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read
+from tests.support.agent_process import COMMAND, DRIVER, RESOURCE, AgentProcess, lists_read
 from tests.support.waiting import short_directory, until
 
 BOTH_LANES = f"""\
@@ -93,12 +94,13 @@ async def bridge(
     release: str = DEFAULT,
     driver: str = DRIVER,
     gates: Mapping[str, bool] | None = None,
+    command: Callable[[Path], tuple[str, ...]] = lambda _: COMMAND,
     **kubelet: Any,
 ) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
     """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
 
     ``release``: of the control plane, with changes by ``gates``, and of kubelet without a ``kubelet_version``.
-    ``kubelet``: changes to its fast timings.
+    ``command``: what Python runs as the agent, by the node's folder. ``kubelet``: changes to its fast timings.
     """
     with short_directory() as root:
         locks = root / "locks"
@@ -110,7 +112,8 @@ async def bridge(
         async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
             kubeconfig = root / "kubeconfig"
             cluster.api.kubeconfig(kubeconfig)
-            agent = AgentProcess(root / "node-a", config, driver, ("--kubeconfig", str(kubeconfig)))
+            node = root / "node-a"
+            agent = AgentProcess(node, config, driver, ("--kubeconfig", str(kubeconfig)), command(node))
             await agent.start()
             try:
                 await agent.ready()
