@@ -133,26 +133,6 @@ async def test_pods_with_another_plugins_ids_put_free_devices_in_doubt() -> None
         await until(lambda: is_owned(agent, before), 20, agent.text)
 
 
-async def test_pods_served_by_another_plugin_while_no_agent_ran_put_free_devices_in_doubt() -> None:
-    """The vendor's plugin serves for an hour, then the agent again: the ledger is intact but lacks that hour."""
-    async with claim_node() as (agent, cluster):
-        kubelet = cluster.kubelets["node-a"]
-        before = await owners(agent)
-        (claimed,) = [name for name, owner in before.items() if owner != "none"]
-        await agent.stop()
-        async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):
-            await cluster.apply(limits_pod("l"))
-            await cluster.wait_pod("l")
-        await agent.start()
-        await agent.up()
-        doubted = dict.fromkeys(before, "quarantine") | {claimed: "dra-prepared"}
-        await until(lambda: is_owned(agent, doubted), 30, agent.text)
-        words = "no device here has such an id"
-        await until(lambda: any(words in one["message"] for one in cluster.events()), 10, agent.text)
-        await cluster.delete("pods", "l")
-        await until(lambda: is_owned(agent, before), 20, agent.text)
-
-
 async def is_owned(agent: AgentProcess, wanted: dict[str, str]) -> bool:
     return await owners(agent) == wanted
 

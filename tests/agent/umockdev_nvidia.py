@@ -290,20 +290,6 @@ def label(cluster: SimCluster, **labels: str) -> None:
 
 
 @case
-async def nvml_that_hangs_leaves_everything_as_it_is() -> None:
-    async with node() as here:
-        agent = here.agent
-        await here.generated(ALL)
-        slices = published(here.cluster)
-        here.standin.add("-", "hang", "nvmlDeviceGetTemperature")
-        await until(lambda: "it hangs: nothing was heard of it" in agent.text(), 60, agent.text)
-        assert (here.ids(SMALL), here.ids(GPU), published(here.cluster)) == (FOR_PODS, {GPUS[3]}, slices)
-        pod = await here.pod(limits_pod("a", SMALL), "a")
-        claim = await here.pod(claim_pod("c", "mig.nvidia.com", PROFILE), "c")
-        assert here.health(pod)["health"] == here.health(claim)["health"] == "Healthy"
-
-
-@case
 async def commands_show_what_containers_get_and_of_which_gpu_an_instance_is() -> None:
     async with node() as here:
         config = ("-c", str(here.agent.config))
