@@ -54,6 +54,7 @@ def test_the_checks_notice_a_release_on_podresources_alone() -> None:
         assert "limits-initonly" in str(node.last)
 
 
+@pytest.mark.deep
 @pytest.mark.root
 @pytest.mark.loopdev
 @needs_loop_devices

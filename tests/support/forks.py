@@ -114,6 +114,7 @@ def fork(
     """Fork a process that does what ``python WORDS`` does; they begin with ``-m``, ``-c`` or ``-W error``."""
     under_umockdev = under_umockdev or "umockdev" in os.environ.get("LD_PRELOAD", "")
     address = os.environ.get(SERVER) or _server(under_umockdev)
+    output.open("ab").close()  # there at once, for who reads it
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
     told = {"words": words, "output": str(output), "environment": {**environment, SERVER: address}, "cwd": os.getcwd()}
