@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 from tests.soak.bed import MEM, bed
 from tests.support.agent_on_cluster import claim_pod, limits_pod
-from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, node, pod
+from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, drabridge, node, pod
 from tests.support.kubelet_peers import Plugin, device
 from tests.support.waiting import HANG_SECONDS, short_directory, until
 
@@ -213,11 +212,7 @@ async def _settled(agent: AgentProcess) -> bool:
 
 
 async def _lanes_release(agent: AgentProcess, device: str) -> tuple[int, str]:
-    command = (sys.executable, "-m", "drabridge", "lanes", "release", device, "--socket", str(agent.control))
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
-    out, _ = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
-    return process.returncode or 0, out.decode()
+    return await drabridge(agent, "lanes", "release", device)
 
 
 async def test_a_refused_release_says_why() -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -139,14 +138,7 @@ class AgentProcess:
 
 async def drain_command(*words: str, output: str = "json") -> tuple[int, str, str]:
     """Exit code, standard output and standard error of ``drabridge drain``; the words say which agent or cluster."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "drabridge", "drain", "-o", output, *words),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    return await forks.said("-m", "drabridge", "drain", "-o", output, *words)
 
 
 @contextlib.asynccontextmanager
@@ -225,17 +217,10 @@ async def held_by(agent: AgentProcess, pod: str, count: int) -> bool:
     return sum(pod in {one.get("pod") for one in row["holders"]} for row in rows) == count
 
 
-def _command(agent: AgentProcess, *words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "drabridge", *words, "--socket", str(agent.control))
-
-
-async def drabridge(agent: AgentProcess, *words: str) -> tuple[int | None, str]:
-    """Run a command about this agent; returns its exit status and its output."""
-    process = await asyncio.create_subprocess_exec(
-        *_command(agent, *words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    said, _ = await process.communicate()
-    return process.returncode, said.decode()
+async def drabridge(agent: AgentProcess, *words: str) -> tuple[int, str]:
+    """Run a command about this agent; returns its exit status and all that it says."""
+    code, out, err = await forks.said("-m", "drabridge", *words, "--socket", str(agent.control))
+    return code, out + err
 
 
 def reload(agent: AgentProcess, text: str) -> None:

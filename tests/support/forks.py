@@ -108,16 +108,44 @@ async def start(
         return await asyncio.create_subprocess_exec(sys.executable, *words, stdout=log, stderr=log, env=environment)
 
 
+async def said(*words: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of ``python WORDS``, by a fork in a test."""
+    with tempfile.TemporaryDirectory(prefix="dra") as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        if wanted():
+            code = await fork(words, out, os.environ, errors=err).wait()
+        else:
+            with out.open("wb") as first, err.open("wb") as second:
+                code = await (
+                    await asyncio.create_subprocess_exec(sys.executable, *words, stdout=first, stderr=second)
+                ).wait()
+        return code, out.read_text(errors="replace"), err.read_text(errors="replace")
+
+
 def fork(
-    words: tuple[str, ...], output: Path, environment: Mapping[str, str], *, under_umockdev: bool = False
+    words: tuple[str, ...],
+    output: Path,
+    environment: Mapping[str, str],
+    *,
+    errors: Path | None = None,
+    under_umockdev: bool = False,
 ) -> Forked:
-    """Fork a process that does what ``python WORDS`` does; they begin with ``-m``, ``-c`` or ``-W error``."""
+    """Fork a process that does what ``python WORDS`` does; they begin with ``-m``, ``-c`` or ``-W error``.
+
+    ``output`` gets all it says, or ``errors`` its standard error.
+    """
     under_umockdev = under_umockdev or "umockdev" in os.environ.get("LD_PRELOAD", "")
     address = os.environ.get(SERVER) or _server(under_umockdev)
     output.open("ab").close()  # there at once, for who reads it
+    errors = errors or output
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
-    told = {"words": words, "output": str(output), "environment": {**environment, SERVER: address}, "cwd": os.getcwd()}
+    told = {
+        "words": words,
+        "files": (os.devnull, str(output), str(errors)),
+        "environment": {**environment, SERVER: address},
+        "cwd": os.getcwd(),
+    }
     connection.sendall(json.dumps(told).encode() + b"\n")
     pid = int(connection.recv(NUMBER_BYTES))
     connection.setblocking(False)
@@ -212,12 +240,10 @@ def _become(asked: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(asked["environment"] | preload)
     os.chdir(asked["cwd"])
-    output = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+    for target, path in enumerate(asked["files"]):
+        source = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(source, target)
-    os.close(output)
-    os.close(nothing)
+        os.close(source)
     code = _run(*asked["words"])
     threading._shutdown()
     atexit._run_exitfuncs()
