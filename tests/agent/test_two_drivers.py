@@ -115,7 +115,7 @@ def left_by(agent: AgentProcess, driver: str) -> list[str]:
 
 async def test_devices_of_a_removed_driver_are_free_once_no_workload_can_have_them() -> None:
     """Killed while its pods run or have just ended, its state directory in a place that the other one lacks."""
-    async with bridge() as (agent, cluster, runtime):
+    async with bridge(dra_reconcile_seconds=0.2) as (agent, cluster, runtime):
         kubelet = cluster.kubelets["node-a"]
         for pod in (limits_pod("train"), claim_pod("learn")):
             await cluster.apply(pod)

@@ -216,7 +216,8 @@ def serve(address: str, modules: list[str]) -> None:
             connection, _ = listener.accept()
             asked = json.loads(connection.makefile().readline())
             if (pid := os.fork()) == 0:
-                for one in (listener, selector, woken, wakes, connection, *running.values()):
+                selector.close()
+                for one in (listener, woken, wakes, connection, *running.values()):
                     one.close()
                 _become(asked)
             running[pid] = connection
@@ -245,7 +246,7 @@ def _become(asked: dict[str, Any]) -> NoReturn:
         os.dup2(source, target)
         os.close(source)
     code = _run(*asked["words"])
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
