@@ -15,8 +15,8 @@ from drabridge.dra.hinted_claims import HintedClaims
 from drabridge.kube.claim_hints import ClaimHint, hints_name, hints_object, hints_text, lock_name
 from drabridge.kube.client import KubernetesCluster
 from drabridge.sim.apiserver.server import Request, SimApiServer
-from drabridge.sim.cluster import ClusterTimings, SimCluster
-from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices, healthy, limits_pod
+from drabridge.sim.cluster import SimCluster
+from tests.support.agent_on_cluster import BOTH_LANES, claim_pod, devices_in_slices, healthy, limits_pod, not_started
 from tests.support.agent_process import DRIVER, AgentProcess, lists_read
 from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted, waiting_claim
 from tests.support.waiting import HANG_SECONDS, short_directory, until
@@ -44,19 +44,14 @@ async def node(
 
     It watches pods after ``dead_seconds`` without a change of the Lease, or ``lost_seconds`` without hints.
     """
-    with short_directory() as root:
-        async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
-            kubeconfig = cluster.api.kubeconfig(root / "kubeconfig")
-            command = ("-c", f"DEAD, LOST = {dead_seconds}, {lost_seconds}\n{QUICK}")
-            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)), command=command)
-            coordinator = CoordinatorProcess(root, kubeconfig)
-            await cluster.apply(CLASS)
-            try:
-                yield agent, cluster, coordinator
-            finally:
-                for one in (agent, coordinator):
-                    with contextlib.suppress(ProcessLookupError, AssertionError):
-                        await one.stop(signal.SIGKILL)
+    command = ("-c", f"DEAD, LOST = {dead_seconds}, {lost_seconds}\n{QUICK}")
+    async with not_started(config, command=lambda _: command) as (agent, cluster):
+        coordinator = CoordinatorProcess(agent.root.parent, agent.root.parent / "kubeconfig")
+        try:
+            yield agent, cluster, coordinator
+        finally:
+            with contextlib.suppress(ProcessLookupError, AssertionError):
+                await coordinator.stop(signal.SIGKILL)
 
 
 async def begin(agent: AgentProcess, cluster: SimCluster) -> None:

@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
-from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_on_cluster import (
-    BOTH_LANES,
-    CLASS,
     claim_pod,
     devices_in_slices,
     healthy,
     limits_pod,
+    not_started,
     set_lanes,
 )
 from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, noted, pod
@@ -58,23 +56,9 @@ async def test_a_takeover_under_another_resource_name_gives_nobody_what_pods_hav
 
 
 @contextlib.asynccontextmanager
-async def cluster_node() -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
-    """A cluster and an agent that is not started. Without the judge, which knows devices by their ids alone."""
-    with short_directory() as root:
-        async with SimCluster(root, timings=replace(ClusterTimings.fast(), kubelet=Timings.fast())) as cluster:
-            kubeconfig = str(cluster.api.kubeconfig(root / "kubeconfig"))
-            agent = AgentProcess(root / "node-a", BOTH_LANES, arguments=("--kubeconfig", kubeconfig))
-            await cluster.apply(CLASS)
-            try:
-                yield agent, cluster
-            finally:
-                await agent.stop(signal.SIGKILL)
-
-
-@contextlib.asynccontextmanager
 async def claim_node(count: int = 1) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
-    """The same with the agent ready, and a pod with a claim of so many devices."""
-    async with cluster_node() as (agent, cluster):
+    """A ready agent, and a pod with a claim. Without the judge, which knows devices by their ids alone."""
+    async with not_started() as (agent, cluster):
         await agent.start()
         await agent.ready()
         await cluster.apply(claim_pod("c", count))
@@ -144,7 +128,7 @@ async def unready_because(agent: AgentProcess, words: str) -> bool:
 
 async def test_pods_with_unknown_ids_put_every_device_in_doubt_while_they_run() -> None:
     """The resource name is ours but the ids are not: the former plugin made them from another attribute."""
-    async with cluster_node() as (agent, cluster):
+    async with not_started() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
         async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):
             await cluster.apply(limits_pod("old"))

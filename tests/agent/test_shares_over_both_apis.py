@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,18 +10,18 @@ import grpc
 import pytest
 
 from deviceplugin.wire import v1beta1_pb2, v1beta1_pb2_grpc
-from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import (
     BOTH_LANES,
-    CLASS,
     claim_pod,
     devices_in_slices,
     healthy,
     limits_pod,
+    not_started,
     set_lanes,
 )
 from tests.support.agent_process import RESOURCE, AgentProcess, lists_read
-from tests.support.waiting import short_directory, until
+from tests.support.waiting import until
 
 # As `drabridge check-config --from nvidia-device-plugin` writes it for `replicas: 3`.
 SHARES = """\
@@ -38,20 +37,11 @@ SPLIT = TWO_CARDS.replace("{legacy: 2, dra: 2}", "{legacy: 1, dra: 1}")
 @contextlib.asynccontextmanager
 async def cards(config: str) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
     """A cluster with an agent; its runtime lets containers share a device."""
-    with short_directory() as root:
-        async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
-            kubeconfig = root / "kubeconfig"
-            cluster.api.kubeconfig(kubeconfig)
-            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
-            await agent.start()
-            try:
-                await agent.ready()
-                await lists_read(cluster.kubelets["node-a"])
-                await cluster.apply(CLASS)
-                yield agent, cluster
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    await agent.stop(signal.SIGKILL)
+    async with not_started(config) as (agent, cluster):
+        await agent.start()
+        await agent.ready()
+        await lists_read(cluster.kubelets["node-a"])
+        yield agent, cluster
 
 
 async def owners(agent: AgentProcess) -> dict[str, str]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
-from drabridge.sim.cluster import ClusterTimings, SimCluster
-from drabridge.sim.kubelet.timings import Timings
-from tests.support.agent_on_cluster import BOTH_LANES, claim_pod, devices_in_slices, limits_pod
+from drabridge.sim.cluster import SimCluster
+from tests.support.agent_on_cluster import BOTH_LANES, claim_pod, devices_in_slices, limits_pod, not_started
 from tests.support.agent_process import DRIVER, IDS, RESOURCE, AgentProcess, drain_command
 from tests.support.kubelet_peers import Plugin, device
 from tests.support.vendor_driver import DEVICE, POOL, vendor_driver
-from tests.support.waiting import short_directory, until
+from tests.support.waiting import until
 
 NVIDIA = "gpu.nvidia.com"
 CONFIG = BOTH_LANES.replace(DRIVER, NVIDIA) + "  attributes: {type: {value: gpu}}\n"
@@ -44,17 +41,9 @@ spec:
 @contextlib.asynccontextmanager
 async def node(driver: str = NVIDIA) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
     """A cluster, and an agent that is not started."""
-    with short_directory() as root:
-        async with SimCluster(root, timings=replace(ClusterTimings.fast(), kubelet=Timings.fast())) as cluster:
-            kubeconfig = str(cluster.api.kubeconfig(root / "kubeconfig"))
-            agent = AgentProcess(
-                root / "node-a", CONFIG.replace(NVIDIA, driver), driver, arguments=("--kubeconfig", kubeconfig)
-            )
-            await cluster.apply(CLASS.replace(NVIDIA, driver))
-            try:
-                yield agent, cluster
-            finally:
-                await agent.stop(signal.SIGKILL)
+    async with not_started(CONFIG.replace(NVIDIA, driver), driver) as (agent, cluster):
+        await cluster.apply(CLASS.replace(NVIDIA, driver))
+        yield agent, cluster
 
 
 async def reasons(agent: AgentProcess) -> str:

@@ -88,6 +88,34 @@ def phase(cluster: SimCluster, name: str) -> str:
 
 
 @contextlib.asynccontextmanager
+async def not_started(
+    config: str = BOTH_LANES,
+    driver: str = DRIVER,
+    *,
+    command: Callable[[Path], tuple[str, ...]] = lambda _: COMMAND,
+    token: Callable[[SimCluster], str | None] = lambda _: None,
+    **cluster: Any,
+) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
+    """A cluster with a DeviceClass, and an agent that the test starts.
+
+    ``command``: what Python runs as the agent, by the node's folder; ``token``: the agent's at the API server;
+    ``cluster``: options of the simulated cluster.
+    """
+    with short_directory() as root:
+        async with SimCluster(root, **{"timings": ClusterTimings.fast(), **cluster}) as made:
+            kubeconfig = made.api.kubeconfig(root / "kubeconfig", token=token(made))
+            node = root / "node-a"
+            agent = AgentProcess(node, config, driver, ("--kubeconfig", str(kubeconfig)), command(node))
+            await made.apply(CLASS)
+            try:
+                yield agent, made
+            finally:
+                if agent.process is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        await agent.stop(signal.SIGKILL)
+
+
+@contextlib.asynccontextmanager
 async def bridge(
     config: str = BOTH_LANES,
     kubelet_version: str = "",
@@ -100,30 +128,23 @@ async def bridge(
     """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
 
     ``release``: of the control plane, with changes by ``gates``, and of kubelet without a ``kubelet_version``.
-    ``command``: what Python runs as the agent, by the node's folder. ``kubelet``: changes to its fast timings.
+    ``kubelet``: changes to its fast timings.
     """
-    with short_directory() as root:
-        locks = root / "locks"
-        locks.mkdir()
+    with short_directory() as locks:
         runtime = LockingRuntime(locks)
-        timings = replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet))
-        options: dict[str, Any] = {"timings": timings, "kubelet_version": kubelet_version, "release": release}
-        options["gates"] = gates
-        async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
-            kubeconfig = root / "kubeconfig"
-            cluster.api.kubeconfig(kubeconfig)
-            node = root / "node-a"
-            agent = AgentProcess(node, config, driver, ("--kubeconfig", str(kubeconfig)), command(node))
+        options: dict[str, Any] = {
+            "timings": replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet)),
+            "runtime": lambda _: runtime,
+            "kubelet_version": kubelet_version,
+            "release": release,
+            "gates": gates,
+        }
+        async with not_started(config, driver, command=command, **options) as (agent, cluster):
             await agent.start()
-            try:
-                await agent.ready()
-                await lists_read(cluster.kubelets["node-a"])
-                await cluster.apply(CLASS)
-                yield agent, cluster, runtime
-                assert runtime.conflicts == []
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    await agent.stop(signal.SIGKILL)
+            await agent.ready()
+            await lists_read(cluster.kubelets["node-a"])
+            yield agent, cluster, runtime
+            assert runtime.conflicts == []
 
 
 def allocate(cluster: SimCluster, claim: str, devices: list[str]) -> None:
