@@ -12,7 +12,7 @@ from drabridge.ledger.model import ClaimRef
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.runtime import LockingRuntime
-from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, end_claim, healthy, limits_pod
 from tests.support.agent_process import BOOT_ID, AgentProcess, release
 from tests.support.waiting import until
 
@@ -53,8 +53,7 @@ async def test_new_claims_do_not_get_a_device_that_was_never_unprepared() -> Non
         await until(lambda: any(said in event["message"] for event in cluster.events("d")), why=agent.text)
         await until(lambda: name not in devices_in_slices(cluster), why=agent.text)
         assert "no longer allocated" in (await agent.device(name))["evidence"]
-        await cluster.delete("pods", "d")
-        await cluster.delete("resourceclaims", "d")
+        await end_claim(cluster, "d")
         await cluster.apply(claim_pod("e"))
         await cluster.wait_pod("e")
 

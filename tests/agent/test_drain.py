@@ -16,6 +16,7 @@ from tests.support.agent_on_cluster import (
     bridge,
     claim_pod,
     devices_in_slices,
+    end_claim,
     healthy,
     limits_pod,
 )
@@ -44,11 +45,6 @@ async def give(cluster: SimCluster, name: str, device: str) -> None:
     allocate(cluster, name, [device])
 
 
-async def end(cluster: SimCluster, name: str) -> None:
-    await cluster.delete("pods", name)
-    await cluster.delete("resourceclaims", name)
-
-
 async def test_a_drain_moves_what_is_free_and_names_what_claims_hold() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(claim_pod("c1") + "---\n" + limits_pod("l1"))
@@ -72,7 +68,7 @@ async def test_a_drain_moves_what_is_free_and_names_what_claims_hold() -> None:
         assert "Terminating" in screen
         assert progress == "", "no move is in progress any more"
 
-        await end(cluster, "c1")
+        await end_claim(cluster, "c1")
         code, found = await drain(agent, "--wait", "60")
         assert (code, found["because"], found["inLegacyLane"]) == (0, [], 4)
         assert cluster.get("pods", "l1")["status"]["phase"] == "Running"  # type: ignore[index]
@@ -131,7 +127,7 @@ async def test_an_allocated_claim_that_cannot_be_prepared_delays_the_drain() -> 
         assert [(row["name"], row["phase"], row["devices"]) for row in document["claims"]] == [
             ("late", "allocated", [device])
         ]
-        await end(cluster, "late")
+        await end_claim(cluster, "late")
         assert (await drain(agent, "--wait", "60"))[0] == 0
 
 
@@ -157,7 +153,7 @@ async def test_cleaning_is_refused_while_a_claim_holds_and_leaves_nothing_behind
         assert code == 409
         assert b"claim default/c1" in body
         assert _files(agent.cdi) == before
-        await end(cluster, "c1")
+        await end_claim(cluster, "c1")
         assert (await drain(agent, "--wait", "60"))[0] == 0
         stray.write_text("{}")
         code, found = await drain(agent, "--clean")

@@ -25,10 +25,6 @@ from tests.support.kubelet_peers import Plugin, device
 from tests.support.waiting import HANG_SECONDS, short_directory, until
 
 
-async def _owners(agent: AgentProcess) -> dict[str, str]:
-    return {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
-
-
 async def test_pods_of_the_former_plugin_are_recognised() -> None:
     with short_directory() as root:
         kubelet = SimKubelet(root, timings=Timings.fast())
@@ -54,7 +50,7 @@ async def test_pods_of_the_former_plugin_are_recognised() -> None:
                 await kubelet.delete_pod("uid-a")
 
                 async def let_go() -> bool:
-                    owners = await _owners(agent)
+                    owners = await agent.owners()
                     return {owners[name] for name in held} == {"none"}
 
                 await until(let_go, 15, agent.text)
@@ -92,11 +88,11 @@ async def test_a_pod_that_only_kubelet_s_checkpoint_shows_keeps_its_devices_from
                     return found
 
                 await until(lambda: published() == set(IDS) - held, 10, agent.text)
-                owners = await _owners(agent)
+                owners = await agent.owners()
                 assert {name for name, owner in owners.items() if owner == "legacy"} == held
                 await asyncio.sleep(2)  # longer than every wait of QUICK, with a List that never shows the pod
                 assert published() == set(IDS) - held
-                assert {name for name, owner in (await _owners(agent)).items() if owner == "legacy"} == held
+                assert {name for name, owner in (await agent.owners()).items() if owner == "legacy"} == held
             finally:
                 await agent.stop(signal.SIGKILL)
                 starting.cancel()
@@ -109,7 +105,7 @@ async def test_a_reboot_keeps_pods_holds_until_proven_free_and_drops_prepared_ma
         await stage.cluster.apply(claim_pod("c"))
         await stage.cluster.wait_pod("l")
         await stage.cluster.wait_pod("c")
-        assert sorted((await _owners(stage.agent)).values()) == ["dra-prepared", "legacy", "none", "none"]
+        assert sorted((await stage.agent.owners()).values()) == ["dra-prepared", "legacy", "none", "none"]
         files = _legacy_files(stage.agent)
         # Everything is killed and the agent starts first: only its ledger knows the holders.
         await stage.agent.stop(signal.SIGKILL)
@@ -125,14 +121,14 @@ async def test_a_reboot_keeps_pods_holds_until_proven_free_and_drops_prepared_ma
         # Its pod's container starts again without an Allocate.
         await until(lambda: _legacy_files(stage.agent) == files, 10, stage.agent.text)
         # Kubelet's pods come again, on the devices that they had.
-        before = {name for name, owner in (await _owners(stage.agent)).items() if owner == "legacy"}
+        before = {name for name, owner in (await stage.agent.owners()).items() if owner == "legacy"}
         stage.kubelet.faults.pods_arrive.clear()
         await stage.kubelet.reboot()
         await stage.kubelet.wait_for_resource(MEM)
         stage.kubelet.faults.pods_arrive.set()
         await stage.cluster.wait_pod("c")
         await until(lambda: _is(stage.agent, ["dra-prepared", "legacy", "none", "none"]), 20, stage.agent.text)
-        assert {name for name, owner in (await _owners(stage.agent)).items() if owner == "legacy"} == before
+        assert {name for name, owner in (await stage.agent.owners()).items() if owner == "legacy"} == before
         await stage.cluster.delete("pods", "l")
         await until(lambda: _is(stage.agent, ["dra-prepared", "none", "none", "none"]), 20, stage.agent.text)
         assert not stage.judge.conflicts
@@ -143,7 +139,7 @@ def _legacy_files(agent: AgentProcess) -> list[str]:
 
 
 async def _is(agent: AgentProcess, owners: list[str]) -> bool:
-    return sorted((await _owners(agent)).values()) == owners
+    return sorted((await agent.owners()).values()) == owners
 
 
 def _garbage(file: Path) -> None:
@@ -166,7 +162,7 @@ async def test_an_unreadable_ledger_means_quarantine_until_the_operator_releases
         await agent.ready()
         document = await agent.status()
         assert any(str(state / "ledger.jsonl") in note for note in document["notes"]), document["notes"]
-        owners = await _owners(agent)
+        owners = await agent.owners()
         assert owners[used] in ("legacy", "quarantine")
         doubtful = {name for name, owner in owners.items() if owner == "quarantine"}
         assert doubtful, owners
@@ -179,7 +175,7 @@ async def test_an_unreadable_ledger_means_quarantine_until_the_operator_releases
         for name in sorted(doubtful - {used}):
             code, said = await _lanes_release(agent, name)
             assert code == 0, said
-        owners = await _owners(agent)
+        owners = await agent.owners()
         assert {name: owner for name, owner in owners.items() if name != used} == dict.fromkeys(
             set(IDS) - {used}, "none"
         )
@@ -203,7 +199,7 @@ async def test_an_older_ledger_is_corrected_by_kubelets_answers() -> None:
         (agent.control.parent / "ledger.jsonl").write_bytes(older)
         await agent.start()
         await agent.ready()
-        assert {name for name, owner in (await _owners(agent)).items() if owner == "legacy"} == held
+        assert {name for name, owner in (await agent.owners()).items() if owner == "legacy"} == held
 
 
 async def _settled(agent: AgentProcess) -> bool:
@@ -255,7 +251,7 @@ def _told(cluster: SimCluster, reason: str) -> bool:
 
 
 async def _doubt(agent: AgentProcess) -> bool:
-    return "quarantine" in (await _owners(agent)).values()
+    return "quarantine" in (await agent.owners()).values()
 
 
 async def test_an_agent_ends_when_another_one_has_its_ledger() -> None:

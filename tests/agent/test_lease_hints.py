@@ -16,7 +16,15 @@ from drabridge.kube.claim_hints import ClaimHint, hints_name, hints_object, hint
 from drabridge.kube.client import KubernetesCluster
 from drabridge.sim.apiserver.server import Request, SimApiServer
 from drabridge.sim.cluster import SimCluster
-from tests.support.agent_on_cluster import BOTH_LANES, claim_pod, devices_in_slices, healthy, limits_pod, not_started
+from tests.support.agent_on_cluster import (
+    BOTH_LANES,
+    claim_pod,
+    devices_in_slices,
+    end_claim,
+    healthy,
+    limits_pod,
+    not_started,
+)
 from tests.support.agent_process import DRIVER, AgentProcess, lists_read
 from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted, waiting_claim
 from tests.support.waiting import HANG_SECONDS, short_directory, until
@@ -76,8 +84,7 @@ async def test_claims_are_leased_by_hints_without_a_watch_of_pods() -> None:
         await cluster.wait_pod("c")
         await cluster.apply(limits_pod("pod"))
         await cluster.wait_pod("pod")
-        await cluster.delete("pods", "c")
-        await cluster.delete("resourceclaims", "c")
+        await end_claim(cluster, "c")
         await cluster.apply(claim_pod("again", 3))
         await cluster.wait_pod("again")
         assert asked_for_pods(cluster) == []
@@ -136,7 +143,7 @@ async def test_a_hint_that_lies_changes_nothing_and_is_looked_at_once() -> None:
         assert asked.pop("for-nobody") <= 6  # a pod may still come; the pauses get longer
         assert asked == dict.fromkeys(names[:-1], 1) | {"../../secrets/x": 0}
         assert "is not the name of an object" not in agent.text()
-        assert {row["owner"] for row in (await agent.status())["devices"]} == {"none"}
+        assert set((await agent.owners()).values()) == {"none"}
         assert healthy(cluster) == devices_in_slices(cluster) == ALL
         name = hints_name(DRIVER, "node-a")
         for data in ({"claims": "{"}, {"claims": "7"}, {"version": "2"}):

@@ -12,6 +12,7 @@ from tests.support.agent_on_cluster import (
     bridge,
     claim_pod,
     devices_in_slices,
+    end_claim,
     healthy,
     limits_pod,
     set_lanes,
@@ -42,14 +43,12 @@ async def test_each_free_device_is_for_a_pod_or_a_claim_whichever_comes_first() 
             await cluster.wait_pod(f"pod-{turn}")
         assert await owners(agent) == ["dra-prepared", "dra-prepared", "legacy", "legacy"]
         for turn in range(2):
-            await cluster.delete("pods", f"claim-{turn}")
-            await cluster.delete("resourceclaims", f"claim-{turn}")
+            await end_claim(cluster, f"claim-{turn}")
             await cluster.delete("pods", f"pod-{turn}")
         await offered_twice(agent, cluster)
         await cluster.apply(claim_pod("all", 4))
         await cluster.wait_pod("all")
-        await cluster.delete("pods", "all")
-        await cluster.delete("resourceclaims", "all")
+        await end_claim(cluster, "all")
         await offered_twice(agent, cluster)
         await cluster.apply(limits_pod("all-limits", 4))
         await cluster.wait_pod("all-limits")
@@ -207,8 +206,7 @@ async def test_a_claim_that_is_deleted_while_it_waits_frees_its_devices() -> Non
         cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("gone", 4))
         await until(lambda: waits_for_lease(agent), 10, agent.text)
-        await cluster.delete("pods", "gone")
-        await cluster.delete("resourceclaims", "gone")
+        await end_claim(cluster, "gone")
         cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
         await offered_twice(agent, cluster)
         assert await owners(agent) == ["none"] * 4
@@ -247,8 +245,7 @@ async def test_a_pod_that_was_bound_by_an_older_slice_gets_its_shared_device_aft
         await cluster.delete("pods", "first")
         await cluster.wait_pod("early")
         assert allocated_devices(cluster, "early") == {device}
-        await cluster.delete("pods", "early")
-        await cluster.delete("resourceclaims", "early")
+        await end_claim(cluster, "early")
         await offered_twice(agent, cluster)
 
 
@@ -291,8 +288,7 @@ async def test_lanes_are_shared_and_unshared_while_pods_run() -> None:
         assert not [one for one in cluster.api.requests if "nominatedNodeName" in str(one)]
         await set_lanes(agent, shared="*")
         await until(lambda: _lanes(agent, {"shared": 3, "dra": 1}), 20, agent.text)
-        await cluster.delete("pods", "claim")
-        await cluster.delete("resourceclaims", "claim")
+        await end_claim(cluster, "claim")
         await until(lambda: _lanes(agent, {"shared": 4}), 20, agent.text)
         await set_lanes(agent, shared=2, dra=1)
         await until(lambda: _lanes(agent, {"legacy": 1, "dra": 1, "shared": 2}), 20, agent.text)

@@ -21,6 +21,7 @@ from tests.support.agent_on_cluster import (
     bridge,
     claim_pod,
     devices_in_slices,
+    end_claim,
     healthy,
     limits_pod,
     set_lanes,
@@ -92,7 +93,7 @@ async def test_all_devices_go_to_claims_and_back_by_annotation() -> None:
         assert sorted(await sides(agent)) == ["deviceplugin", "dra"]
         await restart(agent)
         await agent.ready()
-        assert sorted(row["owner"] for row in (await agent.status())["devices"]) == [
+        assert sorted((await agent.owners()).values()) == [
             "dra-prepared",
             "legacy",
             "none",
@@ -101,8 +102,7 @@ async def test_all_devices_go_to_claims_and_back_by_annotation() -> None:
         # Back: the device that a claim holds moves when it is let go.
         await annotate(cluster, legacy="*", dra=0)
         await restart(agent)
-        await cluster.delete("pods", "new")
-        await cluster.delete("resourceclaims", "new")
+        await end_claim(cluster, "new")
         await offered(cluster, agent, pods=4, claims=0)
         await restart(agent)
         await agent.ready()
@@ -145,8 +145,7 @@ async def test_all_devices_go_to_claims_and_back_by_command() -> None:
         await restart(agent, signal.SIGKILL)
         await cluster.apply(claim_pod("new"))
         await cluster.wait_pod("new")
-        await cluster.delete("pods", "new")
-        await cluster.delete("resourceclaims", "new")
+        await end_claim(cluster, "new")
         await set_lanes(agent, reset=True)
         await restart(agent, signal.SIGKILL)
         await offered(cluster, agent, pods=4, claims=0)
@@ -161,8 +160,7 @@ async def test_a_prepared_claim_is_served_until_it_ends_whatever_the_configurati
         await cluster.wait_pod("c")
         await restart(agent, config=LEFT_OUT)
         await agent.ready()
-        await cluster.delete("pods", "c")
-        await cluster.delete("resourceclaims", "c")
+        await end_claim(cluster, "c")
         await offered(cluster, agent, pods=4, claims=0)
 
 

@@ -67,7 +67,7 @@ async def test_pods_with_limits_are_served_by_claims_where_the_cluster_can(relea
                 await cluster.wait_pod("l1", timeout=1.0)
             return
         await cluster.wait_pod("l1")
-        owners = sorted(row["owner"] for row in (await agent.status())["devices"])
+        owners = sorted((await agent.owners()).values())
         assert owners == ["dra-prepared", "none", "none", "none"]
 
 
@@ -111,7 +111,7 @@ async def test_an_administrators_taint_rule_ends_claims_and_leaves_pods_with_lim
         await until(lambda: cluster.get("pods", "c1") is None, 10, agent.text)
 
         async def owners() -> list[str]:
-            return sorted(row["owner"] for row in (await agent.status())["devices"])
+            return sorted((await agent.owners()).values())
 
         async def only_the_pod_with_limits() -> bool:
             return await owners() == ["legacy", "none", "none", "none"]

@@ -8,7 +8,7 @@ import pytest
 
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
-from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices, end_claim
 from tests.support.agent_process import CONFIG, RESOURCE, AgentProcess, node, pod, reconfigure
 from tests.support.waiting import until
 
@@ -111,8 +111,7 @@ async def test_claims_keep_their_devices_and_nobody_else_gets_them(what: str, re
         for _ in range(3):
             await until(lambda: _all_claimed(agent), 15, agent.text)
         assert cluster.api.objects.peek("pods")[-1]["status"].get("phase") != "Running"
-        await cluster.delete("pods", "c")
-        await cluster.delete("resourceclaims", "c")
+        await end_claim(cluster, "c")
         await cluster.wait_pod("d")
         await until(lambda: devices_in_slices(cluster) == names, 30, agent.text)
 

@@ -44,10 +44,6 @@ async def cards(config: str) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
         yield agent, cluster
 
 
-async def owners(agent: AgentProcess) -> dict[str, str]:
-    return {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
-
-
 def units(device: str) -> set[str]:
     return {f"{device}::{number}" for number in range(3)}
 
@@ -89,7 +85,7 @@ async def test_claims_share_a_device_that_pods_with_limits_do_not_get() -> None:
         for name in ("c1", "c2", "c3"):
             await cluster.apply(claim_pod(name))
             await cluster.wait_pod(name)
-        found = await owners(agent)
+        found = await agent.owners()
         assert sorted(found.values()) == ["dra-prepared", "none"], "three shares of one device"
         (card,) = (name for name, owner in found.items() if owner == "dra-prepared")
         (other,) = found.keys() - {card}
@@ -102,14 +98,14 @@ async def test_claims_share_a_device_that_pods_with_limits_do_not_get() -> None:
             await cluster.wait_pod(f"l{number}")
         await cluster.apply(limits_pod("l3"))
         await cluster.apply(claim_pod("c4"))
-        assert await owners(agent) == {card: "dra-prepared", other: "legacy"}
+        assert await agent.owners() == {card: "dra-prepared", other: "legacy"}
         assert {await phase(cluster, "l3"), await phase(cluster, "c4")} == {"Pending"}
         await end(cluster, "c1", "c2")
-        assert (await owners(agent))[card] == "dra-prepared", "one claim still has a share"
+        assert (await agent.owners())[card] == "dra-prepared", "one claim still has a share"
         await cluster.wait_pod("c4")
         await end(cluster, "c3", "c4")
         await cluster.wait_pod("l3")
-        assert await owners(agent) == {card: "legacy", other: "legacy"}
+        assert await agent.owners() == {card: "legacy", other: "legacy"}
 
 
 async def test_one_replica_keeps_claims_from_the_device_until_its_pod_has_ended() -> None:
@@ -120,17 +116,17 @@ async def test_one_replica_keeps_claims_from_the_device_until_its_pod_has_ended(
         await cluster.apply(limits_pod("l1"))
         await cluster.wait_pod("l1")
         await set_lanes(agent, legacy=0, dra=2)
-        (held,) = (name for name, owner in (await owners(agent)).items() if owner == "legacy")
+        (held,) = (name for name, owner in (await agent.owners()).items() if owner == "legacy")
         assert held != free
         for number in range(4):
             await cluster.apply(claim_pod(f"c{number}"))
         for number in range(3):
             await cluster.wait_pod(f"c{number}")
-        assert await owners(agent) == {held: "legacy", free: "dra-prepared"}
+        assert await agent.owners() == {held: "legacy", free: "dra-prepared"}
         assert await phase(cluster, "c3") == "Pending"
         await end(cluster, "l1")
         await cluster.wait_pod("c3")
-        assert await owners(agent) == {held: "dra-prepared", free: "dra-prepared"}
+        assert await agent.owners() == {held: "dra-prepared", free: "dra-prepared"}
 
 
 async def test_a_container_that_asks_for_two_shares_is_told_why_it_gets_none() -> None:
@@ -142,7 +138,7 @@ async def test_a_container_that_asks_for_two_shares_is_told_why_it_gets_none() -
         assert status["reason"] == "UnexpectedAdmissionError"
         assert f"2 shares of {RESOURCE} were asked for, a container may have 1 at most" in status["message"]
         assert "set limits to 1" in status["message"]
-        assert set((await owners(agent)).values()) == {"none"}
+        assert set((await agent.owners()).values()) == {"none"}
 
 
 async def phase_is(cluster: SimCluster, pod: str, wanted: str) -> bool:

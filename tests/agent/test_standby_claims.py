@@ -86,7 +86,7 @@ async def test_a_claim_that_arrives_during_a_handover_waits_for_the_next_agent(n
             await cluster.wait_pod("l")
             await cluster.delete("pods", "a")
             await until(lambda: bool(kubelet.calls.of("NodeUnprepareResources")), 20, second.text)
-            owners = sorted(row["owner"] for row in (await second.status())["devices"])
+            owners = sorted((await second.owners()).values())
             assert owners.count("legacy") == 1
             assert not errors(cluster)
             assert slices <= {"full", "null", "random", "zero"}

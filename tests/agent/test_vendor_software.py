@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from drabridge.sim.cluster import SimCluster
-from tests.support.agent_on_cluster import BOTH_LANES, claim_pod, devices_in_slices, limits_pod, not_started
+from tests.support.agent_on_cluster import BOTH_LANES, claim_pod, devices_in_slices, end_claim, limits_pod, not_started
 from tests.support.agent_process import DRIVER, IDS, RESOURCE, AgentProcess, drain_command
 from tests.support.kubelet_peers import Plugin, device
 from tests.support.vendor_driver import DEVICE, POOL, vendor_driver
@@ -90,7 +90,7 @@ async def test_nothing_is_served_beside_the_vendor_s_device_plugin(driver: str, 
         assert plugin.streams == 1
         await plugin.stop()
         await agent.ready()  # by itself
-        held = {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
+        held = await agent.owners()
         assert held[theirs] == "legacy", "the plugin's pod keeps its device"
 
 
@@ -133,8 +133,7 @@ async def test_the_way_to_the_vendor_s_driver_and_back() -> None:
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
         await cluster.apply(claim_pod("ours"))
         await cluster.wait_pod("ours")
-        await cluster.delete("pods", "ours")
-        await cluster.delete("resourceclaims", "ours")
+        await end_claim(cluster, "ours")
         code, _, error = await drain_command("--socket", str(agent.control), "--wait", "60", "--clean")
         assert code == 0, error
         await agent.stop()
@@ -155,8 +154,7 @@ async def test_the_way_to_the_vendor_s_driver_and_back() -> None:
             await agent.start()  # somebody installs it again
             await refuses(agent, f"NVIDIA's DRA driver {NVIDIA} (")
             assert devices_in_slices(cluster) == {DEVICE}, "their slices are not touched"
-            await cluster.delete("pods", "theirs")
-            await cluster.delete("resourceclaims", "theirs")
+            await end_claim(cluster, "theirs")
             await agent.stop()
             assert "theirs" not in agent.text()
             assert checkpoint.exists()

@@ -160,6 +160,12 @@ def allocate(cluster: SimCluster, claim: str, devices: list[str]) -> None:
     cluster.api.objects.modify("resourceclaims", claim, write, namespace="default", subresource="status")
 
 
+async def end_claim(cluster: SimCluster, name: str) -> None:
+    """Delete a pod, and its claim of the same name."""
+    await cluster.delete("pods", name)
+    await cluster.delete("resourceclaims", name)
+
+
 def devices_in_slices(cluster: SimCluster) -> set[str]:
     """Names of devices that a scheduler could take: published and not tainted."""
     return {

@@ -115,6 +115,10 @@ class AgentProcess:
         found: dict[str, Any] = json.loads(body)
         return found
 
+    async def owners(self) -> dict[str, str]:
+        """Device -> owner."""
+        return {row["name"]: row["owner"] for row in (await self.status())["devices"]}
+
     async def device(self, name: str) -> dict[str, Any]:
         """What status says of it; {} while the agent has not looked for devices yet."""
         rows: list[dict[str, Any]] = (await self.status())["devices"]
