@@ -4,8 +4,7 @@
         await kubelet.wait_for_resource("example.com/gpu", healthy=4)
         status = await kubelet.run_pod(PodSpec("default", "p", containers=(Container("c", {"example.com/gpu": 1}),)))
 
-``python -m drabridge.sim.kubelet.kubelet --root DIR`` runs it as a process of its own; see
-:mod:`drabridge.sim.kubelet.control`.
+``python -m drabridge.sim.kubelet.control ROOT`` runs it as a process of its own.
 
 What it copies, and where each quirk is kept with its source:
 
@@ -361,9 +360,3 @@ class SimKubelet:
     def delete_device_plugin_dir(self) -> None:
         """``rm -rf`` of the directory under everybody's feet, as kubeadm reset does."""
         shutil.rmtree(self.node.device_plugin_dir)
-
-
-if __name__ == "__main__":
-    from drabridge.sim.kubelet.control import main
-
-    raise SystemExit(main())
