@@ -20,14 +20,6 @@ class Gate(Enum):
     LOCKED = "locked to on"
 
 
-class Words(Enum):
-    """How an error of the API server is put."""
-
-    OLD = "a duplicate has its key in the path, an empty driver two errors, and a missing value is Required"
-    ALIGNED = "the old code, changed towards declarative validation"
-    DECLARATIVE = "of declarative validation, where it has a rule"
-
-
 @dataclass(frozen=True, slots=True)
 class Release:
     """One row. Only gates that a simulated part looks at are listed."""
@@ -52,9 +44,6 @@ class Release:
     """Of the kinds that not every release serves, those that this one does."""
     slice_selectors: tuple[str, ...] = ("spec.nodeName", "spec.driver")
     """Field selectors of ResourceSlices beside metadata.name."""
-    words: Words = Words.ALIGNED
-    errors_name_keys: bool = False
-    """An error in the name of an attribute or a capacity has that name in its path."""
     taint_effects: tuple[str, ...] = ("NoExecute", "NoSchedule", "None")
     shows_empty_devices: bool = False
     """A slice without devices is shown with ``devices: null``."""
@@ -144,8 +133,6 @@ V1_34 = replace(
     storage_versions=dict.fromkeys(
         ("deviceclasses", "resourceclaims", "resourceclaimtemplates", "resourceslices"), "v1beta2"
     ),
-    words=Words.OLD,
-    errors_name_keys=True,
     taint_effects=("NoExecute", "NoSchedule"),
     shows_empty_devices=True,
     drops_tolerations=False,
@@ -164,7 +151,6 @@ V1_35 = replace(
         "NominatedNodeNameForExpectation": Gate.ON,
     },
     storage_versions={},
-    words=Words.ALIGNED,
     taint_effects=("NoExecute", "NoSchedule", "None"),
     shows_empty_devices=False,
     drops_tolerations=True,
@@ -194,7 +180,6 @@ V1_36 = replace(
         "ResourceHealthStatusMessage": Gate.ON,
     },
     kinds=frozenset({"mutatingadmissionpolicies"}),
-    errors_name_keys=False,
 )
 V1_37 = replace(
     V1_36,
@@ -211,7 +196,6 @@ V1_37 = replace(
     storage_versions={"devicetaintrules": "v1beta2"},
     kinds=V1_36.kinds | {"devicetaintrules"},
     slice_selectors=(*V1_36.slice_selectors, "spec.pool.name"),  # kubernetes#138456
-    words=Words.DECLARATIVE,
     configurations_repeat=False,
     configurations_for_all_name_none=True,
     health_services=("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"),

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 from drabridge.sim.apiserver.status import JSON, ApiError, forbidden
-from drabridge.sim.apiserver.validation_claims import allocated
+from drabridge.sim.apiserver.validation import allocated
 
 NODE_NAME_EXTRA = "authentication.kubernetes.io/node-name"
 

@@ -293,7 +293,7 @@ class Objects:
     def _name(self, resource: Resource, meta: JSON) -> None:
         if not meta.get("name"):
             if not meta.get("generateName"):
-                error = status.required("metadata.name", "name or generateName is required")
+                error = status.FieldError("metadata.name", "name or generateName is required")
                 raise status.unprocessable(resource.group, resource.kind, "", [error])
             suffix = "".join(secrets.choice(_SUFFIX) for _ in range(5))
             meta["name"] = meta["generateName"][:_BASE_LIMIT] + suffix
@@ -310,11 +310,7 @@ class Objects:
 
     def _check(self, resource: Resource, new: JSON, old: JSON | None, subresource: str, by: Writer) -> None:
         admission.check(resource, new, old, by.user, deleting=False, gates=self.gates)
-        labels: dict[str, str] = {}
-        if resource.namespaced:
-            namespace = self.store.get(BY_PLURAL["namespaces"], ("", new["metadata"]["namespace"]))
-            labels = (namespace or {"metadata": {}})["metadata"].get("labels", {})
-        admission.validate(resource, new, old, subresource, labels, self.release)
+        admission.validate(resource, new, old, subresource, self.release)
 
     def _replace(
         self,

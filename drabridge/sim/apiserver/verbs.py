@@ -264,7 +264,7 @@ def patch_(objects: Objects, faults: Faults, call: Call) -> Answer:
 def _apply(objects: Objects, call: Call) -> Answer:
     target = call.target
     if not call.query.get("fieldManager"):
-        error = status.required("fieldManager", "is required for apply patch")
+        error = status.FieldError("fieldManager", "is required for apply patch")
         raise status.unprocessable("meta.k8s.io", "PatchOptions", "", [error])
     done, new = objects.apply(
         target.resource.plural,
