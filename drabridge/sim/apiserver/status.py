@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 JSON = dict[str, Any]
@@ -39,7 +39,6 @@ class ApiError(Exception):
     message: str
     reason: str = ""
     details: JSON | None = None
-    headers: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
