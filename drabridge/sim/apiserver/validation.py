@@ -201,7 +201,7 @@ def _policy(out: Complaints, path: str, policy: JSON, maximum: Quantity) -> None
         )
         if "step" in span:
             step = Quantity.parse(span["step"]).value
-            out.unless(step > 0 and not (default - low).value % step, f"{path}.step", "default is not a multiple")
+            out.unless(step > 0 and not (default.value - low.value) % step, f"{path}.step", "default is not a multiple")
 
 
 def _counters(out: Complaints, path: str, counters: JSON) -> None:

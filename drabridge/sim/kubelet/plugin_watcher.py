@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import grpc.aio
-
-from drabridge.sim.kubelet.go_grpc import PluginCallError, dial, error_text
+from drabridge.sim.kubelet.go_grpc import PluginCallError, dial
 from drabridge.sim.kubelet.node import Node
 from drabridge.wire import pluginregistration_pb2 as pb
 from drabridge.wire import pluginregistration_pb2_grpc as rpc
@@ -57,10 +55,6 @@ class PluginWatcher:
         self._refused: tuple[type[Exception], ...] = (*refused, PluginCallError)
         self._watched: dict[Path, Watched] = {}
 
-    @property
-    def registered(self) -> list[Path]:
-        return [path for path, watched in self._watched.items() if watched.deregister is not None]
-
     async def run(self) -> None:
         """Reconcile until cancelled. The directory is the kubelet's: created with mode 0750."""
         await asyncio.sleep(self._node.timings.plugin_manager_start_seconds)
@@ -92,38 +86,26 @@ class PluginWatcher:
                 watched.work = asyncio.create_task(self._attempt(path, watched), name=f"register {path.name}")
 
     async def _attempt(self, path: Path, watched: Watched) -> None:
-        """One try from scratch; failures are logged and back off 0.5 s, doubled, to 2 min 2 s."""
+        """One try from scratch; failures back off 0.5 s, doubled, to 2 min 2 s."""
         timings = self._node.timings
         try:
             watched.deregister = await self._register(path)
             watched.backoff = 0.0
-        except PluginCallError as error:
-            self._node.log.append(str(error))
+        except PluginCallError:
             watched.backoff = min(
                 max(watched.backoff * 2, timings.plugin_backoff_seconds), timings.plugin_backoff_max_seconds
             )
             watched.not_before = time.monotonic() + watched.backoff
 
     async def _register(self, path: Path) -> Deregister:
-        """GenerateRegisterPluginFunc. Raises PluginCallError with the line that the kubelet logs."""
+        """GenerateRegisterPluginFunc. Raises PluginCallError."""
         timings = self._node.timings
-        try:
-            channel = await dial(path, timings.dial_seconds)
-        except PluginCallError as error:
-            raise PluginCallError(f"RegisterPlugin error -- dial failed at socket {path}, err: {error}") from error
+        channel = await dial(path, timings.dial_seconds)
         try:
             stub = rpc.RegistrationStub(channel)
             request = pb.InfoRequest()
-            with self._node.calls.record(
-                "out", "GetInfo", path.name, request, deadline_seconds=timings.get_info_seconds
-            ) as call:
-                try:
-                    info = call.response = await stub.GetInfo(request, timeout=timings.get_info_seconds)
-                except grpc.aio.AioRpcError as error:
-                    raise PluginCallError(
-                        "RegisterPlugin error -- failed to get plugin info using RPC GetInfo "
-                        f"at socket {path}, err: {error_text(error)}"
-                    ) from error
+            answer = stub.GetInfo(request, timeout=timings.get_info_seconds)
+            info = await self._node.call("GetInfo", path.name, request, answer)
             return await self._register_info(path, info, stub)
         finally:
             await channel.close()
@@ -153,17 +135,8 @@ class PluginWatcher:
         return deregister
 
     async def _notify(self, path: Path, stub: rpc.RegistrationAsyncStub, status: pb.RegistrationStatus) -> None:
-        timeout = self._node.timings.notify_seconds
-        with self._node.calls.record(
-            "out", "NotifyRegistrationStatus", path.name, status, deadline_seconds=timeout
-        ) as call:
-            try:
-                call.response = await stub.NotifyRegistrationStatus(status, timeout=timeout)
-            except grpc.aio.AioRpcError as error:
-                raise PluginCallError(
-                    "RegisterPlugin error -- failed to send registration status at socket "
-                    f"{path}, err: {error_text(error)}"
-                ) from error
+        answer = stub.NotifyRegistrationStatus(status, timeout=self._node.timings.notify_seconds)
+        await self._node.call("NotifyRegistrationStatus", path.name, status, answer)
 
 
 def find_sockets(directory: Path) -> dict[Path, Identity]:

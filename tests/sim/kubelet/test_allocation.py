@@ -115,7 +115,7 @@ async def test_dropping_an_id_of_an_allocate_in_flight_kills_the_kubelet() -> No
         await plugin.register()
         await kubelet.wait_for_resource(GPU, healthy=1)
         kubelet.faults.pods_arrive.set()
-        await kubelet.wait_for(lambda: kubelet.pods[spec.uid].phase is Phase.RUNNING, what="re-admission")
+        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="re-admission")
 
 
 async def test_a_hung_allocate_stops_every_admission_on_the_node() -> None:

@@ -79,7 +79,6 @@ async def test_unprepare_is_retried_until_the_driver_agrees() -> None:  # DR8, D
         end = asyncio.create_task(kubelet.finish_pod(spec.uid))
         await kubelet.wait_for(lambda: len(kubelet.calls.of("NodeUnprepareResources")) >= 2, what="retries")
         assert kubelet.pod_status(spec.uid).phase is Phase.RUNNING, "not final yet"
-        assert "NodeUnprepareResources failed for ResourceClaim cl1: busy" in kubelet.node.log[-1]
         api.claims.clear()
         driver.unprepare_error = ""
         assert (await end).phase is Phase.SUCCEEDED

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver.status import ApiError
 from tests.sim.scheduler.world import DRIVER, World, device
 
 
@@ -206,11 +205,6 @@ async def test_no_execute_evicts_users_but_not_of_extended_claims(world: World) 
 
 async def test_admin_access_sees_held_devices_and_holds_none(world: World) -> None:
     world.slice("d0")
-    with pytest.raises(ApiError) as refused:
-        world.claim("admin", adminAccess=True)
-    assert "requires the `resource.kubernetes.io/admin-access: true` label" in refused.value.message
-    label = {"resource.kubernetes.io/admin-access": "true"}
-    world.objects.modify("namespaces", "default", lambda one: one["metadata"].setdefault("labels", {}).update(label))
     world.claim("user")
     world.claim("admin", adminAccess=True)
     world.claim("later")
