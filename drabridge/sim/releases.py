@@ -7,7 +7,7 @@ recordings in ``tests/sim/fixtures`` show it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -38,8 +38,6 @@ class Release:
     """False: only the kubelet of this release is imitated."""
     resource_versions: tuple[str, ...] = ("v1",)
     """Served versions of resource.k8s.io, in order of preference. All others are off by default."""
-    storage_versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the kinds of resource.k8s.io that are not stored as v1. Discovery shows a hash of it."""
     kinds: frozenset[str] = frozenset()
     """Of the kinds that not every release serves, those that this one does."""
     slice_selectors: tuple[str, ...] = ("spec.nodeName", "spec.driver")
@@ -130,9 +128,6 @@ V1_34 = replace(
         "ResourceHealthStatus": Gate.OFF,
     },
     control_plane=True,
-    storage_versions=dict.fromkeys(
-        ("deviceclasses", "resourceclaims", "resourceclaimtemplates", "resourceslices"), "v1beta2"
-    ),
     taint_effects=("NoExecute", "NoSchedule"),
     shows_empty_devices=True,
     drops_tolerations=False,
@@ -150,7 +145,6 @@ V1_35 = replace(
         "DRADeviceTaintRules": Gate.OFF,
         "NominatedNodeNameForExpectation": Gate.ON,
     },
-    storage_versions={},
     taint_effects=("NoExecute", "NoSchedule", "None"),
     shows_empty_devices=False,
     drops_tolerations=True,
@@ -193,7 +187,6 @@ V1_37 = replace(
         "DRAResourceClaimDeviceStatus": Gate.LOCKED,
         "PodLevelResourceManagers": Gate.OFF,  # in 1.36, alpha, it shows nothing in PodResources
     },
-    storage_versions={"devicetaintrules": "v1beta2"},
     kinds=V1_36.kinds | {"devicetaintrules"},
     slice_selectors=(*V1_36.slice_selectors, "spec.pool.name"),  # kubernetes#138456
     configurations_repeat=False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import logging
 import secrets
 import ssl
@@ -288,7 +287,7 @@ class SimApiServer:
         if user is None:
             raise unauthorized()
         if target is None:
-            await reply.send(*self._other(request, user))
+            await reply.send(*self._other(request))
             return
         call = Call(request, target, user, request.query)
         if entry.verb == "watch":
@@ -303,27 +302,15 @@ class SimApiServer:
             raise refusal
         await reply.send(*answer)
 
-    def _other(self, request: HttpRequest, user: User) -> tuple[int, Any]:
-        """Everything that is not about stored objects: health, discovery, reviews of oneself."""
+    def _other(self, request: HttpRequest) -> tuple[int, Any]:
+        """Everything that is not about stored objects: health and discovery."""
         if request.path in ("/healthz", "/livez", "/readyz"):
             return 200, b"ok"
         if request.method == "GET":
             found = discovery.document(request.path, self.served)
             if found is not None:
                 return 200, found
-        for group, (plural, kind) in discovery.REVIEWS.items():
-            if request.method == "POST" and request.path == f"/apis/{group}/v1/{plural}":
-                return 201, self._review(kind, request, user)
         raise path_not_found()
-
-    @staticmethod
-    def _review(kind: str, request: HttpRequest, user: User) -> JSON:
-        try:
-            body: JSON = json.loads(request.body)
-        except ValueError as error:
-            raise bad_request(f"the object provided is unrecognized: {error}") from error
-        status: JSON = {"userInfo": user.info} if kind == "SelfSubjectReview" else {"allowed": True}
-        return {**body, "status": status}
 
     # -- watch
 

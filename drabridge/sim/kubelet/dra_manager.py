@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from drabridge.errors import ClusterError
 from drabridge.sim.kubelet import checkpoint, dra_claims
 from drabridge.sim.kubelet.dra_claims import ClaimInfo
 from drabridge.sim.kubelet.dra_client import DraClient
-from drabridge.sim.kubelet.dra_plugins import DraPlugins, choose_service
+from drabridge.sim.kubelet.dra_plugins import DraPlugins
 from drabridge.sim.kubelet.go_grpc import PluginCallError
 from drabridge.sim.kubelet.node import ClusterApi, Node
-from drabridge.sim.kubelet.plugin_watcher import Deregister
 from drabridge.sim.kubelet.pods import PodRecord, PodSpec
-from drabridge.wire import pluginregistration_pb2 as registration
 
 
 class PrepareError(Exception):
     """Claims cannot be prepared now; the text is the event's. The pod stays Pending and is tried again."""
-
-
-class DraHandler:
-    """What the plugin watcher does with ``type: DRAPlugin``."""
-
-    def __init__(self, node: Node, plugins: DraPlugins) -> None:
-        self._node = node
-        self._plugins = plugins
-
-    def validate(self, info: registration.PluginInfo) -> None:
-        choose_service(info.name, info.endpoint, info.supported_versions, self._node.release)
-
-    async def register(self, info: registration.PluginInfo, endpoint: Path) -> Deregister:
-        client = self._plugins.register(info.name, endpoint, info.supported_versions)
-        return lambda: self._plugins.deregister(client)
 
 
 class DraManager:

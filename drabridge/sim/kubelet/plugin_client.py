@@ -76,11 +76,6 @@ class PluginClient:
         while loop.time() < began + self._node.faults.list_delay_seconds:
             await asyncio.sleep(min(0.05, self._node.faults.list_delay_seconds))
 
-    async def disconnect(self) -> None:
-        """Close the connection and tell the manager."""
-        await self.close()
-        self._manager.plugin_disconnected(self.resource, self)
-
     async def close(self) -> None:
         """Close the connection; a stream that is being read ends."""
         self.stopped = True

@@ -11,25 +11,17 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
+from drabridge.sim.kubelet.dra_client import DraClient
+from drabridge.sim.kubelet.dra_plugins import DraPlugins, PluginRefusedError
 from drabridge.sim.kubelet.go_grpc import PluginCallError, dial
 from drabridge.sim.kubelet.node import Node
 from drabridge.wire import pluginregistration_pb2 as pb
 from drabridge.wire import pluginregistration_pb2_grpc as rpc
 
-Deregister = Callable[[], Awaitable[None]]
 Identity = tuple[int, int, int]  # device, inode, ctime in ns: an inode number alone is used again
-
-
-class PluginHandler(Protocol):
-    """One type of plugin. Both raise PluginRefusedError or PluginCallError with the text for the plugin."""
-
-    def validate(self, info: pb.PluginInfo) -> None: ...
-    async def register(self, info: pb.PluginInfo, endpoint: Path) -> Deregister: ...
 
 
 @dataclass(slots=True)
@@ -37,22 +29,18 @@ class Watched:
     """One socket: which file it is, whether it is registered, when to try again."""
 
     identity: Identity
-    deregister: Deregister | None = None
+    client: DraClient | None = None
     not_before: float = 0.0
     backoff: float = 0.0
     work: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 class PluginWatcher:
-    """Keep registered exactly what has a socket.
+    """Keep registered exactly the DRA drivers that have a socket. Other types of plugins are not known here."""
 
-    ``handlers``: plugin type -> handler; ``refused``: errors to report.
-    """
-
-    def __init__(self, node: Node, handlers: dict[str, PluginHandler], refused: tuple[type[Exception], ...]) -> None:
+    def __init__(self, node: Node, plugins: DraPlugins) -> None:
         self._node = node
-        self._handlers = handlers
-        self._refused: tuple[type[Exception], ...] = (*refused, PluginCallError)
+        self._plugins = plugins
         self._watched: dict[Path, Watched] = {}
 
     async def run(self) -> None:
@@ -77,19 +65,19 @@ class PluginWatcher:
             if watched.work is not None and not watched.work.done():
                 continue
             del self._watched[path]
-            if watched.deregister is not None:
-                await watched.deregister()
+            if watched.client is not None:
+                await self._plugins.deregister(watched.client)
         for path, identity in found.items():
             watched = self._watched.setdefault(path, Watched(identity))
             idle = watched.work is None or watched.work.done()
-            if watched.deregister is None and idle and time.monotonic() >= watched.not_before:
+            if watched.client is None and idle and time.monotonic() >= watched.not_before:
                 watched.work = asyncio.create_task(self._attempt(path, watched), name=f"register {path.name}")
 
     async def _attempt(self, path: Path, watched: Watched) -> None:
         """One try from scratch; failures back off 0.5 s, doubled, to 2 min 2 s."""
         timings = self._node.timings
         try:
-            watched.deregister = await self._register(path)
+            watched.client = await self._register(path)
             watched.backoff = 0.0
         except PluginCallError:
             watched.backoff = min(
@@ -97,7 +85,7 @@ class PluginWatcher:
             )
             watched.not_before = time.monotonic() + watched.backoff
 
-    async def _register(self, path: Path) -> Deregister:
+    async def _register(self, path: Path) -> DraClient:
         """GenerateRegisterPluginFunc. Raises PluginCallError."""
         timings = self._node.timings
         channel = await dial(path, timings.dial_seconds)
@@ -110,18 +98,11 @@ class PluginWatcher:
         finally:
             await channel.close()
 
-    async def _register_info(self, path: Path, info: pb.PluginInfo, stub: rpc.RegistrationAsyncStub) -> Deregister:
-        handler = self._handlers.get(info.type)
-        step = f"no handler registered for plugin type: {info.type} at socket {path}"
+    async def _register_info(self, path: Path, info: pb.PluginInfo, stub: rpc.RegistrationAsyncStub) -> DraClient:
         try:
-            if handler is None:
-                raise PluginCallError(step)
-            step = "plugin validation failed with err: "
-            handler.validate(info)
-            step = "plugin registration failed with err: "
-            deregister = await handler.register(info, Path(info.endpoint) if info.endpoint else path)
-        except self._refused as error:
-            text = f"RegisterPlugin error -- {step if handler is None else step + str(error)}"
+            client = self._plugins.register(info.name, Path(info.endpoint or path), info.supported_versions)
+        except PluginRefusedError as error:
+            text = f"RegisterPlugin error -- plugin validation failed with err: {error}"
             await self._notify(path, stub, pb.RegistrationStatus(plugin_registered=False, error=text))
             raise PluginCallError(text) from error
         try:
@@ -130,9 +111,9 @@ class PluginWatcher:
             if fault:
                 raise PluginCallError(f"RegisterPlugin error -- {fault}")
         except PluginCallError:
-            await deregister()
+            await self._plugins.deregister(client)
             raise
-        return deregister
+        return client
 
     async def _notify(self, path: Path, stub: rpc.RegistrationAsyncStub, status: pb.RegistrationStatus) -> None:
         answer = stub.NotifyRegistrationStatus(status, timeout=self._node.timings.notify_seconds)

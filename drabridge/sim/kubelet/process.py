@@ -19,14 +19,13 @@ from deviceplugin.wire import v1beta1_pb2_grpc as rpc
 from drabridge.sim.kubelet import admission
 from drabridge.sim.kubelet.device_accounting import KubeletPanicError
 from drabridge.sim.kubelet.device_manager import AllocationError, DeviceManager
-from drabridge.sim.kubelet.dra_manager import DraHandler, DraManager
-from drabridge.sim.kubelet.dra_plugins import PluginRefusedError
+from drabridge.sim.kubelet.dra_manager import DraManager
 from drabridge.sim.kubelet.node import Node
 from drabridge.sim.kubelet.plugin_watcher import PluginWatcher
 from drabridge.sim.kubelet.pod_worker import PodWorker
 from drabridge.sim.kubelet.podresources import PodResources, PodResourcesServer
 from drabridge.sim.kubelet.pods import Phase, PodRecord
-from drabridge.sim.kubelet.registration import DevicePluginHandler, RefusedRegistrationError, Registration
+from drabridge.sim.kubelet.registration import Registration
 from drabridge.sim.kubelet.topology import TopologyAffinityError
 
 
@@ -121,18 +120,10 @@ class KubeletProcess:
         await self._serve_podresources()
         self.spawn(self._publish_status(), "node status")
         self.spawn(self._pods_arrive(), "pod source")
-        watcher = PluginWatcher(
-            node,
-            {
-                "DRAPlugin": DraHandler(node, self.dra.plugins),
-                "DevicePlugin": DevicePluginHandler(self.registration),
-            },
-            (PluginRefusedError, RefusedRegistrationError),
-        )
         self.dra.restore()
         self.spawn(self.dra.plugins.wipe_all(), "slice wipe")
         self.spawn(self.dra.reconcile(), "claims")
-        self.spawn(watcher.run(), "plugin watcher")
+        self.spawn(PluginWatcher(node, self.dra.plugins).run(), "plugin watcher")
 
     async def _serve_podresources(self) -> None:
         node = self._node

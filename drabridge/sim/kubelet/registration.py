@@ -19,8 +19,6 @@ from drabridge.sim.kubelet.device_manager import DeviceManager
 from drabridge.sim.kubelet.go_grpc import PluginCallError
 from drabridge.sim.kubelet.node import Node
 from drabridge.sim.kubelet.plugin_client import PluginClient
-from drabridge.sim.kubelet.plugin_watcher import Deregister
-from drabridge.wire import pluginregistration_pb2
 
 _NATIVE_DOMAIN = "kubernetes.io/"
 _QUOTA_PREFIX = "requests."
@@ -151,12 +149,6 @@ class Registration(rpc.RegistrationServicer):
         for client in [c for c in self._streams.values() if c.resource == resource]:
             await client.close()
 
-    async def deregister(self, resource: str) -> None:
-        """DeRegisterPlugin of the plugin watcher's handler: by name alone."""
-        client = self._clients.pop(resource, None)
-        if client is not None:
-            await client.disconnect()
-
     async def close(self) -> None:
         """The process ends: connections break, nobody is told anything."""
         tasks = dict(self._streams)
@@ -166,27 +158,3 @@ class Registration(rpc.RegistrationServicer):
         for client in {*tasks.values(), *self._clients.values()}:
             await client.close()
         self._clients.clear()
-
-
-class DevicePluginHandler:
-    """What the plugin watcher does with ``type: DevicePlugin``: the second, unloved way to register.
-
-    Its weakness is kept: when the stream ends later, the watcher still takes the socket for registered.
-    """
-
-    def __init__(self, registration: Registration) -> None:
-        self._registration = registration
-
-    def validate(self, info: pluginregistration_pb2.PluginInfo) -> None:
-        """Raises RefusedRegistrationError."""
-        if VERSION not in info.supported_versions:
-            raise RefusedRegistrationError(
-                f"requested API version {list(info.supported_versions)} is not supported by kubelet. "
-                f'Supported version is ["{VERSION}"]'
-            )
-        if not is_extended_resource_name(info.name):
-            raise RefusedRegistrationError(f'the ResourceName "{info.name}" is invalid')
-
-    async def register(self, info: pluginregistration_pb2.PluginInfo, endpoint: Path) -> Deregister:
-        await self._registration.connect(info.name, endpoint)
-        return lambda: self._registration.deregister(info.name)

@@ -9,7 +9,7 @@ import pytest
 
 from drabridge.sim.kubelet.timings import Timings
 from tests.sim.kubelet.gpu_pods import gpu_kubelet
-from tests.support.kubelet_peers import GPU, Plugin, WatchedPlugin, device, running, serving, short_dir
+from tests.support.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
 
 import grpc  # isort: skip
 import grpc.aio  # isort: skip
@@ -105,19 +105,6 @@ async def test_capacity_goes_after_the_grace_and_its_key_stays() -> None:
         await kubelet.wait_for(lambda: kubelet.node_status()["capacity"] == {GPU: 0}, what="the grace to pass")
         assert kubelet.resources == {}
         assert kubelet.node_status()["allocatable"] == {GPU: 0}
-
-
-async def test_a_device_plugin_may_register_through_the_watcher_and_is_then_forgotten() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = WatchedPlugin(root, "w.sock", FOUR)
-        async with serving(plugin):
-            await kubelet.wait_for_resource(GPU, healthy=4)
-            await kubelet.wait_for(lambda: plugin.statuses, what="the status")
-            assert plugin.statuses[0].plugin_registered
-            await plugin.end_streams()
-            await kubelet.wait_for(lambda: not kubelet.resources[GPU].healthy, what="the devices to go")
-            await asyncio.sleep(0.3)
-            assert len(kubelet.calls.of("GetInfo")) == 1, "the watcher still takes it for registered"
 
 
 async def test_a_list_beyond_four_mebibytes_kills_the_stream() -> None:

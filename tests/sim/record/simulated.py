@@ -68,8 +68,13 @@ def _gates(gates: Json, looked_at: Json) -> Json:
 
 
 def _discovery(document: Json, simulated: Json) -> Json:
-    """Of what the simulation serves. The group resource.k8s.io is imitated in full."""
+    """Of what the simulation serves. The group resource.k8s.io is imitated, but for hashes of stored versions."""
     shown = dict(document)
+    own = dict(shown["/apis/resource.k8s.io/v1"])
+    own["resources"] = [
+        {name: value for name, value in one.items() if name != "storageVersionHash"} for one in own["resources"]
+    ]
+    shown["/apis/resource.k8s.io/v1"] = own
     for path in ("/api/v1", "/apis"):
         for field, key in (("resources", "name"), ("groups", "name")):
             if field in document[path]:
