@@ -158,7 +158,7 @@ class _Tree:
         made: Node
         if isinstance(node, yaml_reader.Scalar):
             made = Scalar(self.place(node.start), node.text, not node.style and not node.string)
-        elif isinstance(node, yaml_reader.Sequence):
+        elif isinstance(node, yaml_reader.SequenceNode):
             items = [self.node(item, (*path, number)) for number, item in enumerate(node.items)]
             made = Sequence(self.place(node.start), items)
         else:
@@ -166,7 +166,7 @@ class _Tree:
         self._made[id(node)] = made
         return made
 
-    def _mapping(self, node: yaml_reader.Mapping, path: Path) -> Mapping:
+    def _mapping(self, node: yaml_reader.MappingNode, path: Path) -> Mapping:
         made = Mapping(self.place(node.start))
         for key, child in node.entries:
             if not isinstance(key, yaml_reader.Scalar):

@@ -38,7 +38,7 @@ class Alias(Struct):
     target: Node
 
 
-class Mapping(Struct):
+class MappingNode(Struct):
     """Keys and values. ``end`` is exact in flow style only; a block ends where its last value does."""
 
     start: int
@@ -48,8 +48,8 @@ class Mapping(Struct):
     key: Node | None = None  # waits for its value
 
 
-class Sequence(Struct):
-    """A list. ``end`` as in Mapping."""
+class SequenceNode(Struct):
+    """A list. ``end`` as in MappingNode."""
 
     start: int
     end: int
@@ -57,7 +57,7 @@ class Sequence(Struct):
     items: list[Node] = field(default_factory=list)
 
 
-Node = Scalar | Alias | Mapping | Sequence
+Node = Scalar | Alias | MappingNode | SequenceNode
 
 
 class Fault(Enum):
@@ -112,7 +112,7 @@ class _Builder:
         self._depth_max = depth_max
         self._values_max = values_max
         self._tell = tell
-        self._stack: list[tuple[Mapping | Sequence, str, int]] = []  # node, its anchor, the count before it
+        self._stack: list[tuple[MappingNode | SequenceNode, str, int]] = []  # node, its anchor, the count before it
         self._anchors: dict[str, tuple[Node, int]] = {}
         self._keys: list[dict[str, int]] = []  # key -> its place, of each collection of the stack
         self._count = 0
@@ -128,8 +128,8 @@ class _Builder:
             if len(self._stack) >= self._depth_max:
                 start, _ = _span(event)
                 raise TooLarge(start, self._path(), start, deep=True)
-            kind = Mapping if isinstance(event, yaml.MappingStartEvent) else Sequence
-            opened: Mapping | Sequence = kind(*_span(event), bool(event.flow_style))
+            kind = MappingNode if isinstance(event, yaml.MappingStartEvent) else SequenceNode
+            opened: MappingNode | SequenceNode = kind(*_span(event), bool(event.flow_style))
             before = self._count
             self._add(opened, None)
             self._stack.append((opened, event.anchor or "", before))
@@ -174,7 +174,7 @@ class _Builder:
             self.roots.append(node)
             return
         parent, _, _ = self._stack[-1]
-        if isinstance(parent, Sequence):
+        if isinstance(parent, SequenceNode):
             parent.items.append(node)
         elif parent.key is None:
             self._key(parent, node)
@@ -182,7 +182,7 @@ class _Builder:
             parent.entries.append((parent.key, node))
             parent.key = None
 
-    def _key(self, parent: Mapping, node: Node) -> None:
+    def _key(self, parent: MappingNode, node: Node) -> None:
         if not isinstance(node, Scalar):
             self._tell(Found(Fault.KEY, node.start, self._path()))
             parent.key = node
@@ -197,7 +197,7 @@ class _Builder:
         found: list[Key] = []
         last = len(self._stack) - 1
         for place, (node, _, _) in enumerate(self._stack):
-            if isinstance(node, Sequence):
+            if isinstance(node, SequenceNode):
                 found.append(len(node.items) - (place != last))
             elif node.key is not None:
                 found.append(_word(node.key))

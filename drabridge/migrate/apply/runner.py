@@ -1,4 +1,4 @@
-"""Do the steps of a plan, one by one, and undo them. Each can be interrupted anywhere, and done again."""
+"""Bring to an object in the cluster what changed between two texts of it, and nothing else. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,108 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, ConflictError, DeniedError, InvalidError, NotFoundError, served_version
-from drabridge.migrate.apply import for_owners, manifests, rollouts, written_files
+from drabridge.migrate.apply import manifests
+from drabridge.migrate.apply import waiting as rollouts
 from drabridge.migrate.apply.lanes import LaneKeeper
-from drabridge.migrate.apply.merge import merged
-from drabridge.migrate.apply.owners import Owners, can_change
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
 from drabridge.migrate.apply.waiting import Tell, Waiting
-from drabridge.migrate.installers import installer_of
-from drabridge.migrate.plan.build import demands_of, require_whole
+from drabridge.migrate.installers import Installer, installer_of, operator_of
+from drabridge.migrate.plan.build import cluster_id, demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
-from drabridge.migrate.plan.identity import cluster_id
 from drabridge.migrate.plan.packing import Demand
 from drabridge.migrate.report.collect import collect
+from drabridge.migrate.report.facts import NAMESPACES, claim_templates, is_built_in, pod_limits
 from drabridge.migrate.report.model import number
-from drabridge.migrate.report.reads import NAMESPACES, claim_templates
-from drabridge.migrate.report.signs import pod_limits
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
+
+
+def merged(live: Any, before: Any, after: Any) -> Any:
+    """Return ``live`` with what ``after`` has otherwise than ``before``: three ways, as ``kubectl apply`` does it.
+
+    Items of lists are the same where their ``name`` is.
+    """
+    if before == after:
+        return live
+    if isinstance(before, dict) and isinstance(after, dict) and isinstance(live, dict):
+        found = {key: value for key, value in live.items() if key not in before or key in after}
+        for key, value in after.items():
+            if key not in before or key not in live:
+                found[key] = merged(live[key], None, value) if key in live and key not in before else value
+            else:
+                found[key] = merged(live[key], before[key], value)
+        return found
+    if _named(before) and _named(after) and _named(live):
+        return _merged_lists(live, before, after)
+    return after
+
+
+def _merged_lists(live: list[Any], before: list[Any], after: list[Any]) -> list[Any]:
+    olds, news = ({one["name"]: one for one in items} for items in (before, after))
+    kept = [one for one in live if one["name"] not in olds or one["name"] in news]
+    there = {one["name"] for one in kept}
+    return [
+        *(merged(one, olds.get(one["name"]), news[one["name"]]) if one["name"] in news else one for one in kept),
+        *(one for one in after if one["name"] not in there),
+    ]
+
+
+def _named(items: object) -> bool:
+    return isinstance(items, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in items)
+
+
+class Change(Struct, frozen=True):
+    """How a step changes a workload: which manifest, what owns the workload, whether the manifest is the owner's."""
+
+    key: manifests.ObjectKey
+    converted: manifests.Converted
+    owner: Installer | None
+    of_owner: bool
+
+
+class Owners:
+    """What owns the workloads of a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._known: dict[manifests.ObjectKey, Installer | None] = {}  # of steps to come
+
+    async def change(self, step: Step, move: Move, found: manifests.Manifests) -> Change | None:
+        """Return how a workload is changed: by its own manifest, else by that of what owns it; None: by none."""
+        owner = await self.installer(step, move)
+        own = _key(step, move)
+        if own in found.objects:
+            return Change(own, found.objects[own], owner, of_owner=False)
+        key = None if owner is None else owner.manifest_in(found.objects)
+        return None if key is None else Change(key, found.objects[key], owner, of_owner=True)
+
+    async def installer(self, step: Step, move: Move) -> Installer | None:
+        """Return what owns a live object, and would undo a change of it."""
+        if not can_change(move):
+            return operator_of(rollouts.split(move.object)[0])
+        live = await rollouts.find(self._cluster, step.namespace, move.object)
+        return None if live is None else installer_of(live["metadata"])
+
+    async def keys(self, step: Step, found: manifests.Manifests) -> set[manifests.ObjectKey]:
+        """Return which objects a step changes: its workloads, or what makes them."""
+        keys: set[manifests.ObjectKey] = set()
+        for move in step.moves:
+            own = _key(step, move)
+            if own not in found.objects and own not in self._known:
+                self._known[own] = await self.installer(step, move)
+            owner = self._known.get(own)
+            keys.add((owner.manifest_in(found.objects) if owner is not None else None) or own)
+        return keys
+
+
+def can_change(move: Move) -> bool:
+    """Whether a workload is of a kind that Kubernetes itself has: others are changed by their operators."""
+    return is_built_in(rollouts.split(move.object)[0])
+
+
+def _key(step: Step, move: Move) -> manifests.ObjectKey:
+    return (step.namespace, *rollouts.split(move.object))
+
 
 _TRIES = 5  # an object that changes while it is written is read again
 
@@ -189,14 +274,14 @@ class Runner:
 
     def _write_for_helm(self, record: Record, words: str, changed: Sequence[manifests.Converted]) -> str:
         """Write the folder with which a release of Helm is upgraded; return its name. Raises HostError."""
-        folder = for_owners.folder_of(words)
-        for name, text in for_owners.files_for_helm(words, changed).items():
+        folder = manifests.folder_of(words)
+        for name, text in manifests.files_for_helm(words, changed).items():
             path = self._folder / folder / name
             relative = beside(path, self._folder)
             if not any(one.path == relative for one in record.files):
                 record.files.append(FileBefore(relative, "", text))
                 self._state.save()
-            for_owners.write_new(path, text)
+            manifests.write_new(path, text)
         return folder
 
     async def _until_brought(self, step: Step, waiting: Waiting) -> None:
@@ -261,7 +346,7 @@ class Runner:
         if not any(one.path == name for one in record.files):
             record.files.append(FileBefore(name, before, after))
             self._state.save()
-        written_files.write(path, after)
+        manifests.write(path, after)
         waiting.say(name, "converted")
 
     async def _by_others(self, step: Step, waiting: Waiting) -> None:
@@ -306,7 +391,7 @@ class Runner:
 
     async def _convert_back(self, step: Step, record: Record, waiting: Waiting) -> None:
         """Bring the manifests as they were to their files, then to the cluster. Raises ConfigError and HostError."""
-        written_files.restore(self._plan, self._folder, record.files, waiting.say)
+        manifests.restore(self._plan, self._folder, record.files, waiting.say)
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
             change = await self._owners.change(step, move, found)

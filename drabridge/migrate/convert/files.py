@@ -18,12 +18,11 @@ from pathlib import Path
 
 from msgspec import Struct, field, structs
 
-from drabridge.migrate.convert import batch
-from drabridge.migrate.convert.json_nodes import documents
+from drabridge.migrate.convert import conversion
 from drabridge.migrate.convert.left_over import HELM_HINT
 from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD
 from drabridge.migrate.convert.settings import Finding, Level
-from drabridge.migrate.convert.yaml_nodes import NotYaml
+from drabridge.migrate.convert.yaml_nodes import NotYamlError, documents
 from podresources.resolve.files import UnreadableFileError, leads_out, read_named
 
 MOST_BYTES = 16 << 20  # of one file: a rendered chart with its CustomResourceDefinitions has 4 MiB
@@ -86,7 +85,7 @@ def text_of(path: Path) -> str | Finding:
         return Finding(Level.ERROR, 0, "", f"it cannot be read: {error.reason}", "", str(path))
     if data is None:
         return Finding(Level.ERROR, 0, "", "it cannot be read: it is gone", "", str(path))
-    found = batch.text_of(data)
+    found = conversion.text_of(data)
     return found if isinstance(found, str) else structs.replace(found, file=str(path))
 
 
@@ -156,7 +155,7 @@ class _Walk:
             return
         try:
             document = next(documents(text), None)
-        except (ValueError, NotYaml) as error:
+        except (ValueError, NotYamlError) as error:
             self.error(path, f"the kustomization cannot be read: {' '.join(str(error).split())}", "")
             return
         document = document if isinstance(document, dict) else {}

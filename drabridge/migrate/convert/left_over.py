@@ -8,10 +8,10 @@ from enum import Enum
 
 from msgspec import Struct, structs
 
+from drabridge.migrate.convert.charts import releases
 from drabridge.migrate.convert.kinds import COUNT_LIMITS, KUBEVIRT_VMS, NO_POD_TEMPLATE, OTHERWISE, Manifest
 from drabridge.migrate.convert.mentions import Mention, Place
 from drabridge.migrate.convert.pods import PART
-from drabridge.migrate.convert.releases import releases
 from drabridge.migrate.convert.settings import Finding, Level
 
 # Below these keys a value that is no number may become one: a shell's or a template's placeholder.

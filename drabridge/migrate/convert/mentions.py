@@ -12,7 +12,7 @@ from enum import Enum
 from msgspec import Struct
 
 from drabridge.migrate.convert.yaml_nodes import key_text, target
-from drabridge.yaml_reader import Mapping, Node, Path, Scalar, Sequence
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode
 
 # Domains whose names are devices or labels of them: the vendors' device plugins, feature discovery and schedulers. Of
 # domains with a slash only names that begin so.
@@ -85,12 +85,12 @@ def mentions(root: Node, pattern: re.Pattern[str]) -> Iterator[Mention]:
     pending: list[tuple[Node, Path]] = [(root, ())]
     while pending:
         node, path = pending.pop()
-        if isinstance(node, Mapping):
+        if isinstance(node, MappingNode):
             for key, child in node.entries:
                 inner = (*path, key_text(key))
                 found += _of_key(key, child, inner, pattern)
                 pending.append((child, inner))
-        elif isinstance(node, Sequence):
+        elif isinstance(node, SequenceNode):
             pending += [(child, (*path, number)) for number, child in enumerate(node.items)]
         elif isinstance(node, Scalar):
             found += _of_value(node, path, pattern)

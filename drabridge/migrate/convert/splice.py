@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from drabridge.migrate.convert.yaml_nodes import (
     Leaf,
     Value,
+    at,
     content_end,
     key_text,
     leaf_text,
@@ -25,14 +26,14 @@ from drabridge.migrate.convert.yaml_nodes import (
     owner_of,
     target,
 )
-from drabridge.yaml_reader import Key, Mapping, Node, Path, Scalar, Sequence
+from drabridge.yaml_reader import Key, MappingNode, Node, Path, Scalar, SequenceNode
 
 _DASH = re.compile(r"[ \t]*-[ ]+")
 _LINES = re.compile(r"(?:[!-~][ -~]*\n)+")  # a text that a literal block scalar has as it is
 _WORD = re.compile(r"[A-Za-z][-./A-Za-z0-9]*")
 
 
-class Unspliceable(Exception):
+class UnspliceableError(Exception):
     """The text is written in a way that cannot be changed in place; the message says which."""
 
 
@@ -139,7 +140,7 @@ def _with_item(new: Value) -> Callable[[Value], Value]:
 class _Changes(Struct):
     """All that happens to one mapping or list, whichever aliases lead to it."""
 
-    owner: Mapping | Sequence
+    owner: MappingNode | SequenceNode
     removed: set[int] = field(default_factory=set)
     added: dict[str, Value] = field(default_factory=dict)
     appended: list[Value] = field(default_factory=list)
@@ -148,7 +149,7 @@ class _Changes(Struct):
 def edits(text: str, root: Node, operations: Iterable[Operation], *, is_json: bool = False) -> list[Edit]:
     """Return the edits for one document of ``text``, in order and apart from each other.
 
-    ``is_json``: what is new is JSON. Raises Unspliceable where the text does not allow it.
+    ``is_json``: what is new is JSON. Raises UnspliceableError where the text does not allow it.
     """
     changes: dict[int, _Changes] = {}
     for operation in operations:
@@ -163,7 +164,7 @@ def spliced(text: str, changes: Iterable[Edit]) -> str:
     position = 0
     for edit in sorted(changes):
         if edit.start < position:
-            raise Unspliceable("two changes meet in one line")
+            raise UnspliceableError("two changes meet in one line")
         parts += [text[position : edit.start], edit.text]
         position = edit.end
     return "".join([*parts, text[position:]])
@@ -173,22 +174,22 @@ def _collect(changes: dict[int, _Changes], root: Node, operation: Operation) -> 
     if isinstance(operation, Remove):
         found = owner_of(root, operation.path)
         if found is None:
-            raise Unspliceable(f"{operation.path[-1]} is not where it seems to be")
+            raise UnspliceableError(f"{operation.path[-1]} is not where it seems to be")
         owner, number = found
         changes.setdefault(id(owner), _Changes(owner)).removed.add(number)
         return
     node = node_at(root, operation.path)
     owner_node = target(node) if node is not None else None
-    if isinstance(operation, Add) and isinstance(owner_node, Mapping):
+    if isinstance(operation, Add) and isinstance(owner_node, MappingNode):
         change = changes.setdefault(id(owner_node), _Changes(owner_node))
         if change.added.setdefault(operation.key, operation.new) != operation.new:
-            raise Unspliceable(f"an alias shares {operation.path[-1]} with another place that needs another value")
-    elif isinstance(operation, Append) and isinstance(owner_node, Sequence):
+            raise UnspliceableError(f"an alias shares {operation.path[-1]} with another place that needs another value")
+    elif isinstance(operation, Append) and isinstance(owner_node, SequenceNode):
         change = changes.setdefault(id(owner_node), _Changes(owner_node))
         if operation.new not in change.appended:
             change.appended.append(operation.new)
     else:
-        raise Unspliceable(f"{operation.path[-1]} is empty; give it a value")
+        raise UnspliceableError(f"{operation.path[-1]} is empty; give it a value")
 
 
 class _Writer:
@@ -205,7 +206,7 @@ class _Writer:
         owner = change.owner
         if owner.flow:
             return self._flow(owner, change)
-        if isinstance(owner, Mapping):
+        if isinstance(owner, MappingNode):
             replaced = bool(change.added) and 0 in change.removed and self._before(owner.entries[0][0].start).strip()
             gone = sorted(change.removed - {0} if replaced else change.removed)
             found = [self._removed_entry(*owner.entries[number]) for number in gone]
@@ -220,11 +221,11 @@ class _Writer:
         pending: list[Node] = [root]
         while pending:
             node = pending.pop()
-            if isinstance(node, Sequence):
+            if isinstance(node, SequenceNode):
                 pending += node.items
-            elif isinstance(node, Mapping):
+            elif isinstance(node, MappingNode):
                 for key, child in node.entries:
-                    if isinstance(child, Sequence) and not child.flow and not self._before(key.start).strip():
+                    if isinstance(child, SequenceNode) and not child.flow and not self._before(key.start).strip():
                         return max(0, self._before(child.items[0].start).find("-") - len(self._before(key.start)))
                     pending.append(child)
         return 0
@@ -246,7 +247,7 @@ class _Writer:
         if self._text[end - 1 : end] != "\n":  # the end of a block scalar is the next line's start
             rest = self._text[end : self._line_end(end)].strip()
             if rest and not rest.startswith("#"):
-                raise Unspliceable("something else begins in the same line")
+                raise UnspliceableError("something else begins in the same line")
             end = self._line_end(end)
         start = self._line_start(start)
         while end and not (last := self._text[self._line_start(end - 1) : end]).strip() and end - len(last) > start:
@@ -260,15 +261,15 @@ class _Writer:
 
     def _removed_entry(self, key: Node, child: Node) -> Edit:
         if self._before(key.start).strip():
-            raise Unspliceable(f"{key_text(key)} shares its line with what stands before it")
+            raise UnspliceableError(f"{key_text(key)} shares its line with what stands before it")
         return self._lines(key.start, child)
 
     def _removed_item(self, item: Node) -> Edit:
         if not _DASH.fullmatch(self._before(item.start)):
-            raise Unspliceable("a list's item shares its line with what stands before it")
+            raise UnspliceableError("a list's item shares its line with what stands before it")
         return self._lines(item.start, item)
 
-    def _added_to_block(self, owner: Mapping, added: dict[str, Value]) -> list[Edit]:
+    def _added_to_block(self, owner: MappingNode, added: dict[str, Value]) -> list[Edit]:
         if not added:
             return []
         key, child = owner.entries[0]
@@ -291,11 +292,11 @@ class _Writer:
         start = self._above_comments(start)
         return [Edit(start, start, "".join(f"{before}{line}{self._newline}" for line in lines))]
 
-    def _replaced_first(self, owner: Mapping, added: dict[str, Value]) -> Edit:
+    def _replaced_first(self, owner: MappingNode, added: dict[str, Value]) -> Edit:
         """Return the edit that puts new keys where the first one stood, behind a list's dash."""
         key, child = owner.entries[0]
         if not isinstance(child, Scalar) or child.style in ("|", ">"):
-            raise Unspliceable(f"{key_text(key)} shares its line with what stands before it")
+            raise UnspliceableError(f"{key_text(key)} shares its line with what stands before it")
         indent = " " * len(self._before(key.start))
         lines = [line for name, new in added.items() for line in self._block_lines(name, new)]
         return Edit(key.start, child.end, f"{self._newline}{indent}".join(lines))
@@ -309,13 +310,13 @@ class _Writer:
             start = above
         return start
 
-    def _appended_to_block(self, owner: Sequence, appended: Items[Value]) -> list[Edit]:
+    def _appended_to_block(self, owner: SequenceNode, appended: Items[Value]) -> list[Edit]:
         if not appended:
             return []
         first = owner.items[0]
         before = self._before(first.start)
         if not _DASH.fullmatch(before):
-            raise Unspliceable("a list's item shares its line with what stands before it")
+            raise UnspliceableError("a list's item shares its line with what stands before it")
         indent = before[: before.index("-")]
         text = "".join(f"{indent}{line}{self._newline}" for new in appended for line in self._item_lines(new))
         end = content_end(owner)
@@ -346,8 +347,8 @@ class _Writer:
 
     # -- flow style: parts of a line
 
-    def _flow(self, owner: Mapping | Sequence, change: _Changes) -> list[Edit]:
-        if isinstance(owner, Mapping):
+    def _flow(self, owner: MappingNode | SequenceNode, change: _Changes) -> list[Edit]:
+        if isinstance(owner, MappingNode):
             spans = [(key.start, child.end) for key, child in owner.entries]
             json_style = self._is_json or (bool(owner.entries) and self._text[owner.entries[0][0].start] == '"')
             new = [f"{scalar(key, json_style)}: {flow_text(child, json_style)}" for key, child in change.added.items()]
@@ -360,7 +361,7 @@ class _Writer:
             start, end = (spans[0][0], spans[-1][1]) if spans else (owner.end - 1, owner.end - 1)
             return [Edit(start, end, ", ".join(new))]
         found = list(_flow_removals(spans, kept))
-        if new and isinstance(owner, Mapping):
+        if new and isinstance(owner, MappingNode):
             at = spans[kept[0]][0]
             before = self._before(at)
             joint = f",{self._newline}{before}" if not before.strip() else ", "  # a key with a line of its own keeps it
@@ -404,3 +405,25 @@ def scalar(text: str, json_style: bool = False) -> str:
     if not json_style and '"' in text and "'" not in text and text.isascii() and text.isprintable():
         return f"'{text}'"
     return json.dumps(text)
+
+
+def json_patch(operations: Iterable[Operation], body: Value, start: Path = ()) -> Iterator[str]:
+    """Yield operations in their order; what goes is tested first. ``body``: what they change, which is at ``start``."""
+    for one in operations:
+        path = (*start, *one.path)
+        if isinstance(one, Add):
+            yield _operation("add", (*path, one.key), one.new)
+        elif isinstance(one, Append):
+            yield _operation("add", (*path, "-"), one.new)
+        else:
+            if (there := at(body, one.path)) is not None:
+                yield _operation("test", path, there)
+            yield _operation("remove", path)
+
+
+def _operation(word: str, path: Path, new: Value | None = None) -> str:
+    pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+    said: dict[str, Value] = {"op": word, "path": pointer}
+    if new is not None:
+        said["value"] = new
+    return flow_text(said, json_style=True)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from drabridge.migrate.convert.json_nodes import parse_json
-from drabridge.migrate.convert.kinds import manifests, matching
-from drabridge.migrate.convert.yaml_nodes import NotYaml, owner_of, value
+from drabridge.migrate.convert.kinds import manifests
+from drabridge.migrate.convert.yaml_nodes import NotYamlError, matching, owner_of, parse_json, value
 from drabridge.migrate.convert.yaml_nodes import parse as parse_yaml
-from drabridge.yaml_reader import Mapping as Entries
-from drabridge.yaml_reader import Node, Path, Scalar
-from drabridge.yaml_reader import Sequence as Items
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode
 
 _ARGO = tuple(
     (*source.split("."), "helm", "values")
@@ -31,20 +28,20 @@ _WORDS = ("values: |", "valuesContent: |")
 
 
 def parsed(text: str) -> tuple[list[Node], bool]:
-    """Return the documents of a text, and whether it is JSON. Raises NotYaml."""
+    """Return the documents of a text, and whether it is JSON. Raises NotYamlError."""
     if not text.lstrip().startswith("{"):
         return parse(text), False
     try:
         return parse_json(text), True
-    except NotYaml as error:
+    except NotYamlError as error:
         try:
             return parse(text), False
-        except NotYaml:
+        except NotYamlError:
             raise error from None
 
 
 def parse(text: str) -> list[Node]:
-    """Return the root of each document of YAML, with values that are texts read. Raises NotYaml."""
+    """Return the root of each document of YAML, with values that are texts read. Raises NotYamlError."""
     roots = parse_yaml(text)
     if any(word in text for word in _WORDS):
         for root in roots:
@@ -55,7 +52,7 @@ def parse(text: str) -> list[Node]:
 def _read_texts(text: str, root: Node) -> None:
     for path in list(_places(root)):
         owned = owner_of(root, path)
-        if owned is None or not isinstance(owned[0], Entries):
+        if owned is None or not isinstance(owned[0], MappingNode):
             continue
         owner, number = owned
         key, node = owner.entries[number]
@@ -82,9 +79,9 @@ def _inner(text: str, node: Scalar) -> Node | None:
         return None
     try:
         roots = parse_yaml(block)
-    except NotYaml:
+    except NotYamlError:
         return None
-    if len(roots) != 1 or not isinstance(roots[0], Entries) or roots[0].flow:
+    if len(roots) != 1 or not isinstance(roots[0], MappingNode) or roots[0].flow:
         return None
     _shift(roots[0], start)
     return roots[0]
@@ -97,7 +94,7 @@ def _shift(root: Node, by: int) -> None:
         node = pending.pop()
         node.start += by
         node.end += by
-        if isinstance(node, Entries):
+        if isinstance(node, MappingNode):
             pending += [part for entry in node.entries for part in entry]
-        elif isinstance(node, Items):
+        elif isinstance(node, SequenceNode):
             pending += node.items

@@ -35,7 +35,7 @@ class Hunk(Struct, frozen=True):
     was: str
 
 
-class CannotUndo(Exception):
+class CannotUndoError(Exception):
     """The block at the end, or a line that was converted, is not as the conversion left it. ``line`` counts from 1."""
 
     def __init__(self, line: int, message: str) -> None:
@@ -137,20 +137,20 @@ def is_converted(text: str) -> bool:
 
 
 def undone(text: str) -> str:
-    """Return the text as it was before it was converted. Raises CannotUndo."""
+    """Return the text as it was before it was converted. Raises CannotUndoError."""
     while is_converted(text):
         text = _undone_once(text)
     return text
 
 
 def undone_by(text: str, blocks: str) -> str:
-    """Return the text as it was before the conversions that left these blocks, the last one last. Raises CannotUndo."""
+    """Return the text before the conversions that left these blocks, the last one last. Raises CannotUndoError."""
     for block in reversed(blocks.split(BEGIN)[1:]):
         above = text if text.endswith("\n") else text + _newline(text)
         try:
             text = _undone_once(above + BEGIN + block)
-        except CannotUndo as error:
-            raise CannotUndo(0, error.message) from error
+        except CannotUndoError as error:
+            raise CannotUndoError(0, error.message) from error
     return text
 
 
@@ -159,7 +159,7 @@ def _undone_once(text: str) -> str:
     line = text.count("\n", 0, start) + 1
     end = text.find(END, start)
     if end < 0:
-        raise CannotUndo(line, "the end mark of what convert wrote is gone")
+        raise CannotUndoError(line, "the end mark of what convert wrote is gone")
     end = text.find("\n", end) + 1 or len(text)
     block, before, after = text[start:end].replace("\r", "").split("\n"), text[:start], text[end:]
     kept: list[tuple[int, Hunk]] = []
@@ -180,7 +180,7 @@ def _read(text: str, line: int) -> Hunk:
         if not (isinstance(place, int) and isinstance(places, int) and isinstance(now, str) and isinstance(was, str)):
             raise ValueError
     except (ValueError, TypeError, RecursionError) as error:
-        raise CannotUndo(line, "the comment that says what lines were cannot be read") from error
+        raise CannotUndoError(line, "the comment that says what lines were cannot be read") from error
     return Hunk(place, places, now, was)
 
 
@@ -193,7 +193,7 @@ def _put_back(text: str, hunks: Iterable[tuple[int, Hunk]]) -> str:
         places = found_at.places(hunk.now)
         if not hunk.now or len(places) != hunk.places or not 0 <= hunk.place < len(places):
             shown = hunk.now.strip().partition("\n")[0].strip()
-            raise CannotUndo(comment, f"the converted lines at {shown!r} were changed, added or taken out since")
+            raise CannotUndoError(comment, f"the converted lines at {shown!r} were changed, added or taken out since")
         found.append((places[hunk.place], hunk))
     for place, hunk in sorted(found, key=lambda one: one[0], reverse=True):
         lines[place : place + len(_split(hunk.now))] = [hunk.was]

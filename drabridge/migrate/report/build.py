@@ -1,15 +1,19 @@
-"""Make the report of the facts that were read. Pure."""
+"""Limit what the report shows to some namespaces and resources. Pure.
+
+Counts of nodes and of devices in slices stay those of the whole cluster, because all namespaces share them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
+from drabridge.config.problems import did_you_mean
+from drabridge.errors import ConfigError
 from drabridge.kube.features import POLICIES, FeatureState, feature_rows
-from drabridge.migrate.report.cluster_obstacles import class_obstacles, limited, node_obstacles, quota_obstacles
-from drabridge.migrate.report.codes import Code, Severity
+from drabridge.migrate.report.codes import LEFT_ALONE, Code, Severity
 from drabridge.migrate.report.facts import (
     ClaimFacts,
     ClassFacts,
@@ -19,7 +23,6 @@ from drabridge.migrate.report.facts import (
     SliceFacts,
     WorkloadFacts,
 )
-from drabridge.migrate.report.filters import Filter, Shown, check_namespaces, check_resources
 from drabridge.migrate.report.model import (
     Namespace,
     NamespaceSwitch,
@@ -32,11 +35,85 @@ from drabridge.migrate.report.model import (
     Workload,
     number,
 )
-from drabridge.migrate.report.names import ResourceNames
-from drabridge.migrate.report.namespaces import switched_words
-from drabridge.migrate.report.owners import OwnerChains
-from drabridge.migrate.report.tally import Tally, Use, WorkloadTally
-from drabridge.migrate.report.workload_obstacles import obstacle, workload_obstacles
+from drabridge.migrate.report.obstacles import (
+    class_obstacles,
+    limited,
+    node_obstacles,
+    obstacle,
+    quota_obstacles,
+    workload_obstacles,
+)
+from drabridge.migrate.report.tally import OwnerChains, ResourceNames, Tally, Use, WorkloadTally
+from drabridge.migrate.switch import marks
+
+
+class Filter(Struct, frozen=True):
+    """What the caller asked for; an empty set means all."""
+
+    namespaces: frozenset[str] = frozenset()
+    resources: frozenset[str] = frozenset()
+
+
+class Shown:
+    """Says what a filter leaves. ``row_of`` returns the row of a resource, ``workloads`` are all of the cluster."""
+
+    def __init__(
+        self, wanted: Filter, row_of: Callable[[str], str], workloads: Mapping[tuple[str, str, str], WorkloadTally]
+    ) -> None:
+        self._namespaces = wanted.namespaces
+        self._resources = frozenset(map(row_of, wanted.resources))
+        self._row_of = row_of
+        self._of_others = {
+            (namespace, f"{kind}/{name}")
+            for (namespace, kind, name), one in workloads.items()
+            if one.uses and not any(map(self.resource, one.uses))
+        }
+
+    def namespace(self, name: str) -> bool:
+        return not self._namespaces or name in self._namespaces
+
+    def resource(self, name: str) -> bool:
+        return not self._resources or self._row_of(name) in self._resources
+
+    def workload(self, one: WorkloadTally) -> bool:
+        return self.namespace(one.chain.namespace) and any(map(self.resource, one.uses))
+
+    def is_left(self, one: WorkloadTally) -> bool:
+        """Return whether a workload has limits of a resource that is shown."""
+        return one.has_limits and any(map(self.resource, one.per_pod))
+
+    def obstacle(self, one: Obstacle) -> bool:
+        """Return whether an obstacle is shown; one without a namespace or a resource is about all of them."""
+        if one.namespace and not self.namespace(one.namespace):
+            return False
+        return self.resource(one.resource) if one.resource else (one.namespace, one.object) not in self._of_others
+
+
+def check_namespaces(wanted: Filter, known: Collection[str]) -> None:
+    """Raise ConfigError for a namespace that is not there: a slip would look like one without devices."""
+    for name in sorted(wanted.namespaces - set(known)):
+        hint = did_you_mean(name, sorted(known)) or "kubectl get namespaces lists them"
+        raise ConfigError(f"there is no namespace {name}", hint=hint)
+
+
+def check_classes(said: Collection[str], known: Collection[str]) -> None:
+    """Raise ConfigError for a DeviceClass that is not there and that no claim names: a slip would count nothing."""
+    for name in sorted(set(said) - set(known)):
+        hint = did_you_mean(name, sorted(known)) or f"There {_are(sorted(known))}; kubectl get deviceclasses lists them"
+        raise ConfigError(f"there is no DeviceClass {name}", hint=hint)
+
+
+def _are(names: list[str]) -> str:
+    return f"is {names[0]}" if len(names) == 1 else f"are {', '.join(names)}" if names else "is none"
+
+
+def check_resources(wanted: Filter, row_of: Callable[[str], str], known: Collection[str]) -> None:
+    """Raise ConfigError for a resource that the cluster does not have: a slip would look like one that nobody uses."""
+    for name in sorted(wanted.resources):
+        if row_of(name) not in known:
+            hint = did_you_mean(name, sorted(known)) or "`drabridge migrate report` without --resource shows all"
+            raise ConfigError(f"nothing in the cluster has or asks for {name}", hint=hint)
+
 
 ALL = Filter()
 _STAY = (Code.STATIC_POD, Code.FIXED_NODE_NAME)
@@ -219,3 +296,33 @@ def _unread_obstacles(facts: Facts) -> Iterator[Obstacle]:
 def _order(one: Obstacle) -> tuple[bool, int, str, str, str]:
     codes = list(Code)
     return one.severity is not Severity.BLOCKER, codes.index(one.code), one.namespace, one.object, one.resource
+
+
+_WHAT_STAYS = "of DaemonSets, static, with nodeName, or with more than 32 devices"
+
+
+def switched_words(switch: NamespaceSwitch, left: Sequence[WorkloadTally]) -> str:
+    """Say what new pods get, and how many old ones are to be rolled out. ``left``: workloads that have limits."""
+    stay = sum(one.limit_pods for one in left if _stays(one))
+    old = sum(one.limit_pods for one in left) - stay
+    words = [f"{_new_pods(switch)} get claims"]
+    if old:
+        still = f"{number(old, 'pod')} still {'has' if old == 1 else 'have'} limits"
+        part = switch.percent < marks.ALL_OWNERS or switch.selector
+        out = "roll out those that it is for" if part else f"roll {'it' if old == 1 else 'them'} out"
+        words.append(f"{still}: {out}")
+    if stay:
+        words.append(f"the switch leaves {number(stay, 'pod')} alone: {_WHAT_STAYS}")
+    if not old and not stay:
+        words.append("no pod has limits any more")
+    return "; ".join(words)
+
+
+def _stays(one: WorkloadTally) -> bool:
+    """Return whether the switch's policy leaves the pods of a workload alone."""
+    return one.chain.kinds[1:2] == ("DaemonSet",) or any(code in LEFT_ALONE for code, _ in one.signs)
+
+
+def _new_pods(switch: NamespaceSwitch) -> str:
+    words = f"new pods with {switch.selector}" if switch.selector else "new pods"
+    return words if switch.percent >= marks.ALL_OWNERS else f"{words} of {switch.percent} % of the owners"

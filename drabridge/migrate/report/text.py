@@ -70,8 +70,8 @@ def percent(done: int | None) -> str:
 
 
 def _lines(report: Report, layout: Layout) -> Iterator[str]:
-    yield from _wrapped(headline(report), layout, "")
-    yield from _wrapped(filter_line(report), layout, "") if filter_line(report) else ()
+    yield from wrapped(headline(report), layout, "")
+    yield from wrapped(filter_line(report), layout, "") if filter_line(report) else ()
     yield ""
     if report.resources:
         yield from _resources(report, layout)
@@ -81,7 +81,7 @@ def _lines(report: Report, layout: Layout) -> Iterator[str]:
             yield NOBODY
             yield ""
         for line in LEGEND:
-            yield from _wrapped(line, layout, "")
+            yield from wrapped(line, layout, "")
     else:
         yield "No node has devices, and no pod asks for one."
     for severity in Severity:
@@ -95,7 +95,7 @@ def _lines(report: Report, layout: Layout) -> Iterator[str]:
         yield ""
         yield "NOT READ"
         for one in report.unread:
-            yield from _wrapped(f"{one.verb} {one.resource}: {one.reason}".strip(), layout, "  ")
+            yield from wrapped(f"{one.verb} {one.resource}: {one.reason}".strip(), layout, "  ")
 
 
 def _resources(report: Report, layout: Layout) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _namespaces(report: Report, layout: Layout) -> Iterator[str]:
         yield _table(header, rows, layout)
         yield from _left_out(len(spaces) - len(shown), "namespaces")
     for one in shown:
-        yield from _wrapped(f"{one.name}: {one.fits}: {one.because}", layout, "  - ")
+        yield from wrapped(f"{one.name}: {one.fits}: {one.because}", layout, "  - ")
     yield ""
 
 
@@ -156,11 +156,11 @@ def _workloads(report: Report, layout: Layout) -> Iterator[str]:
 def _obstacles(obstacles: Sequence[Obstacle], layout: Layout) -> Iterator[str]:
     for code, group in groupby(obstacles, key=lambda one: one.code):
         same = list(group)
-        yield from _wrapped(f"{code} ({len(same)}): {same[0].why}", layout, "  ")
-        yield from _wrapped(f"-> {same[0].action}", layout, "    ", hanging=3)
+        yield from wrapped(f"{code} ({len(same)}): {same[0].why}", layout, "  ")
+        yield from wrapped(f"-> {same[0].action}", layout, "    ", hanging=3)
         shown = same if layout.wide else same[:MOST_OBJECTS]
         for one in shown:
-            yield from _wrapped(f"{place(one)}{details(one)}", layout, "    - ")
+            yield from wrapped(f"{place(one)}{details(one)}", layout, "    - ")
         yield from _left_out(len(same) - len(shown), "objects", "      ")
 
 
@@ -180,7 +180,7 @@ def _features(report: Report, layout: Layout) -> Iterator[str]:
         yield ""
         yield "NOT IN THIS CLUSTER"
         for sentence in lacking:
-            yield from _wrapped(sentence, layout, "  ")
+            yield from wrapped(sentence, layout, "  ")
 
 
 def lacking_features(report: Report) -> list[str]:
@@ -204,7 +204,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], layout: Layout)
     return render(heads, [[cut(cell, MOST_WORDS) for cell in row] for row in rows], layout.width, drop_empty=False)
 
 
-def _wrapped(words: str, layout: Layout, indent: str, *, hanging: int = 0) -> Iterator[str]:
+def wrapped(words: str, layout: Layout, indent: str, *, hanging: int = 0) -> Iterator[str]:
     words = cut(words, MOST_WORDS)
     if layout.width is None:
         yield indent + words

@@ -25,10 +25,18 @@ from drabridge.kube.api import (
 from drabridge.kube.feature_questions import keeps_extended_names, policy_version
 from drabridge.kube.features import FEATURES
 from drabridge.migrate.convert.templates import Template
-from drabridge.migrate.report.reads import NAMESPACES, WORKLOADS, claim_templates
+from drabridge.migrate.report.facts import NAMESPACES, WORKLOADS, claim_templates
 from drabridge.migrate.switch import marks
-from drabridge.migrate.switch.claims_of_pod import MOST_DEVICES, bucket, claims_of_pod
-from drabridge.migrate.switch.policy import GROUP, MISSING, base_of, classes_of, policies
+from drabridge.migrate.switch.policy import (
+    GROUP,
+    MISSING,
+    MOST_DEVICES,
+    base_of,
+    bucket,
+    claims_of_pod,
+    classes_of,
+    policies,
+)
 
 Json = Mapping[str, Any]
 Tell = Callable[[str], None]

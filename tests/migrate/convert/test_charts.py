@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from drabridge.cli import main
-from drabridge.migrate.convert.batch import Source, convert_group
 from drabridge.migrate.convert.charts import CHARTS, GPU, Chart
-from drabridge.migrate.convert.conversion import convert
+from drabridge.migrate.convert.conversion import Source, convert, convert_group
 from drabridge.migrate.convert.left_over import State
 from drabridge.migrate.convert.settings import Level
 from tests.deploy.kubectl import KubectlRefusedError, kubectl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drabridge.migrate.convert.labels import NVIDIA, Term, cel
+from drabridge.migrate.convert.settings import NVIDIA, Term, cel
 from drabridge.sim.scheduler.cel import device_value, matches
 from tests.migrate.convert.checks import PUBLISHED
 

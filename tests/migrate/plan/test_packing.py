@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.migrate.plan.document import How
-from drabridge.migrate.plan.packing import Demand, NodeState, Packing
-from drabridge.migrate.plan.places import may_run
+from drabridge.migrate.plan.packing import Demand, NodeState, Packing, may_run
 from drabridge.migrate.report.facts import NodeFacts, Place, Requirement, Toleration
 
 GPUS = 8
