@@ -1,7 +1,4 @@
-"""List the operators that make something of device limits: the report warns of them, a conversion says what to do.
-
-Each was reported to its project, or is in its source.
-"""
+"""Say what stands behind a live object: what installed it and would undo a change, and which operators count limits."""
 
 from __future__ import annotations
 

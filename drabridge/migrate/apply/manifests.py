@@ -1,4 +1,9 @@
-"""Read the manifests of a plan: which workloads they make, and what each becomes."""
+"""Read and write the manifests of a plan: which workloads they make, what each becomes, and back.
+
+What a release of Helm makes gets a folder instead: Kustomize patches what Helm makes, as a post-renderer. The state
+file may have come with the plan from somebody else, so it is believed about two kinds of files: manifests that this
+plan names, and these folders.
+"""
 
 from __future__ import annotations
 
@@ -158,15 +163,6 @@ def files_for_helm(words: str, changed: Iterable[Converted]) -> dict[str, str]:
     return {**files, **{f"{_CLAIMS}/{name}": text for name, text in patches.items()}}
 
 
-def write_new(path: Path, text: str) -> None:
-    """Write a file of the folder. Raises HostError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode(), mode=0o644, care=Care.WHOLE)
-    except OSError as error:
-        raise HostError(f"{path} cannot be written: {error.strerror}") from error
-
-
 def remove(path: Path) -> None:
     """Remove a file of the folder, and the folder where it was the last one. Raises HostError."""
     try:
@@ -207,9 +203,11 @@ def manifests_of(plan: Plan, folder: Path) -> frozenset[Path]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a manifest over. Raises HostError."""
+    """Write a manifest over, or a new file of a folder. Raises HostError."""
     try:
-        write_atomically(path, text.encode(), mode=path.stat().st_mode & 0o777, care=Care.WHOLE)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        write_atomically(path, text.encode(), mode=mode, care=Care.WHOLE)
     except OSError as error:
         raise HostError(f"{path} cannot be written: {error.strerror}") from error
 

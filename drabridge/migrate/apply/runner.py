@@ -1,4 +1,4 @@
-"""Bring to an object in the cluster what changed between two texts of it, and nothing else. Pure."""
+"""Do the steps of a plan, one by one, and undo them. Each can be interrupted anywhere, and done again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from msgspec import Struct
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, ConflictError, DeniedError, InvalidError, NotFoundError, served_version
 from drabridge.migrate.apply import manifests
-from drabridge.migrate.apply import waiting as rollouts
 from drabridge.migrate.apply.lanes import LaneKeeper
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
-from drabridge.migrate.apply.waiting import Tell, Waiting
+from drabridge.migrate.apply.waiting import Tell, Waiting, find, kind_of, restart, split, wait
 from drabridge.migrate.installers import Installer, installer_of, operator_of
 from drabridge.migrate.plan.build import cluster_id, demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
@@ -62,12 +61,16 @@ def _named(items: object) -> bool:
 
 
 class Change(Struct, frozen=True):
-    """How a step changes a workload: which manifest, what owns the workload, whether the manifest is the owner's."""
+    """How a step changes a workload: by which manifest, what owns the workload, whether the manifest is the owner's."""
 
-    key: manifests.ObjectKey
     converted: manifests.Converted
     owner: Installer | None
     of_owner: bool
+
+    @property
+    def by_helm(self) -> bool:
+        """Return whether a release of Helm must be upgraded with a patch, because nothing brings the manifest."""
+        return self.owner is not None and not (self.of_owner or self.owner.from_git)
 
 
 class Owners:
@@ -82,15 +85,15 @@ class Owners:
         owner = await self.installer(step, move)
         own = _key(step, move)
         if own in found.objects:
-            return Change(own, found.objects[own], owner, of_owner=False)
+            return Change(found.objects[own], owner, of_owner=False)
         key = None if owner is None else owner.manifest_in(found.objects)
-        return None if key is None else Change(key, found.objects[key], owner, of_owner=True)
+        return None if key is None else Change(found.objects[key], owner, of_owner=True)
 
     async def installer(self, step: Step, move: Move) -> Installer | None:
         """Return what owns a live object, and would undo a change of it."""
         if not can_change(move):
-            return operator_of(rollouts.split(move.object)[0])
-        live = await rollouts.find(self._cluster, step.namespace, move.object)
+            return operator_of(split(move.object)[0])
+        live = await find(self._cluster, step.namespace, move.object)
         return None if live is None else installer_of(live["metadata"])
 
     async def keys(self, step: Step, found: manifests.Manifests) -> set[manifests.ObjectKey]:
@@ -107,11 +110,11 @@ class Owners:
 
 def can_change(move: Move) -> bool:
     """Whether a workload is of a kind that Kubernetes itself has: others are changed by their operators."""
-    return is_built_in(rollouts.split(move.object)[0])
+    return is_built_in(split(move.object)[0])
 
 
 def _key(step: Step, move: Move) -> manifests.ObjectKey:
-    return (step.namespace, *rollouts.split(move.object))
+    return (step.namespace, *split(move.object))
 
 
 _TRIES = 5  # an object that changes while it is written is read again
@@ -254,7 +257,7 @@ class Runner:
                     continue
                 raise _no_manifest(step, move)
             converted, owner = change.converted, change.owner
-            if owner is not None and not (change.of_owner or owner.from_git):
+            if owner is not None and change.by_helm:
                 for_helm.setdefault(owner.words, []).append(converted)
                 continue
             if owner is not None:
@@ -276,13 +279,17 @@ class Runner:
         """Write the folder with which a release of Helm is upgraded; return its name. Raises HostError."""
         folder = manifests.folder_of(words)
         for name, text in manifests.files_for_helm(words, changed).items():
-            path = self._folder / folder / name
-            relative = beside(path, self._folder)
-            if not any(one.path == relative for one in record.files):
-                record.files.append(FileBefore(relative, "", text))
-                self._state.save()
-            manifests.write_new(path, text)
+            self._write(record, self._folder / folder / name, "", text)
         return folder
+
+    def _write(self, record: Record, path: Path, before: str, after: str) -> str:
+        """Write a file over, once what it was is kept; return its name. Raises HostError."""
+        name = beside(path, self._folder)
+        if not any(one.path == name for one in record.files):
+            record.files.append(FileBefore(name, before, after))
+            self._state.save()
+        manifests.write(path, after)
+        return name
 
     async def _until_brought(self, step: Step, waiting: Waiting) -> None:
         """Wait until those who install the step's objects have brought the converted manifests to the cluster."""
@@ -295,7 +302,7 @@ class Runner:
             for move in step.moves:
                 if move in custom:
                     continue
-                live = await rollouts.find(self._cluster, step.namespace, move.object)
+                live = await find(self._cluster, step.namespace, move.object)
                 brought = live is None or not _asks_by_limits(live, self._plan.resource)
                 if not brought and installer_of(live["metadata"] if live else {}) is not None:
                     left.append(move.object)
@@ -313,9 +320,9 @@ class Runner:
 
     async def _bring(self, namespace: str, move: Move, before: Any, after: Any, *, dry_run: bool = False) -> bool:
         """Bring what changed between two manifests to the live object; return whether that changed it."""
-        where = rollouts.kind_of(rollouts.split(move.object)[0])
+        where = kind_of(split(move.object)[0])
         for turn in range(_TRIES):
-            live = await rollouts.find(self._cluster, namespace, move.object)
+            live = await find(self._cluster, namespace, move.object)
             if live is None:
                 raise ClusterError(f"there is no {namespace}/{move.object}", hint="Plan again")
             wanted = merged(live, before, after)
@@ -341,13 +348,7 @@ class Runner:
         to_come -= await self._owners.keys(step, found)
         if any(key in to_come for key, one in found.objects.items() if one.path == path):
             return
-        before, after = found.texts[path]
-        name = beside(path, self._folder)
-        if not any(one.path == name for one in record.files):
-            record.files.append(FileBefore(name, before, after))
-            self._state.save()
-        manifests.write(path, after)
-        waiting.say(name, "converted")
+        waiting.say(self._write(record, path, *found.texts[path]), "converted")
 
     async def _by_others(self, step: Step, waiting: Waiting) -> None:
         if not self._options.wait_for_manifests:
@@ -398,8 +399,7 @@ class Runner:
             if change is None:
                 raise ClusterError(f"no manifest makes {step.namespace}/{move.object} any more")
             if (owner := change.owner) is not None:
-                helm = not (change.of_owner or owner.from_git)
-                do = "upgrade without the folder" if helm else "commit its manifest"
+                do = "upgrade without the folder" if change.by_helm else "commit its manifest"
                 waiting.say(move.object, f"{do}: {owner.words} brings it to the cluster")
                 continue
             if await self._bring(step.namespace, move, change.converted.after, change.converted.before):
@@ -417,15 +417,15 @@ class Runner:
                 if move.how is not How.NEXT:
                     waiting.say(move.object, "is not rolled out: its pods stay as they are until they end")
                 continue
-            if await rollouts.find(self._cluster, step.namespace, move.object) is None:
+            if await find(self._cluster, step.namespace, move.object) is None:
                 waiting.say(move.object, "is gone")
                 continue
             if step.way is Way.SWITCH:
                 if move.object not in restarts:
                     restarts[move.object] = now()
                     self._state.save()
-                await rollouts.restart(self._cluster, step.namespace, move.object, restarts[move.object])
-            await rollouts.wait(self._cluster, step.namespace, move.object, waiting)
+                await restart(self._cluster, step.namespace, move.object, restarts[move.object])
+            await wait(self._cluster, step.namespace, move.object, waiting)
             waiting.say(move.object, "rolled out")
 
     async def _demands(self) -> list[Demand]:

@@ -1,4 +1,4 @@
-"""Tell what happens, and wait for what others do."""
+"""Tell what happens, and wait for what others do: rollouts, for the most part."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 A chart that has keys for claims gets them in its values. One that makes a claim itself is told to. Of the others the
 values stay, and a patch of what Helm makes of them says the claims: so nothing that templates read of the limits
 changes, and the patch fails where they are not what the values said. Of the rest the row says what is in the way.
+Values stand in an object of Flux, Argo CD or k3s, or alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Convert one text that is YAML or JSON: what is there, what changes in it, and what stays as it is."""
+"""Convert manifests from limits to claims: texts in, texts and findings out, no files and no cluster."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ class Converter:
                 message = f"there is a ResourceClaimTemplate {clash.name} already, and it says something else"
                 self.find(Level.LEFT, pod, (), message, "rename or remove it")
                 continue
-            wanted = (Existing(one.namespace, one.name, one.spec()) for one in plan.templates)
+            wanted = (Existing(one.namespace, one.name, one.document()["spec"]) for one in plan.templates)
             taken += [one for one in wanted if one not in taken]
             for remark in plan.remarks:
                 self.find(Level.NOTE, pod, remark.path, remark.message, remark.hint)
@@ -617,7 +617,7 @@ def convert_group(sources: Sequence[Source], settings: Settings, *, can_undo: bo
         path = PurePath(source.name)
         chart = charts.get(path, "")
         conversion = convert(source.text, settings, there, can_undo=can_undo, file=path.name, chart=chart)
-        there += [Existing(one.namespace, one.name, one.spec()) for one in conversion.templates]
+        there += [Existing(one.namespace, one.name, one.document()["spec"]) for one in conversion.templates]
         outcomes.append(Outcome(source, conversion))
     return outcomes
 

@@ -198,6 +198,11 @@ class Manifest(Struct, frozen=True):
         """Return the API group; "" for the core's."""
         return text_at(self.body, "apiVersion").rpartition("/")[0]
 
+    @property
+    def version(self) -> str:
+        """Return the version of its API."""
+        return text_at(self.body, "apiVersion").rpartition("/")[2]
+
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" if self.name else self.kind
 

@@ -1,4 +1,4 @@
-"""Say the claims of a chart's pod in a patch of what Helm makes: within a HelmRelease of Flux, or as a folder.
+"""Write a conversion as patches that Kustomize makes: of objects, and of what Helm makes of a chart.
 
 A patch tests each limit before it takes it out. So it fails, and nothing changes, where the limits are not what the
 values said: other values come on top, or the chart has changed.
@@ -15,7 +15,7 @@ from drabridge.migrate.convert.charts import ARGO, Release
 from drabridge.migrate.convert.kinds import Manifest, Rendered
 from drabridge.migrate.convert.pods import ConvertedPod
 from drabridge.migrate.convert.settings import Finding, Level
-from drabridge.migrate.convert.splice import Add, Append, Operation, flow_text, in_order, json_patch, scalar
+from drabridge.migrate.convert.splice import Add, Append, Operation, block_lines, flow_text, in_order, json_patch
 from drabridge.migrate.convert.templates import TEMPLATES_FILE, Template, missing, templates_file
 from drabridge.migrate.convert.yaml_nodes import (
     Leaf,
@@ -57,8 +57,11 @@ class Patch(Struct, frozen=True):
 
 def patch_of(rendered: Rendered, operations: Iterable[Operation]) -> Patch:
     """Return the patch that does with the pod that a chart makes what operations do with the rendered one."""
-    lines = json_patch(in_order(operations), rendered.body, _POD)
-    return Patch(rendered.kind, rendered.selector, "".join(f"- {line}\n" for line in lines))
+    return Patch(rendered.kind, rendered.selector, _patch_text(in_order(operations), rendered.body, _POD))
+
+
+def _patch_text(operations: Iterable[Operation], body: Value, start: Path = ()) -> str:
+    return "".join(f"- {line}\n" for line in json_patch(operations, body, start))
 
 
 def in_release(body: Value, patches: Sequence[Patch]) -> Operation:
@@ -101,7 +104,9 @@ def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[
             f"#   kubectl kustomize {file}{FOLDER_SUFFIX} | kubectl apply -n NAMESPACE -f -",
             "# or in a script for helm upgrade --post-renderer: cat > rendered.yaml && kubectl kustomize .",
         )
-        found[KUSTOMIZATION] = kustomization(head, (f"- {RENDERED_FILE}", f"- {TEMPLATES_FILE}"), (), patches)
+        found[KUSTOMIZATION] = _kustomization(
+            head, {"resources": [RENDERED_FILE, TEMPLATES_FILE], "patches": [one.value() for one in patches]}
+        )
     return found
 
 
@@ -112,17 +117,9 @@ def joined(old: str, new: str) -> str:
     return f"{head}\n{_BETWEEN.join(dict.fromkeys(documents))}"
 
 
-def kustomization(head: Sequence[str], resources: Sequence[str], more: Sequence[str], patches: Sequence[Patch]) -> str:
-    """Return a kustomization with patches; ``more``: its other lines."""
-    lines = [*head, "apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", *more]
-    lines += ["resources:", *resources, "patches:"]
-    for one in patches:
-        lines += ["- target:", f"    kind: {scalar(one.kind)}", f"    labelSelector: {scalar(one.selector)}"]
-        lines += ["  patch: |", *(f"    {line}" for line in one.text.splitlines())]
-    return "\n".join(lines) + "\n"
-
-
-COMPONENT_FILE = "kustomization.yaml"
+def _kustomization(head: Iterable[str], said: dict[str, Value]) -> str:
+    kind: dict[str, Value] = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    return "\n".join([*head, *block_lines({**kind, **said})]) + "\n"
 
 
 def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[str, str]:
@@ -133,23 +130,19 @@ def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[
     """
     pods = [pod for pod in pods if _named(pod)]
     templates = missing([template for pod in pods for template in pod.templates], ())
-    lines = [
-        "# Written by drabridge migrate convert: name this folder under components: of your kustomization.",
-        "apiVersion: kustomize.config.k8s.io/v1alpha1",
-        "kind: Component",
-        "resources:",
-        f"- {TEMPLATES_FILE}",
-        "patches:",
-    ]
+    patches: list[Value] = []
     for pod in pods:
-        group, _, version = text_at(pod.manifest.body, "apiVersion").rpartition("/")
-        target = {"group": group, "version": version, "kind": pod.manifest.kind, "name": pod.manifest.name}
-        if pod.manifest.namespace and namespaced:
-            target["namespace"] = pod.manifest.namespace
-        lines += ["- target:"]
-        lines += [f"    {key}: {scalar(text)}" for key, text in target.items() if text]
-        lines += ["  patch: |-", *(f"    - {line}" for line in json_patch(pod.operations, pod.manifest.body))]
-    return {COMPONENT_FILE: "\n".join(lines) + "\n", TEMPLATES_FILE: templates_file(templates)}
+        target: dict[str, Value] = {"group": pod.manifest.group, "version": pod.manifest.version}
+        target |= {"kind": pod.manifest.kind, "name": pod.manifest.name}
+        target |= {"namespace": pod.manifest.namespace} if namespaced else {}
+        text = _patch_text(pod.operations, pod.manifest.body)
+        patches.append({"target": {key: one for key, one in target.items() if one}, "patch": text})
+    head = [f"{HEAD}: name this folder under components: of your kustomization."]
+    said = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "resources": [TEMPLATES_FILE]}
+    return {
+        KUSTOMIZATION: _kustomization(head, {**said, "patches": patches}),
+        TEMPLATES_FILE: templates_file(templates),
+    }
 
 
 def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
@@ -193,67 +186,48 @@ class Patched(Struct, frozen=True):
     templates: Sequence[Template]
 
 
-class _Source(Struct, frozen=True):
-    """A chart as Argo CD installs it: where it is, the name of its release, and its values as YAML."""
-
-    chart: str
-    repository: str
-    version: str
-    release: str
-    namespace: str
-    values: str
-
-
-def _folder(source: _Source, patches: Sequence[Patch], templates: Sequence[Template]) -> dict[str, str]:
-    head = (
-        f"{HEAD} for the Application {source.release}: commit this folder, and let spec.source",
-        "# name its path instead of the chart. Argo CD needs kustomize.buildOptions: --enable-helm in argocd-cm.",
-    )
-    named = (
-        ("name", source.chart),
-        ("repo", source.repository if "://" in source.repository else f"oci://{source.repository}"),
-        ("version", source.version),
-        ("releaseName", source.release),
-        ("namespace", source.namespace),
-        ("valuesFile", VALUES_FILE),
-    )
-    first, *others = [f"{key}: {scalar(text)}" for key, text in named if text]
-    chart = ("helmCharts:", f"- {first}", *(f"  {line}" for line in others))
-    return {
-        KUSTOMIZATION: kustomization(head, (f"- {TEMPLATES_FILE}",), chart, patches),
-        TEMPLATES_FILE: templates_file(templates),
-        VALUES_FILE: source.values,
-    }
-
-
 def folders(found: Iterable[Patched]) -> dict[str, dict[str, str]]:
     """Return a folder for each Application that one can stand for: the name of its release -> its files."""
-    by_source: dict[_Source, list[Patched]] = {}
+    by_chart: dict[tuple[str, ...], list[Patched]] = {}
     for one in found:
-        if (source := _source(one)) is not None:
-            by_source.setdefault(source, []).append(one)
+        if chart := _chart(one):
+            by_chart.setdefault(chart, []).append(one)
     made: dict[str, dict[str, str]] = {}
-    for source, some in by_source.items():
+    for (name, repository, version, release, namespace, values), some in by_chart.items():
+        head = (
+            f"{HEAD} for the Application {release}: commit this folder, and let spec.source",
+            "# name its path instead of the chart. Argo CD needs kustomize.buildOptions: --enable-helm in argocd-cm.",
+        )
+        chart: dict[str, Value] = {
+            "name": name,
+            "repo": repository if "://" in repository else f"oci://{repository}",
+            "version": version,
+            "releaseName": release,
+            "namespace": namespace,
+            "valuesFile": VALUES_FILE,
+        }
+        charts: list[Value] = [{key: one for key, one in chart.items() if one}]
+        patches = [one.patch.value() for one in some]
+        said: dict[str, Value] = {"helmCharts": charts, "resources": [TEMPLATES_FILE], "patches": patches}
         templates = missing([template for one in some for template in one.templates], ())
-        made.setdefault(source.release, _folder(source, [one.patch for one in some], templates))
+        files = {
+            KUSTOMIZATION: _kustomization(head, said),
+            TEMPLATES_FILE: templates_file(templates),
+            VALUES_FILE: values,
+        }
+        made.setdefault(release, files)
     return made
 
 
-def _source(one: Patched) -> _Source | None:
-    """Return the chart of an Application; None where a folder cannot stand for it."""
+def _chart(one: Patched) -> tuple[str, ...]:
+    """Return (chart, repository, version, release, namespace, values) of an Application; () where no folder can be."""
     manifest, source = one.manifest, at(one.manifest.body, one.release.source)
     name = text_at(at(source, ("helm",)), "releaseName") or manifest.name
     values = node_at(one.root, (*manifest.path, *one.release.values))
-    if manifest.kind != ARGO or not text_at(source, "chart") or not _NAME.fullmatch(name) or values is None:
-        return None
-    return _Source(
-        text_at(source, "chart"),
-        text_at(source, "repoURL"),
-        text_at(source, "targetRevision"),
-        name,
-        manifest.pods_namespace,
-        _text_alone(one.text, values),
-    )
+    chart, repository, version = (text_at(source, key) for key in ("chart", "repoURL", "targetRevision"))
+    if manifest.kind != ARGO or not chart or not _NAME.fullmatch(name) or values is None:
+        return ()
+    return chart, repository, version, name, manifest.pods_namespace, _text_alone(one.text, values)
 
 
 def _text_alone(text: str, node: Node) -> str:

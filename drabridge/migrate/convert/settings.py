@@ -1,4 +1,4 @@
-"""Turn node selectors on the labels of a vendor's feature discovery into CEL on the device's own attributes."""
+"""What the caller of a conversion decides, how node labels become CEL, and what a conversion has to say."""
 
 from __future__ import annotations
 

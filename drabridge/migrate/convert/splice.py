@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ from drabridge.migrate.convert.yaml_nodes import (
     owner_of,
     target,
 )
-from drabridge.yaml_reader import Key, MappingNode, Node, Path, Scalar, SequenceNode
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode
 
 _DASH = re.compile(r"[ \t]*-[ ]+")
 _LINES = re.compile(r"(?:[!-~][ -~]*\n)+")  # a text that a literal block scalar has as it is
@@ -78,12 +78,8 @@ def applied(document: Value, operations: Iterable[Operation]) -> Value:
     Removals come last, so that all paths are those of the given document.
     """
     for operation in in_order(operations):
-        if isinstance(operation, Remove):
-            document = _changed(document, operation.path[:-1], _without(operation.path[-1]))
-        elif isinstance(operation, Add):
-            document = _changed(document, operation.path, _with_key(operation.key, operation.new))
-        else:
-            document = _changed(document, operation.path, _with_item(operation.new))
+        removes = isinstance(operation, Remove)
+        document = _changed(document, operation.path[:-1] if removes else operation.path, operation)
     return document
 
 
@@ -96,42 +92,20 @@ def _reverse_of(path: Path) -> tuple[tuple[int, str], ...]:
     return tuple((-part, "") if isinstance(part, int) else (0, part) for part in path)
 
 
-def _changed(document: Value, path: Path, change: Callable[[Value], Value]) -> Value:
+def _changed(document: Value, path: Path, operation: Operation) -> Value:
     """Copy what lies along the path and share the rest: an alias's other places must not change."""
-    if not path:
-        return change(document)
-    head, *rest = path
-    if isinstance(document, dict) and isinstance(head, str):
-        return {**document, head: _changed(document[head], tuple(rest), change)}
+    if isinstance(document, dict):
+        if path:
+            return {**document, str(path[0]): _changed(document[str(path[0])], path[1:], operation)}
+        if isinstance(operation, Add):
+            return {operation.key: operation.new, **document}
+        return {key: child for key, child in document.items() if key != operation.path[-1]}
     assert isinstance(document, list)
-    assert isinstance(head, int)
-    return [*document[:head], _changed(document[head], tuple(rest), change), *document[head + 1 :]]
-
-
-def _without(key: Key) -> Callable[[Value], Value]:
-    def change(owner: Value) -> Value:
-        if isinstance(owner, dict):
-            return {name: child for name, child in owner.items() if name != key}
-        assert isinstance(owner, list)
-        return [item for number, item in enumerate(owner) if number != key]
-
-    return change
-
-
-def _with_key(key: str, new: Value) -> Callable[[Value], Value]:
-    def change(owner: Value) -> Value:
-        assert isinstance(owner, dict)
-        return {key: new, **owner}
-
-    return change
-
-
-def _with_item(new: Value) -> Callable[[Value], Value]:
-    def change(owner: Value) -> Value:
-        assert isinstance(owner, list)
-        return [*owner, new]
-
-    return change
+    if path:
+        return [_changed(one, path[1:], operation) if i == path[0] else one for i, one in enumerate(document)]
+    if isinstance(operation, Append):
+        return [*document, operation.new]
+    return [one for i, one in enumerate(document) if i != operation.path[-1]]
 
 
 # --- where the text changes for it ----------------------------------------------------------------------------------
@@ -198,7 +172,7 @@ class _Writer:
     def __init__(self, text: str, root: Node, is_json: bool) -> None:
         self._text = text
         self._is_json = is_json
-        self._dash_offset = self._offset_of_dashes(root)
+        self._dashes = self._offset_of_dashes(root)
         first = text.find("\n")
         self._newline = "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
 
@@ -275,7 +249,7 @@ class _Writer:
         key, child = owner.entries[0]
         start = self._line_start(key.start)
         before = self._before(key.start)
-        lines = [line for name, new in added.items() for line in self._block_lines(name, new)]
+        lines = block_lines(added, self._dashes)
         end = self._line_end(child.end)
         if (
             before.strip()
@@ -298,7 +272,7 @@ class _Writer:
         if not isinstance(child, Scalar) or child.style in ("|", ">"):
             raise UnspliceableError(f"{key_text(key)} shares its line with what stands before it")
         indent = " " * len(self._before(key.start))
-        lines = [line for name, new in added.items() for line in self._block_lines(name, new)]
+        lines = block_lines(added, self._dashes)
         return Edit(key.start, child.end, f"{self._newline}{indent}".join(lines))
 
     def _above_comments(self, start: int) -> int:
@@ -318,32 +292,12 @@ class _Writer:
         if not _DASH.fullmatch(before):
             raise UnspliceableError("a list's item shares its line with what stands before it")
         indent = before[: before.index("-")]
-        text = "".join(f"{indent}{line}{self._newline}" for new in appended for line in self._item_lines(new))
+        text = "".join(f"{indent}{line}{self._newline}" for new in appended for line in _item_lines(new, self._dashes))
         end = content_end(owner)
         end = end if self._text[end - 1 : end] == "\n" else self._line_end(end)
         if not self._text[:end].endswith("\n"):
             text = self._newline + text.removesuffix(self._newline)
         return [Edit(end, end, text)]
-
-    def _block_lines(self, key: str, new: Value) -> list[str]:
-        if isinstance(new, str | Leaf):
-            text = leaf_text(new)
-            if _LINES.fullmatch(text):
-                return [f"{scalar(key)}: |", *(f"  {line}" for line in text.splitlines())]
-            return [f"{scalar(key)}: {flow_text(new, json_style=False)}"]
-        if isinstance(new, list):
-            indent = " " * self._dash_offset
-            return [f"{scalar(key)}:", *(indent + line for item in new for line in self._item_lines(item))]
-        return [
-            f"{scalar(key)}:",
-            *("  " + line for name, child in new.items() for line in self._block_lines(name, child)),
-        ]
-
-    def _item_lines(self, new: Value) -> list[str]:
-        if isinstance(new, dict):
-            first, *others = [line for key, child in new.items() for line in self._block_lines(key, child)]
-            return [f"- {first}", *(f"  {line}" for line in others)]
-        return [f"- {flow_text(new, json_style=False)}"]
 
     # -- flow style: parts of a line
 
@@ -381,6 +335,29 @@ def _flow_removals(spans: Items[tuple[int, int]], kept: Items[int]) -> Iterable[
             yield Edit(spans[one + 1][0], spans[other][0], "")
     if kept[-1] < len(spans) - 1:
         yield Edit(spans[kept[-1]][1], spans[-1][1], "")
+
+
+def block_lines(new: dict[str, Value], dashes: int = 0) -> list[str]:
+    """Return the lines of a mapping in block style. ``dashes``: how far those of a list are indented below its key."""
+    lines: list[str] = []
+    for key, child in new.items():
+        name = scalar(key)
+        if isinstance(child, dict):
+            lines += [f"{name}:", *(f"  {line}" for line in block_lines(child, dashes))]
+        elif isinstance(child, list):
+            lines += [f"{name}:", *(" " * dashes + line for item in child for line in _item_lines(item, dashes))]
+        elif _LINES.fullmatch(text := leaf_text(child)):
+            lines += [f"{name}: |", *(f"  {line}" for line in text.splitlines())]
+        else:
+            lines.append(f"{name}: {flow_text(child, json_style=False)}")
+    return lines
+
+
+def _item_lines(new: Value, dashes: int) -> list[str]:
+    if isinstance(new, dict):
+        first, *others = block_lines(new, dashes)
+        return [f"- {first}", *(f"  {line}" for line in others)]
+    return [f"- {flow_text(new, json_style=False)}"]
 
 
 def flow_text(new: Value, json_style: bool) -> str:

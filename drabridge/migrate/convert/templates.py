@@ -1,4 +1,8 @@
-"""Name and write ResourceClaimTemplates: one for each namespace, resource, count and selection of devices."""
+"""Name and write ResourceClaimTemplates: one for each namespace, resource, count and selection of devices.
+
+JSON has neither comments nor document marks: a List takes templates as items, one object becomes an item of a List with
+them, and after several objects they come as objects.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-import yaml
 from msgspec import Struct
 
-from drabridge.migrate.convert.splice import Edit, scalar
-from drabridge.migrate.convert.yaml_nodes import Value, key_text, same, text_at, value
+from drabridge.migrate.convert.splice import Edit, block_lines
+from drabridge.migrate.convert.yaml_nodes import Leaf, Value, key_text, same, text_at, value
 from drabridge.yaml_reader import MappingNode, Node, SequenceNode
 
 API_VERSION = "resource.k8s.io/v1"
@@ -38,44 +42,38 @@ class Template(Struct, frozen=True):
         name = slug(f"{domain.partition('.')[0]}-{word}", _NAME_MAX - _HASH - 5)
         return "-".join([name, str(self.count), *([_digest(self.selectors)] if self.selectors else [])])
 
-    def spec(self) -> Value:
-        """Return the object's ``spec`` as parsed YAML would be."""
-        exactly: dict[str, Value] = {"deviceClassName": self.device_class}
+    def manifest(self) -> dict[str, Any]:
+        """Return the whole object."""
+        exactly: dict[str, Any] = {"deviceClassName": self.device_class}
         if self.count != 1:
-            exactly["count"] = str(self.count)
+            exactly["count"] = self.count
         if self.selectors:
             exactly["selectors"] = [{"cel": {"expression": one}} for one in self.selectors]
-        request: Value = {"name": request_name(self.resource), "exactly": exactly}
-        return {"spec": {"devices": {"requests": [request]}}}
+        requests = [{"name": request_name(self.resource), "exactly": exactly}]
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": self.name, **({"namespace": self.namespace} if self.namespace else {})},
+            "spec": {"spec": {"devices": {"requests": requests}}},
+        }
 
-    def document(self) -> Value:
+    def document(self) -> dict[str, Value]:
         """Return the whole object as parsed YAML would be."""
-        metadata: dict[str, Value] = {"name": self.name}
-        if self.namespace:
-            metadata["namespace"] = self.namespace
-        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self.spec()}
+        found = _as_value(self.manifest())
+        assert isinstance(found, dict)
+        return found
 
     def lines(self) -> list[str]:
         """Return the manifest, without the line that separates documents."""
-        namespace = [f"  namespace: {scalar(self.namespace)}"] if self.namespace else []
-        count = [f"          count: {self.count}"] if self.count != 1 else []
-        selectors = [f"          - cel: {{expression: {_in_quotes(one)}}}" for one in self.selectors]
-        return [
-            f"apiVersion: {API_VERSION}",
-            f"kind: {KIND}",
-            "metadata:",
-            f"  name: {self.name}",
-            *namespace,
-            "spec:",
-            "  spec:",
-            "    devices:",
-            "      requests:",
-            f"      - name: {scalar(request_name(self.resource))}",
-            "        exactly:",
-            f"          deviceClassName: {scalar(self.device_class)}",
-            *count,
-            *(["          selectors:", *selectors] if selectors else []),
-        ]
+        return block_lines(self.document())
+
+
+def _as_value(said: Any) -> Value:
+    if isinstance(said, dict):
+        return {key: _as_value(one) for key, one in said.items()}
+    if isinstance(said, list):
+        return [_as_value(one) for one in said]
+    return said if isinstance(said, str) else Leaf(str(said), plain=True)
 
 
 class Existing(Struct, frozen=True):
@@ -124,7 +122,7 @@ def foreign(wanted: Iterable[Template], there: Iterable[Existing]) -> Template |
     known = {(one.namespace, one.name): one for one in there}
     for template in wanted:
         existing = known.get((template.namespace, template.name))
-        if existing is not None and not same(template.spec(), existing.spec):
+        if existing is not None and not same(template.document()["spec"], existing.spec):
             return template
     return None
 
@@ -146,10 +144,6 @@ def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_HASH]
 
 
-def _in_quotes(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
 _HEAD = '{"apiVersion": "v1", "kind": "List", "items": ['
 
 
@@ -161,7 +155,7 @@ def takes_templates(roots: Sequence[Node]) -> bool:
 
 def placed(text: str, roots: Sequence[Node], templates: Iterable[Template]) -> list[Edit]:
     """Return the edits that put templates into a text of these documents."""
-    written = [yaml.safe_load("\n".join(template.lines())) for template in templates]
+    written = [template.manifest() for template in templates]
     if not written:
         return []
     last, items = roots[-1], _items(roots[0])

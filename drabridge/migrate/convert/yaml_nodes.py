@@ -1,6 +1,8 @@
-"""Say what YAML nodes mean: parse a text, write aliases and merge keys out, find what is at a path.
+"""Parse YAML and JSON into nodes, say what these mean, and find what is at a path. Knows nothing of Kubernetes.
 
-Knows nothing of Kubernetes, but refuses what no cluster would take.
+Aliases and merge keys are written out, and what no cluster would take is refused. JSON is not quite YAML: PyYAML
+refuses tabs, pairs of surrogates, and several objects one after the other, which kubectl takes. And what was JSON must
+still be JSON when it was changed.
 """
 
 from __future__ import annotations

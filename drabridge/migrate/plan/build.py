@@ -1,4 +1,4 @@
-"""Say which cluster an API server belongs to."""
+"""Make a plan of what was read of a cluster: who needs devices, how many nodes have, and in which order they move."""
 
 from __future__ import annotations
 

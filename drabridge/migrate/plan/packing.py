@@ -1,4 +1,9 @@
-"""Say whether pods may run on a node, by labels and taints. Processor time and memory are not looked at. Pure."""
+"""Try the steps of a plan on numbers: which devices are free in which lane, before and after each pod moves. Pure.
+
+All devices of a node are alike here. A device that a pod releases goes to the lane for claims if the step gives that
+node one more, as the agent does it; a free device goes there at once. Labels and taints say where a pod may run;
+processor time and memory are not looked at.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say a plan in words: a row for each step, and one step with its reasons. Pure."""
+"""Say in words what a plan does, and afterwards of each workload whether it is on claims. Pure."""
 
 from __future__ import annotations
 

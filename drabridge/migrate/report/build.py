@@ -1,4 +1,4 @@
-"""Limit what the report shows to some namespaces and resources. Pure.
+"""Make the report of the facts that were read, limited to some namespaces and resources. Pure.
 
 Counts of nodes and of devices in slices stay those of the whole cluster, because all namespaces share them.
 """

@@ -82,15 +82,15 @@ class _Collector:
             found.server_version = await self._version()
             version = await self._dra_version()
             await self._ask_for_features(version)
-            found.nodes = await self._list(NODES, read.NODE)
-            spaces = await self._list_or_none(NAMESPACES, read.NAMESPACE)
+            found.nodes = await self._list(NODES, read.NODE) or []
+            spaces = await self._list(NAMESPACES, read.NAMESPACE)
             found.namespaces = None if spaces is None else dict(spaces)
             if version:
                 await self._dra(version)
-            found.quotas = await self._list(QUOTAS, read.QUOTA)
+            found.quotas = await self._list(QUOTAS, read.QUOTA) or []
             for kind, where in WORKLOADS.items():
-                found.workloads += filter(None, await self._list(where, read.WORKLOAD[kind]))
-            pods = await self._list(PODS, read.POD)
+                found.workloads += filter(None, await self._list(where, read.WORKLOAD[kind]) or [])
+            pods = await self._list(PODS, read.POD) or []
         except UnreachableError as error:
             if isinstance(error.__cause__, ConfigError):
                 hint = error.hint or "Give one with --kubeconfig"
@@ -106,10 +106,10 @@ class _Collector:
 
     async def _dra(self, version: str) -> None:
         found = self._facts
-        found.classes = await self._list(device_classes(version), read.CLASS)
-        found.slices = await self._list(resource_slices(version), read.SLICE)
-        found.claims = await self._list(resource_claims(version), read.CLAIM)
-        templates = await self._list_or_none(claim_templates(version), read.TEMPLATE)
+        found.classes = await self._list(device_classes(version), read.CLASS) or []
+        found.slices = await self._list(resource_slices(version), read.SLICE) or []
+        found.claims = await self._list(resource_claims(version), read.CLAIM) or []
+        templates = await self._list(claim_templates(version), read.TEMPLATE)
         found.templates = None if templates is None else set(templates)
 
     async def _version(self) -> str:
@@ -143,14 +143,8 @@ class _Collector:
         self._facts.serves_dra = bool(version)
         return version
 
-    async def _list_or_none(self, kind: Kind, view: ObjectView[T]) -> list[T] | None:
-        """Return the same as ``_list``; None where the caller has no right."""
-        denied = len(self._denied)
-        found = await self._list(kind, view)
-        return found if len(self._denied) == denied else None
-
-    async def _list(self, kind: Kind, view: ObjectView[T]) -> list[T]:
-        """Return the facts of all objects of a kind; none, and why in ``unread``, where the caller has no right."""
+    async def _list(self, kind: Kind, view: ObjectView[T]) -> list[T] | None:
+        """Return the facts of all objects of a kind; None, and why in ``unread``, where the caller has no right."""
         try:
             listing = await self._retried(kind, view)
         except DeniedError as error:
@@ -158,7 +152,7 @@ class _Collector:
             self._denied.append(error)
             name = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
             self._facts.unread.append(Unread("list", name, error.message))
-            return []
+            return None
         except UnservedError:
             return []
         for one in listing.unreadable:

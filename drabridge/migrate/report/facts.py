@@ -1,4 +1,7 @@
-"""List the kinds that the report reads, and the ClusterRole that allows that and nothing else."""
+"""Read the objects that the report is made of: which kinds, which of their fields, and the small facts of each. Pure.
+
+One object in, one struct out. The readers raise what strange data raises.
+"""
 
 from __future__ import annotations
 

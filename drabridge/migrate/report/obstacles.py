@@ -1,4 +1,4 @@
-"""Say what blocks workloads, or will surprise their owners, when their limits become claims. Pure."""
+"""Say what blocks workloads, or will surprise their owners, when limits become claims. Pure."""
 
 from __future__ import annotations
 

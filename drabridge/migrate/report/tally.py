@@ -1,8 +1,9 @@
-"""Say which extended resource a DeviceClass, and a ResourceSlice, belong to. Pure.
+"""Count pods and devices by resource, namespace and workload, and collect what was seen in pods. Pure.
 
-The first that applies: what the caller says, the class's ``extendedResourceName``, the same name written the other way
-round (``gpu.nvidia.com`` for ``nvidia.com/gpu``, as drivers are named). Else the class has a row of its own, under the
-name that Kubernetes has for it.
+A pod belongs to what a person wrote, at the end of its chain of owners: Pod, ReplicaSet, Deployment, custom resource.
+A DeviceClass belongs to a resource by the first that applies: what the caller says, its ``extendedResourceName``, the
+same name written the other way round (``gpu.nvidia.com`` for ``nvidia.com/gpu``, as drivers are named). Else the class
+has a row of its own, under the name that Kubernetes has for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Say which claims the policy gives to a pod. Pure; :mod:`drabridge.migrate.switch.policy` has the rules in CEL.
+"""Write the admission policies of a switch: one that turns limits into claims, and one that names a missing template.
 
 Each container with limits gets a claim of its own. An init container runs before the others and uses their devices
 again, as a device plugin lets it; where it needs more, the first claim grows. A sidecar runs beside the others, so it
-has a claim of its own.
+has a claim of its own. These rules are in CEL, and once more in Python to know beforehand which templates are needed.
+
+A pod is left alone as a whole where it belongs to a DaemonSet, has a node already (static pods), needs more devices
+than a claim can have, or says so. Kubernetes 1.36 gave the policy its form: a list of ``Object{}`` initialisers makes
+the API server's handler fail, so lists have maps; and CEL has no functions of one's own, so texts are joined here.
 """
 
 from __future__ import annotations

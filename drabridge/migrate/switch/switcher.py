@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
 from msgspec import Struct
 
 from drabridge.errors import ClusterError, ConfigError
@@ -232,7 +231,7 @@ async def _make_templates(
             counts = counts | choice.counts or {1}
         for count in sorted(counts):
             template = Template(namespace, resource, device_class, count)
-            body = yaml.safe_load("\n".join(template.lines()))
+            body = template.manifest()
             body["apiVersion"] = f"{kind.group}/{version}"
             body["metadata"]["labels"] = dict(marks.MANAGED_BY)
             names.add(template.name)
