@@ -20,7 +20,7 @@ from drabridge.migrate.plan.build import cluster_id, demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
 from drabridge.migrate.plan.packing import Demand
 from drabridge.migrate.report.collect import collect
-from drabridge.migrate.report.facts import NAMESPACES, claim_templates, is_built_in, pod_limits
+from drabridge.migrate.report.facts import NAMESPACES, claim_templates, is_built_in, maker_of_pods, pod_limits
 from drabridge.migrate.report.model import number
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
@@ -480,8 +480,7 @@ def _lanes_words(step: Step) -> str:
 
 def _asks_by_limits(live: Mapping[str, Any], resource: str) -> bool:
     """Whether a workload's pod template has limits for a resource."""
-    spec = live["spec"]["jobTemplate"]["spec"] if "jobTemplate" in live["spec"] else live["spec"]
-    pod = (spec.get("template") or {}).get("spec") or {}
+    pod = (maker_of_pods(live["spec"]).get("template") or {}).get("spec") or {}
     return any(name == resource for name, _ in pod_limits(pod))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from msgspec import Struct, field, structs
@@ -59,23 +60,24 @@ from drabridge.migrate.convert.yaml_nodes import (
     starts,
     value,
 )
-from drabridge.yaml_reader import MappingNode, Node, Path
+from drabridge.yaml_reader import MappingNode, Node, Path, SequenceNode
 
+_NO_TEMPLATES: Existing = {}
 _NO_OBJECT = Manifest((), "", "", "", {})
+_ALONE = Manifest((0,), "", "", "", {})  # of values of a chart, alone in a text
 
 
 class _Pod(Struct):
     """The plan of one pod spec."""
 
-    document: int
     manifest: Manifest
-    path: Path
+    path: Path  # its first part is the number of the document, as in all paths here
     plan: PodPlan
     asks: tuple[Path, ...] = ()  # what a patch takes out of what a chart makes of it
     patch: post_render.Patch | None = None
 
     def operations(self) -> list[Operation]:
-        """The operations with paths from the document's root."""
+        """Return the operations with whole paths."""
         if self.patch is not None:
             return []
         return [structs.replace(one, path=(*self.path, *one.path)) for one in self.plan.operations]
@@ -84,37 +86,39 @@ class _Pod(Struct):
 class Converter:
     """The conversion of one text that is YAML or JSON."""
 
-    def __init__(self, text: str, settings: Settings, there: Iterable[Existing], chart: str = "") -> None:
+    def __init__(self, text: str, settings: Settings, there: Existing, chart: str = "") -> None:
         """``chart``: whose values the text has if it is values of a chart, where files beside it say that."""
-        roots, self._is_json = parsed(text)
+        self._roots, self._is_json = parsed(text)
+        self._root = SequenceNode(0, len(text), flow=False, items=self._roots)
         self._text = text
         self._breaks = [found.start() for found in re.finditer("\n", text)]
-        self._roots = roots
         self._settings = settings
-        self._documents = [value(root) for root in roots]
-        self.known = [*there, *(one for document in self._documents for one in templates_in(document))]
+        self._documents: list[Value] = [value(root) for root in self._roots]
+        self._known = dict(there)
+        for document in self._documents:
+            self._known |= templates_in(document)
+        self._taken = dict(self._known)  # and by those that are to be written
         self.findings: list[Finding] = []
         self._pattern = finder(settings.devices)
-        self._objects: list[list[Manifest]] = [manifests(document) for document in self._documents]
-        self._pod_paths: list[list[Path]] = [[] for _ in roots]
-        self._refused: list[set[Path]] = [set() for _ in roots]
-        self._reached: dict[tuple[int, Path], frozenset[int]] = {}
-        self._said: list[tuple[int, Path, str]] = []  # document, path and message of each finding
-        self._patched: list[list[Path]] = [[] for _ in roots]  # what a patch takes out already
+        listed = (one for number, said in enumerate(self._documents) for one in manifests(said, (number,)))
+        self._objects: dict[Path, Manifest] = {one.path: one for one in listed}
+        self._pod_paths: dict[Path, None] = {}
+        self._refused: set[Path] = set()
+        self._reached: dict[Path, frozenset[int]] = {}
+        self._said: list[tuple[Path, str]] = []  # path and message of each finding
+        self._patched: set[Path] = set()  # what a patch takes out already
         self.of_argo: list[post_render.Patched] = []  # what needs a patch of a chart that Argo CD installs
-        self._asking: list[tuple[int, Path]] = []  # parts of charts' values that ask for devices
+        self._asking: list[Path] = []  # parts of charts' values that ask for devices
         self._chart = chart  # of values in a file of their own
 
     def pods(self) -> list[_Pod]:
         """Return the pod specs that can be converted; findings say what else there is."""
-        taken = list(self.known)
         found: list[_Pod] = []
-        for number, objects in enumerate(self._objects):
-            for manifest in objects:
-                found += self._of_manifest(number, manifest, taken)
-        if len(self._objects) == 1 and not self._objects[0]:
+        for manifest in self._objects.values():
+            found += self._of_manifest(manifest)
+        if len(self._documents) == 1 and not self._objects:
             for alone in values_alone(self._documents[0], self._chart):
-                found += self._of_release(0, _NO_OBJECT, self._documents[0], taken, alone)
+                found += self._of_release(_ALONE, self._documents[0], alone)
         if found and not self._is_json and self._text.lstrip().startswith("{"):
             message = "kubectl takes for JSON what begins with {, and this is none"
             self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
@@ -127,29 +131,27 @@ class Converter:
 
     def converted(self, pods: Sequence[_Pod]) -> Iterator[ConvertedPod]:
         """Yield the conversion of each pod spec without its place in the text: in an order that can be followed."""
-        patched: set[tuple[int, Path]] = set()
+        patched: set[Path] = set()
         for pod in pods:
-            start, place = len(pod.manifest.path), (pod.document, pod.manifest.path)
+            place = pod.manifest.path
             operations = pod.operations()
             if pod.patch is not None and place not in patched:
                 patched.add(place)
-                mine = [one for one in pods if (one.document, one.manifest.path) == place]
-                operations += _patching(mine)
-            within = in_order([structs.replace(one, path=one.path[start:]) for one in operations])
-            line = self._line(*place)
-            times = copies(self._documents[pod.document], pod.path)
-            yield ConvertedPod(line, pod.manifest, tuple(within), tuple(pod.plan.templates), times)
+                operations += _patching([one for one in pods if one.manifest.path == place])
+            within = in_order([structs.replace(one, path=one.path[len(place) :]) for one in operations])
+            times = copies(self._documents, pod.path)
+            yield ConvertedPod(self._line(place), pod.manifest, tuple(within), tuple(pod.plan.templates), times)
 
     def beside(self, pods: Sequence[_Pod], file: str) -> dict[str, str]:
         """Return the files that values of a chart need beside them: name -> text."""
         alone = [pod for pod in pods if not pod.manifest.kind]
-        templates = missing([template for pod in alone for template in pod.plan.templates], ())
+        templates = missing([template for pod in alone for template in pod.plan.templates])
         patches = [pod.patch for pod in alone if pod.patch is not None]
         return post_render.folder(file, self._chart, patches, templates)
 
     def named(self) -> dict[str, Manifest]:
         """Return each object by what findings call it."""
-        return {str(one): one for objects in self._objects for one in objects}
+        return {str(one): one for one in self._objects.values()}
 
     def result(self, pods: Sequence[_Pod], *, can_undo: bool, write: bool) -> tuple[str, list[Template], str]:
         """Return the converted text, the templates that are new in it, and of JSON what can undo it.
@@ -159,7 +161,7 @@ class Converter:
         if not pods:
             return self._text, [], ""
         wanted = [template for pod in pods if pod.manifest.kind for template in pod.plan.templates]
-        templates = missing(wanted, self.known)
+        templates = missing(wanted, self._known)
         changes = self._edits(pods)
         if not write or not (changes or templates):  # or all is said beside the file
             return self._text, [], ""
@@ -192,53 +194,44 @@ class Converter:
     def find(self, level: Level, pod: _Pod, path: Path, message: str, hint: str) -> None:
         """Note a finding about one pod spec; ``path`` begins at it. What is left is not converted."""
         if level is Level.LEFT:
-            self._refused[pod.document].add(pod.path)
-        self._find(level, pod.document, pod.manifest, (*pod.path, *path), message, hint)
+            self._refused.add(pod.path)
+        self._find(level, pod.manifest, (*pod.path, *path), message, hint)
 
     # -- what is there
 
-    def _of_manifest(self, number: int, manifest: Manifest, taken: list[Existing]) -> Iterator[_Pod]:
-        found = list(self._of_specs(number, manifest, pod_specs(manifest, self._settings.paths), taken))
+    def _of_manifest(self, manifest: Manifest) -> Iterator[_Pod]:
+        found = list(self._of_specs(manifest, pod_specs(manifest, self._settings.paths)))
         for release in releases(manifest):
-            found += self._of_release(number, manifest, manifest.body, taken, release)
+            found += self._of_release(manifest, manifest.body, release)
         for message in remarks_on(manifest) if found else ():
-            self._find(Level.NOTE, number, manifest, manifest.path, message, "")
+            self._find(Level.NOTE, manifest, manifest.path, message, "")
         yield from found
 
-    def _of_release(
-        self, number: int, manifest: Manifest, body: Value, taken: list[Existing], release: Release
-    ) -> Iterator[_Pod]:
+    def _of_release(self, manifest: Manifest, body: Value, release: Release) -> Iterator[_Pod]:
         specs = list(pods_in(release, body, manifest.path))
-        found = list(self._of_specs(number, manifest, specs, taken, release))
+        found = list(self._of_specs(manifest, specs, release))
         for message in notes_on(release, body) if found else ():
-            self._find(Level.NOTE, number, manifest, manifest.path, message, "")
+            self._find(Level.NOTE, manifest, manifest.path, message, "")
         yield from found
 
-    def _of_specs(
-        self,
-        number: int,
-        manifest: Manifest,
-        specs: list[PodSpec],
-        taken: list[Existing],
-        release: Release | None = None,
-    ) -> Iterator[_Pod]:
-        self._pod_paths[number] += [spec.path for spec in specs]
+    def _of_specs(self, manifest: Manifest, specs: list[PodSpec], release: Release | None = None) -> Iterator[_Pod]:
+        self._pod_paths |= dict.fromkeys(spec.path for spec in specs)
         for spec in specs:
             rendered = spec.rendered
             try:
-                body = rendered.body if rendered else at(self._documents[number], spec.path) or {}
+                body = rendered.body if rendered else at(self._documents, spec.path) or {}
                 plan = plan_pod(body, manifest.pods_namespace, self._settings, spec)
             except RefusedError as refused:
-                self._asking += [(number, spec.path)] if release is not None else []
+                self._asking += [spec.path] if release is not None else []
                 path = spec.path if rendered else (*spec.path, *refused.path)
-                self._find(Level.LEFT, number, manifest, path, refused.message, refused.hint)
-                self._refused[number].add(spec.path)
+                self._find(Level.LEFT, manifest, path, refused.message, refused.hint)
+                self._refused.add(spec.path)
                 continue
             if plan is None:
                 continue
-            pod = _Pod(number, manifest, spec.path, plan)
+            pod = _Pod(manifest, spec.path, plan)
             if release is not None:
-                self._asking.append((number, spec.path))
+                self._asking.append(spec.path)
                 self._chart = release.chart
                 if rendered is not None:
                     pod.asks, pod.patch = rendered.asks, post_render.patch_of(rendered, plan.operations)
@@ -247,12 +240,11 @@ class Converter:
                     if message:
                         self.find(Level.LEFT, pod, (), message, hint)
                     continue
-            if (clash := foreign(plan.templates, taken)) is not None:
+            if (clash := foreign(plan.templates, self._taken)) is not None:
                 message = f"there is a ResourceClaimTemplate {clash.name} already, and it says something else"
                 self.find(Level.LEFT, pod, (), message, "rename or remove it")
                 continue
-            wanted = (Existing(one.namespace, one.name, one.document()["spec"]) for one in plan.templates)
-            taken += [one for one in wanted if one not in taken]
+            self._taken |= {one.key: one.document()["spec"] for one in plan.templates}
             for remark in plan.remarks:
                 self.find(Level.NOTE, pod, remark.path, remark.message, remark.hint)
             if spec.by_shape:
@@ -267,14 +259,14 @@ class Converter:
         if pod.patch is None or not release.kind:
             return None
         if release.kind == ARGO:
-            place = self._text, self._roots[pod.document]
-            self.of_argo.append(post_render.Patched(*place, pod.manifest, release, pod.patch, pod.plan.templates))
+            of = pod.manifest, release, pod.patch, pod.plan.templates
+            self.of_argo.append(post_render.Patched(self._text, self._root, *of))
         if release.kind != FLUX:
             tool = "Argo CD" if release.kind == ARGO else "k3s"
             message = f"its values take no claims, and {tool} patches nothing that Helm makes"
             return message, post_render.hint(pod.manifest, release)
         if post_render.is_there(pod.manifest.body, pod.patch):
-            self._patched[pod.document] += pod.asks
+            self._patched.update(pod.asks)
             return "", ""
         if post_render.other_claims(pod.manifest.body):
             return "its postRenderers speak of resourceClaims already", "add the claim there by hand"
@@ -285,69 +277,71 @@ class Converter:
     def places(self, pods: Sequence[_Pod]) -> list[Listed]:
         """Return every place that names devices with what becomes of it; findings say what stays as it is."""
         gone = sorted((edit.start, edit.end) for edit in self._edits(pods) if edit.end > edit.start)
-        patched = [set(said) for said in self._patched]
-        for pod in pods:
-            patched[pod.document].update(pod.asks)
+        patched = self._patched.union(*(pod.asks for pod in pods))
         listed: list[Listed] = []
-        above: set[tuple[int, Path]] = set()  # what has a mention below it
+        above: set[Path] = set()  # what has a mention below it
         said = Repeated()
         for number, root in enumerate(self._roots):
-            for mention in mentions(root, self._pattern):
+            for mention in mentions(root, (number,), self._pattern):
                 line = self._line_of(mention.position)
                 state = State.CONVERTED
                 before = bisect_right(gone, (mention.position, len(self._text))) - 1
                 goes = before >= 0 and mention.position < gone[before][1]
-                if mention.path not in patched[number] and not goes:
-                    state = self._judged(number, mention, line, said)
-                listed.append(Listed(line, state, mention.name, ".".join(map(str, mention.path))))
-                above |= {(number, mention.path[:length]) for length in range(len(mention.path))}
+                if mention.path not in patched and not goes:
+                    state = self._judged(mention, line, said)
+                listed.append(Listed(line, state, mention.name, _shown(mention.path)))
+                above |= {mention.path[:length] for length in range(len(mention.path))}
         self.findings += said.findings()
-        for number, path in self._asking:
-            if (number, path) not in above:  # its keys ask for devices without their name
-                state = State.LEFT if path in self._refused[number] else State.CONVERTED
-                listed.append(Listed(self._line(number, path), state, "devices", ".".join(map(str, path))))
+        for path in self._asking:
+            if path not in above:  # its keys ask for devices without their name
+                state = State.LEFT if path in self._refused else State.CONVERTED
+                listed.append(Listed(self._line(path), state, "devices", _shown(path)))
         return sorted(listed, key=lambda one: one.line)
 
-    def _judged(self, number: int, mention: Mention, line: int, said: Repeated) -> State:
-        manifest = next((one for one in self._objects[number] if _below(mention.path, one.path)), _NO_OBJECT)
-        pod = self._pod_of(number, mention)
-        if pod in self._refused[number] and mention.place is Place.COUNT and mention.name in self._settings.devices:
+    def _judged(self, mention: Mention, line: int, said: Repeated) -> State:
+        place = _start_in(self._objects, mention.path)
+        manifest = _NO_OBJECT if place is None else self._objects[place]
+        pod = self._pod_of(mention)
+        if pod in self._refused and mention.place is Place.COUNT and mention.name in self._settings.devices:
             return State.LEFT  # why is said of the pod
         judged = judge(mention, manifest, self._settings.devices, in_pod=pod is not None)
-        known = (one for where, path, one in self._said if where == number and _below(mention.path, path))
+        known = (message for path, message in self._said if _below(mention.path, path))
         if not any(mention.name in message for message in known):
-            said.add(number, Finding(judged.level, line, str(manifest), judged.message, judged.hint))
+            finding = Finding(judged.level, line, str(manifest), judged.message, judged.hint)
+            said.add(mention.path[:1], finding)
         return judged.state
 
-    def _pod_of(self, number: int, mention: Mention) -> Path | None:
+    def _pod_of(self, mention: Mention) -> Path | None:
         """Return the path of the pod spec that a mention is in, or that takes it from elsewhere by an alias."""
-        for path in self._pod_paths[number]:
-            if _below(mention.path, path):
-                return path
-        for path in self._pod_paths[number]:
-            if (number, path) not in self._reached:
-                node = node_at(self._roots[number], path)
-                self._reached[number, path] = frozenset() if node is None else starts(node)
-            if mention.position in self._reached[number, path]:
-                return path
+        if (own := _start_in(self._pod_paths, mention.path)) is not None:
+            return own
+        for path in self._pod_paths:
+            if path[0] == mention.path[0]:
+                if path not in self._reached:
+                    node = node_at(self._root, path)
+                    self._reached[path] = frozenset() if node is None else starts(node)
+                if mention.position in self._reached[path]:
+                    return path
         return None
 
     def _line_of(self, position: int) -> int:
         return bisect_left(self._breaks, position) + 1
 
-    def _find(self, level: Level, number: int, manifest: Manifest, path: Path, message: str, hint: str) -> None:
-        finding = Finding(level, self._line(number, path), str(manifest), message, hint)
-        self._said.append((number, path, message))
+    def _find(self, level: Level, manifest: Manifest, path: Path, message: str, hint: str) -> None:
+        finding = Finding(level, self._line(path), str(manifest), message, hint)
+        self._said.append((path, message))
         if finding not in self.findings:
             self.findings.append(finding)
 
-    def _line(self, number: int, path: Path) -> int:
+    def _line(self, path: Path) -> int:
         """Return the line of a key or an item, or of the nearest thing above it that there is."""
-        while path and (owned := owner_of(self._roots[number], path)) is not None:
-            owner, place = owned
-            start = owner.entries[place][0].start if isinstance(owner, MappingNode) else owner.items[place].start
-            return self._line_of(start)
-        return self._line(number, path[:-1]) if path else self._line_of(self._roots[number].start)
+        while path:
+            if (owned := owner_of(self._root, path)) is not None:
+                owner, place = owned
+                start = owner.entries[place][0].start if isinstance(owner, MappingNode) else owner.items[place].start
+                return self._line_of(start)
+            path = path[:-1]
+        return 1
 
     # -- what changes
 
@@ -361,45 +355,34 @@ class Converter:
         return "an alias shares what must change with something that must not"
 
     def _edits(self, pods: Sequence[_Pod]) -> list[Edit]:
-        found: list[Edit] = []
-        for number, operations in _operations(pods).items():
-            found += edits(self._text, self._roots[number], operations, is_json=self._is_json)
-        return found
+        return edits(self._text, self._root, _operations(pods), is_json=self._is_json)
 
     def _intended(self, pods: Sequence[_Pod]) -> list[Value]:
-        operations = _operations(pods)
-        return [applied(document, operations.get(number, ())) for number, document in enumerate(self._documents)]
+        found = applied(self._documents, _operations(pods))
+        assert isinstance(found, list)
+        return found
 
 
-def _operations(pods: Sequence[_Pod]) -> dict[int, list[Operation]]:
-    """Return all operations of each document that changes, in order, with paths from its root."""
-    mine: dict[int, list[_Pod]] = {}
-    for pod in pods:
-        mine.setdefault(pod.document, []).append(pod)
-    return {
-        number: operations
-        for number, some in sorted(mine.items())
-        if (operations := [*(one for pod in some for one in pod.operations()), *_patching(some)])
-    }
+def _operations(pods: Sequence[_Pod]) -> list[Operation]:
+    return [*(one for pod in pods for one in pod.operations()), *_patching(pods)]
 
 
 def _patching(pods: Sequence[_Pod]) -> list[Operation]:
-    """Return the operations that bring the patches of a document into its HelmReleases."""
+    """Return the operations that bring patches into their HelmReleases."""
     patches: dict[Path, list[post_render.Patch]] = {}
-    bodies: dict[Path, Manifest] = {}
+    bodies: dict[Path, Value] = {}
     for pod in pods:
         if pod.patch is not None and pod.manifest.kind == FLUX:
             patches.setdefault(pod.manifest.path, []).append(pod.patch)
-            bodies[pod.manifest.path] = pod.manifest
-    found = ((path, post_render.in_release(bodies[path].body, some)) for path, some in patches.items())
+            bodies[pod.manifest.path] = pod.manifest.body
+    found = ((path, post_render.in_release(bodies[path], some)) for path, some in patches.items())
     return [structs.replace(one, path=(*path, *one.path)) for path, one in found]
 
 
-def templates_in(document: Value) -> Iterator[Existing]:
-    for manifest in manifests(document):
-        spec = manifest.body.get("spec")
-        if manifest.kind == KIND and spec is not None:
-            yield Existing(manifest.namespace, manifest.name, spec)
+def templates_in(document: Value) -> Existing:
+    """Return the ResourceClaimTemplates of a document."""
+    found = ((one, one.body.get("spec")) for one in manifests(document) if one.kind == KIND)
+    return {(one.namespace, one.name): spec for one, spec in found if spec is not None}
 
 
 def _says(text: str, documents: Sequence[Value], parser: Callable[[str], list[Node]] = parse) -> bool:
@@ -412,6 +395,16 @@ def _says(text: str, documents: Sequence[Value], parser: Callable[[str], list[No
 
 def _below(path: Path, start: Path) -> bool:
     return path[: len(start)] == start
+
+
+def _start_in(known: Container[Path], path: Path) -> Path | None:
+    """Return the first known path above a path, or the path itself."""
+    return next((path[:length] for length in range(len(path) + 1) if path[:length] in known), None)
+
+
+def _shown(path: Path) -> str:
+    """Return a path as a person reads it, from its document."""
+    return ".".join(map(str, path[1:]))
 
 
 _BOM = "\ufeff"
@@ -444,7 +437,7 @@ class Conversion(Struct):
 def convert(
     text: str,
     settings: Settings,
-    there: Iterable[Existing] = (),
+    there: Existing = _NO_TEMPLATES,
     *,
     can_undo: bool = True,
     file: str = "values.yaml",
@@ -520,14 +513,13 @@ def _undone_json(body: str, undo: str) -> str:
         return body  # it was undone already
 
 
-def existing_templates(text: str) -> list[Existing]:
+def existing_templates(text: str) -> Existing:
     """Return the ResourceClaimTemplates of a text; none where it is no YAML, which its own conversion says."""
-    if KIND not in text:
-        return []
-    try:
-        return [one for root in parsed(_split_bom(text)[1])[0] for one in templates_in(value(root))]
-    except NotYamlError:
-        return []
+    found: Existing = {}
+    with contextlib.suppress(NotYamlError):
+        for root in parsed(_split_bom(text)[1])[0] if KIND in text else ():
+            found |= templates_in(value(root))
+    return found
 
 
 def _is_json(text: str) -> bool:
@@ -610,14 +602,16 @@ class Outcome(Struct):
 
 def convert_group(sources: Sequence[Source], settings: Settings, *, can_undo: bool = True) -> list[Outcome]:
     """Convert files that are deployed together; each template is written once, into the first file that needs it."""
-    there = [one for source in sources for one in existing_templates(source.text)]
+    there: Existing = {}
+    for source in sources:
+        there |= existing_templates(source.text)
     charts = charts_beside(sources)
     outcomes: list[Outcome] = []
     for source in sources:
         path = PurePath(source.name)
         chart = charts.get(path, "")
         conversion = convert(source.text, settings, there, can_undo=can_undo, file=path.name, chart=chart)
-        there += [Existing(one.namespace, one.name, one.document()["spec"]) for one in conversion.templates]
+        there |= {one.key: one.document()["spec"] for one in conversion.templates}
         outcomes.append(Outcome(source, conversion))
     return outcomes
 

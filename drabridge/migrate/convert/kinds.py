@@ -207,19 +207,15 @@ class Manifest(Struct, frozen=True):
         return f"{self.kind} {self.name}" if self.name else self.kind
 
 
-def manifests(document: Value) -> list[Manifest]:
-    """Return the objects of a document; none where it is no Kubernetes object."""
-    return list(_manifests(document, ()))
-
-
-def _manifests(document: Value, path: Path) -> Iterator[Manifest]:
+def manifests(document: Value, path: Path = ()) -> Iterator[Manifest]:
+    """Yield the objects of a document at a path; none where it is no Kubernetes object."""
     kind, metadata = text_at(document, "kind"), at(document, ("metadata",))
     if not kind or not text_at(document, "apiVersion") or not isinstance(document, dict):
         return
     items = document.get("items")
     if kind.endswith("List") and isinstance(items, list):
         for number, item in enumerate(items):
-            yield from _manifests(item, (*path, "items", number))
+            yield from manifests(item, (*path, "items", number))
         return
     name = text_at(metadata, "name") or text_at(metadata, "generateName")
     yield Manifest(path, kind, name, text_at(metadata, "namespace"), document)

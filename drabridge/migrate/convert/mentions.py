@@ -79,10 +79,10 @@ def may_name(text: str, resources: Iterable[str]) -> bool:
     return any(one in text for one in (*_DOMAINS, *_VARIABLE_PARTS, *(one.partition("/")[0] for one in resources)))
 
 
-def mentions(root: Node, pattern: re.Pattern[str]) -> Iterator[Mention]:
-    """Yield every mention in one document, in the order of the text."""
+def mentions(root: Node, start: Path, pattern: re.Pattern[str]) -> Iterator[Mention]:
+    """Yield every mention in one document, whose own path is ``start``, in the order of the text."""
     found: list[Mention] = []
-    pending: list[tuple[Node, Path]] = [(root, ())]
+    pending: list[tuple[Node, Path]] = [(root, start)]
     while pending:
         node, path = pending.pop()
         if isinstance(node, MappingNode):

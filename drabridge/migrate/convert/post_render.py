@@ -129,7 +129,7 @@ def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[
     ``namespaced``: it is for the object in its namespace alone.
     """
     pods = [pod for pod in pods if _named(pod)]
-    templates = missing([template for pod in pods for template in pod.templates], ())
+    templates = missing([template for pod in pods for template in pod.templates])
     patches: list[Value] = []
     for pod in pods:
         target: dict[str, Value] = {"group": pod.manifest.group, "version": pod.manifest.version}
@@ -138,11 +138,9 @@ def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[
         text = _patch_text(pod.operations, pod.manifest.body)
         patches.append({"target": {key: one for key, one in target.items() if one}, "patch": text})
     head = [f"{HEAD}: name this folder under components: of your kustomization."]
-    said = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "resources": [TEMPLATES_FILE]}
-    return {
-        KUSTOMIZATION: _kustomization(head, {**said, "patches": patches}),
-        TEMPLATES_FILE: templates_file(templates),
-    }
+    said: dict[str, Value] = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
+    said |= {"resources": [TEMPLATES_FILE], "patches": patches}
+    return {KUSTOMIZATION: _kustomization(head, said), TEMPLATES_FILE: templates_file(templates)}
 
 
 def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
@@ -190,8 +188,8 @@ def folders(found: Iterable[Patched]) -> dict[str, dict[str, str]]:
     """Return a folder for each Application that one can stand for: the name of its release -> its files."""
     by_chart: dict[tuple[str, ...], list[Patched]] = {}
     for one in found:
-        if chart := _chart(one):
-            by_chart.setdefault(chart, []).append(one)
+        if key := _chart(one):
+            by_chart.setdefault(key, []).append(one)
     made: dict[str, dict[str, str]] = {}
     for (name, repository, version, release, namespace, values), some in by_chart.items():
         head = (
@@ -209,7 +207,7 @@ def folders(found: Iterable[Patched]) -> dict[str, dict[str, str]]:
         charts: list[Value] = [{key: one for key, one in chart.items() if one}]
         patches = [one.patch.value() for one in some]
         said: dict[str, Value] = {"helmCharts": charts, "resources": [TEMPLATES_FILE], "patches": patches}
-        templates = missing([template for one in some for template in one.templates], ())
+        templates = missing([template for one in some for template in one.templates])
         files = {
             KUSTOMIZATION: _kustomization(head, said),
             TEMPLATES_FILE: templates_file(templates),

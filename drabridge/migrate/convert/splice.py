@@ -120,8 +120,8 @@ class _Changes(Struct):
     appended: list[Value] = field(default_factory=list)
 
 
-def edits(text: str, root: Node, operations: Iterable[Operation], *, is_json: bool = False) -> list[Edit]:
-    """Return the edits for one document of ``text``, in order and apart from each other.
+def edits(text: str, root: SequenceNode, operations: Iterable[Operation], *, is_json: bool = False) -> list[Edit]:
+    """Return the edits for a text whose documents are the items of ``root``, in order and apart from each other.
 
     ``is_json``: what is new is JSON. Raises UnspliceableError where the text does not allow it.
     """
@@ -169,10 +169,11 @@ def _collect(changes: dict[int, _Changes], root: Node, operation: Operation) -> 
 class _Writer:
     """Turn the changes of one collection into edits of the text."""
 
-    def __init__(self, text: str, root: Node, is_json: bool) -> None:
+    def __init__(self, text: str, root: SequenceNode, is_json: bool) -> None:
         self._text = text
         self._is_json = is_json
-        self._dashes = self._offset_of_dashes(root)
+        self._documents = root.items
+        self._known_dashes: dict[int, int] = {}
         first = text.find("\n")
         self._newline = "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
 
@@ -190,8 +191,14 @@ class _Writer:
         found = [self._removed_item(owner.items[number]) for number in sorted(change.removed)]
         return [*found, *self._appended_to_block(owner, change.appended)]
 
+    def _dashes(self, owner: Node) -> int:
+        """Return how far the document of a node indents the dashes of a list below its key; 0 without such a list."""
+        root = next(one for one in reversed(self._documents) if one.start <= owner.start)
+        if id(root) not in self._known_dashes:
+            self._known_dashes[id(root)] = self._offset_of_dashes(root)
+        return self._known_dashes[id(root)]
+
     def _offset_of_dashes(self, root: Node) -> int:
-        """Return how far this document indents the dashes of a list below its key; 0 where it has no such list."""
         pending: list[Node] = [root]
         while pending:
             node = pending.pop()
@@ -249,7 +256,7 @@ class _Writer:
         key, child = owner.entries[0]
         start = self._line_start(key.start)
         before = self._before(key.start)
-        lines = block_lines(added, self._dashes)
+        lines = block_lines(added, self._dashes(owner))
         end = self._line_end(child.end)
         if (
             before.strip()
@@ -272,7 +279,7 @@ class _Writer:
         if not isinstance(child, Scalar) or child.style in ("|", ">"):
             raise UnspliceableError(f"{key_text(key)} shares its line with what stands before it")
         indent = " " * len(self._before(key.start))
-        lines = block_lines(added, self._dashes)
+        lines = block_lines(added, self._dashes(owner))
         return Edit(key.start, child.end, f"{self._newline}{indent}".join(lines))
 
     def _above_comments(self, start: int) -> int:
@@ -292,7 +299,9 @@ class _Writer:
         if not _DASH.fullmatch(before):
             raise UnspliceableError("a list's item shares its line with what stands before it")
         indent = before[: before.index("-")]
-        text = "".join(f"{indent}{line}{self._newline}" for new in appended for line in _item_lines(new, self._dashes))
+        text = "".join(
+            f"{indent}{line}{self._newline}" for new in appended for line in _item_lines(new, self._dashes(owner))
+        )
         end = content_end(owner)
         end = end if self._text[end - 1 : end] == "\n" else self._line_end(end)
         if not self._text[:end].endswith("\n"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -41,6 +41,11 @@ class Template(Struct, frozen=True):
         domain, _, word = self.resource.partition("/")
         name = slug(f"{domain.partition('.')[0]}-{word}", _NAME_MAX - _HASH - 5)
         return "-".join([name, str(self.count), *([_digest(self.selectors)] if self.selectors else [])])
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return its namespace and its name."""
+        return self.namespace, self.name
 
     def manifest(self) -> dict[str, Any]:
         """Return the whole object."""
@@ -76,12 +81,8 @@ def _as_value(said: Any) -> Value:
     return said if isinstance(said, str) else Leaf(str(said), plain=True)
 
 
-class Existing(Struct, frozen=True):
-    """A template that some file has already."""
-
-    namespace: str
-    name: str
-    spec: Value
+Existing = dict[tuple[str, str], Value]
+"""(namespace, name) of each template that some file has already -> its ``spec``."""
 
 
 def request_name(resource: str) -> str:
@@ -106,25 +107,16 @@ def _beginnings(name: str) -> Iterator[str]:
         name = name.partition("-")[2]
 
 
-def missing(wanted: Iterable[Template], there: Iterable[Existing]) -> list[Template]:
+def missing(wanted: Iterable[Template], there: Container[tuple[str, str]] = ()) -> list[Template]:
     """Return the templates that are not there yet, each once, in order."""
-    known = {(one.namespace, one.name): one for one in there}
-    found: dict[tuple[str, str], Template] = {}
-    for template in wanted:
-        existing = known.get((template.namespace, template.name))
-        if existing is None:
-            found.setdefault((template.namespace, template.name), template)
+    found = {template.key: template for template in wanted if template.key not in there}
     return list(found.values())
 
 
-def foreign(wanted: Iterable[Template], there: Iterable[Existing]) -> Template | None:
+def foreign(wanted: Iterable[Template], there: Existing) -> Template | None:
     """Return the first template whose name is taken by one that says something else."""
-    known = {(one.namespace, one.name): one for one in there}
-    for template in wanted:
-        existing = known.get((template.namespace, template.name))
-        if existing is not None and not same(template.document()["spec"], existing.spec):
-            return template
-    return None
+    taken = (one for one in wanted if one.key in there and not same(one.document()["spec"], there[one.key]))
+    return next(taken, None)
 
 
 def templates_file(templates: Iterable[Template]) -> str:

@@ -397,11 +397,11 @@ def workload_facts(kind: str, obj: Json) -> WorkloadFacts | None:
     ended = (one for one in status.get("conditions") or () if one.get("type") in ("Complete", "Failed"))
     if kind == "Job" and any(one.get("status") == "True" for one in ended):
         return None
-    job = (spec.get("jobTemplate") or {}).get("spec") or {}
-    template = (job if kind == "CronJob" else spec).get("template") or {}
+    making = maker_of_pods(spec)
+    template = making.get("template") or {}
     pod = template.get("spec") or {}
     limits, templates = pod_limits(pod), _templates(pod)
-    replicas = _replicas(kind, job if kind == "CronJob" else spec)
+    replicas = _replicas(kind, making)
     strategy, surge, unavailable = _rollout(kind, spec, replicas)
     return WorkloadFacts(
         kind,
@@ -517,6 +517,11 @@ def _owner(meta: Json) -> PodOwner | None:
 def _templates(spec: Json) -> tuple[str, ...]:
     names = {one.get("resourceClaimTemplateName") or "" for one in spec.get("resourceClaims") or ()}
     return tuple(sorted(filter(None, names)))
+
+
+def maker_of_pods(spec: Json) -> Json:
+    """Return what has the pod template: a workload's own spec, but of a CronJob its Job's."""
+    return (spec["jobTemplate"] or {}).get("spec") or {} if "jobTemplate" in spec else spec
 
 
 def _place(spec: Json) -> Place:

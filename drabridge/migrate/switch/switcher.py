@@ -24,7 +24,7 @@ from drabridge.kube.api import (
 from drabridge.kube.feature_questions import keeps_extended_names, policy_version
 from drabridge.kube.features import FEATURES
 from drabridge.migrate.convert.templates import Template
-from drabridge.migrate.report.facts import NAMESPACES, WORKLOADS, claim_templates
+from drabridge.migrate.report.facts import NAMESPACES, WORKLOADS, claim_templates, maker_of_pods
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.policy import (
     GROUP,
@@ -176,10 +176,9 @@ async def _classes_in_use(cluster: Cluster, kinds: Mapping[str, Kind]) -> dict[s
 async def _pod_specs(cluster: Cluster, namespace: str) -> list[Json]:
     """Return the specs of the namespace's pods, and those that its workloads make pods of."""
     specs = [pod["spec"] for pod in (await cluster.list(PODS, namespace=namespace)).items]
-    for name, kind in WORKLOADS.items():
-        for one in (await cluster.list(kind, namespace=namespace)).items:
-            spec = one["spec"]["jobTemplate"]["spec"] if name == "CronJob" else one["spec"]
-            specs.append(spec["template"]["spec"])
+    for kind in WORKLOADS.values():
+        workloads = (await cluster.list(kind, namespace=namespace)).items
+        specs += [maker_of_pods(one["spec"])["template"]["spec"] for one in workloads]
     return specs
 
 
