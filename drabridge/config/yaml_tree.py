@@ -59,7 +59,7 @@ class Scalar(Struct):
         return "nothing" if value is None else f"the date {value}"
 
     def value(self) -> str | int | float | bool | None:
-        """The value. Raises Problems where readers of YAML disagree about it."""
+        """Return the value. Raises Problems where readers of YAML disagree about it."""
         text = self.text
         if not self.plain:
             return text
@@ -228,7 +228,7 @@ def _place_of(text: str, position: int) -> Place:
 
 
 def node_at(root: Node | None, path: Path) -> Node | None:
-    """The node at a path; None when the file has none there."""
+    """Return the node at a path; None when the file has none there."""
     node = root
     for part in path:
         if isinstance(node, Mapping) and part in node.entries:
@@ -254,7 +254,7 @@ def plain(
     raw_keys: frozenset[str] = RAW_KEYS,
     raw: bool = False,
 ) -> object:
-    """The tree as dicts, lists and scalars. Below a key of ``raw_keys`` every scalar stays text."""
+    """Return the tree as dicts, lists and scalars. Below a key of ``raw_keys`` every scalar stays text."""
     if isinstance(node, Mapping):
         return {
             key: plain(child, problems, (*path, key), raw_keys=raw_keys, raw=raw or key in raw_keys)

@@ -183,7 +183,7 @@ class Packing:
         self._enter(node)
 
     def _released(self, name: str, devices: int) -> None:
-        """A pod with limits ended: its devices are for claims now."""
+        """Give claims the devices of a pod with limits that ended."""
         node = self.nodes.get(name)
         if node is not None:
             self._leave(node)
