@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drabridge.migrate.convert.kinds import Form, Manifest, PodSpec, Rendered
+from drabridge.migrate.convert.kinds import ARGO_SOURCES, Form, Manifest, PodSpec, Rendered
 from drabridge.migrate.convert.mentions import is_extended
 from drabridge.migrate.convert.yaml_nodes import Leaf, Value, at, matching, text_at
 from drabridge.yaml_reader import Path
@@ -246,7 +246,6 @@ ARGO = "Application"
 K3S = "HelmChart"
 _IN_VALUES = ("spec", "values")  # of a HelmRelease
 _IN_TEXT = ("spec", "valuesContent")  # of a HelmChart of k3s
-_SOURCES = ("spec.source", "spec.sources.*", "spec.template.spec.source", "spec.template.spec.sources.*")
 _RENDERED = "convert what Helm makes of the chart: helm template ... | drabridge migrate convert --post-renderer"
 _UNKNOWN = (
     "this chart is not known: its templates would need resources.claims in the container and resourceClaims in the "
@@ -308,8 +307,8 @@ def releases(manifest: Manifest) -> Iterator[Release]:
         found = Release(chart, _IN_VALUES, FLUX, text_at(spec, "version"))
         yield from _with_subcharts(found, values)
     elif manifest.kind in (ARGO, "ApplicationSet"):
-        for pattern in _SOURCES:
-            for path in matching(body, tuple(pattern.split("."))):
+        for pattern in ARGO_SOURCES:
+            for path in matching(body, pattern):
                 source, values = at(body, path), None
                 for key in ("values", "valuesObject"):  # the last one counts, where it has something
                     found_there = at(body, (*path, "helm", key))
@@ -461,19 +460,13 @@ def _is_set(values: Value, pattern: str) -> bool:
 
 def _chart(named: str, other: str, values: Value | None) -> str:
     """Return the chart's name: as it is named, else what the values' keys say, else the name of where it is."""
-    if not named and values is not None and (found := _by_sign(values)) is not None:
-        return found.names[0]
-    return (named or other).rstrip("/").rpartition("/")[2]
+    found = chart_by_keys(values) if not named and values is not None else ""
+    return found or (named or other).rstrip("/").rpartition("/")[2]
 
 
-def chart_by_keys(document: Value) -> str:
+def chart_by_keys(values: Value) -> str:
     """Return the chart that is known by keys that only its values have; "" for other documents."""
-    found = _by_sign(document)
-    return found.names[0] if found is not None else ""
-
-
-def _by_sign(values: Value) -> Chart | None:
-    return next((one for one in CHARTS if one.sign and any(_matching(values, one.sign))), None)
+    return next((one.names[0] for one in CHARTS if one.sign and any(_matching(values, one.sign))), "")
 
 
 def _matching(values: Value, pattern: str) -> Iterator[Path]:

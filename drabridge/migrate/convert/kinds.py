@@ -64,6 +64,11 @@ ARGO_TEMPLATES: Mapping[str, str] = {
     "ClusterWorkflowTemplate": "spec.templates.*",
     "CronWorkflow": "spec.workflowSpec.templates.*",
 }
+# Argo CD: where an Application, or an ApplicationSet, has its sources.
+ARGO_SOURCES = tuple(
+    tuple(path.split("."))
+    for path in ("spec.source", "spec.sources.*", "spec.template.spec.source", "spec.template.spec.sources.*")
+)
 _ARGO_PODS = ("container", "script", "containerSet")  # one of them is in a template that makes a pod
 # KubeVirt: a VM's devices name a claim and a request of it instead of a device plugin's resource, and the VM lists its
 # claims as a pod does (schema.go and types.go of its API).

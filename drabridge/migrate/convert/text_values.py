@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from drabridge.migrate.convert.kinds import manifests
-from drabridge.migrate.convert.yaml_nodes import NotYamlError, matching, owner_of, parse_json, value
+from drabridge.migrate.convert.kinds import ARGO_SOURCES, manifests
+from drabridge.migrate.convert.yaml_nodes import NotYamlError, matching, owner_of, parse_json, parts, value
 from drabridge.migrate.convert.yaml_nodes import parse as parse_yaml
-from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar
 
-_ARGO = tuple(
-    (*source.split("."), "helm", "values")
-    for source in ("spec.source", "spec.sources.*", "spec.template.spec.source", "spec.template.spec.sources.*")
-)
+_ARGO = tuple((*source, "helm", "values") for source in ARGO_SOURCES)
 # kind -> where it has values of a chart as a text. HelmChart and its HelmChartConfig are those of k3s and RKE2.
 _TEXTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "Application": _ARGO,
@@ -94,7 +91,4 @@ def _shift(root: Node, by: int) -> None:
         node = pending.pop()
         node.start += by
         node.end += by
-        if isinstance(node, MappingNode):
-            pending += [part for entry in node.entries for part in entry]
-        elif isinstance(node, SequenceNode):
-            pending += node.items
+        pending += parts(node)

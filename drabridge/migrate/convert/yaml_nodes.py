@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -94,27 +94,29 @@ def target(node: Node) -> Node:
 
 def value(node: Node) -> Value:
     """Return what a node says, with aliases and merge keys written out. Parts that are used twice are one object."""
-    return _value(node, {})
+    found: Value = _said(node, {}, lambda one: Leaf(one.text, not one.style and not one.string))
+    return found
 
 
-def _value(node: Node, seen: dict[int, Value]) -> Value:
+def loaded(node: Node) -> object:
+    """Return what a node says as Python has it, by the rules of YAML 1.1, as kubectl reads it; dates stay text."""
+    found: object = _said(node, {}, lambda one: one.text if one.style or one.string else _plain_value(one.text))
+    return found
+
+
+def _said(node: Node, seen: dict[int, Any], leaf: Callable[[Scalar], Any]) -> Any:
     node = target(node)
     if isinstance(node, Scalar):
-        return Leaf(node.text, not node.style and not node.string)
-    if id(node) in seen:
-        return seen[id(node)]
-    found: Value
-    if isinstance(node, SequenceNode):
-        found = [_value(item, seen) for item in node.items]
-    else:
-        found = {}
-        assert isinstance(node, MappingNode)
-        for source in reversed(list(merged(node))):
-            for key, child in source.entries:
-                found[key_text(key)] = _value(child, seen)
-        found.pop(_MERGE, None)
-    seen[id(node)] = found
-    return found
+        return leaf(node)
+    if id(node) not in seen:
+        if isinstance(node, SequenceNode):
+            seen[id(node)] = [_said(item, seen, leaf) for item in node.items]
+        else:
+            assert isinstance(node, MappingNode)
+            sources = reversed(list(merged(node)))
+            entries = ((key_text(key), child) for source in sources for key, child in source.entries)
+            seen[id(node)] = {key: _said(child, seen, leaf) for key, child in entries if key != _MERGE}
+    return seen[id(node)]
 
 
 def merged(mapping: MappingNode) -> Iterator[MappingNode]:
@@ -211,29 +213,6 @@ def _entries(mapping: MappingNode, key: Key) -> Iterator[tuple[MappingNode, int,
                 yield source, number, child
 
 
-def loaded(node: Node) -> object:
-    """Return what a node says as Python has it, by the rules of YAML 1.1, as kubectl reads it; dates stay text."""
-    return _loaded(node, {})
-
-
-def _loaded(node: Node, seen: dict[int, object]) -> object:
-    node = target(node)
-    if isinstance(node, Scalar):
-        return node.text if node.style or node.string else _plain_value(node.text)
-    if id(node) not in seen:
-        if isinstance(node, SequenceNode):
-            seen[id(node)] = [_loaded(item, seen) for item in node.items]
-        else:
-            assert isinstance(node, MappingNode)
-            found: dict[str, object] = {}
-            for source in reversed(list(merged(node))):
-                found |= {
-                    key_text(key): _loaded(child, seen) for key, child in source.entries if key_text(key) != _MERGE
-                }
-            seen[id(node)] = found
-    return seen[id(node)]
-
-
 def _plain_value(text: str) -> object:
     resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
     if not any(pattern.match(text) for _, pattern in resolvers):
@@ -245,22 +224,25 @@ def _plain_value(text: str) -> object:
     return found if found is None or isinstance(found, bool | int | float) else text
 
 
+def parts(node: Node) -> Iterator[Node]:
+    """Yield a node's own keys, values and items."""
+    if isinstance(node, MappingNode):
+        for entry in node.entries:
+            yield from entry
+    elif isinstance(node, SequenceNode):
+        yield from node.items
+
+
 def starts(node: Node) -> frozenset[int]:
     """Return where the keys and values of a node begin, and of all that aliases in it stand for."""
-    found: set[int] = set()
-    seen: set[int] = set()
+    seen: dict[int, int] = {}
     pending = [node]
     while pending:
         node = target(pending.pop())
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        found.add(node.start)
-        if isinstance(node, MappingNode):
-            pending += [part for entry in node.entries for part in entry]
-        elif isinstance(node, SequenceNode):
-            pending += node.items
-    return frozenset(found)
+        if id(node) not in seen:
+            seen[id(node)] = node.start
+            pending += parts(node)
+    return frozenset(seen.values())
 
 
 def content_end(node: Node) -> int:

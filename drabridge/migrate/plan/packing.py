@@ -13,12 +13,12 @@ from msgspec import Struct, field
 
 from drabridge.migrate.installers import Installer
 from drabridge.migrate.plan.document import How
-from drabridge.migrate.report.facts import NodeFacts, Place, Requirement, Toleration
+from drabridge.migrate.report.facts import NodeFacts, Placement, Requirement, Toleration
 
 _REPELS = ("NoSchedule", "NoExecute")
 
 
-def may_run(place: Place, node: NodeFacts) -> bool:
+def may_run(place: Placement, node: NodeFacts) -> bool:
     """Whether the scheduler would let new pods with this place run there."""
     if node.cordoned or any(node.labels.get(key) != value for key, value in place.labels):
         return False
@@ -82,7 +82,7 @@ class Demand(Struct):
     waiting: int = 0
     surge: int = 0
     unavailable: int = 1
-    place: Place = Place()
+    place: Placement = Placement()
     installer: Installer | None = None
 
     @property

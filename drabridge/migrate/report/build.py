@@ -193,42 +193,23 @@ def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -
         *(one for workload in tally.workloads.values() for one in workload_obstacles(workload, free, facts.templates)),
     ]
     obstacles = sorted(filter(shown.obstacle, obstacles), key=_order)
+    resources = []
+    for name in filter(shown.resource, rows):
+        use = tally.resources.get(name) or Use()
+        counts = nodes[name], allocatable[name], in_slices[name], max(free[name], 0)
+        kinds = names.classes.get(name, [])
+        resources.append(ResourceUse(name, kinds, *counts, use.pods, use.devices, use.pods.done_percent))
     return Report(
         server_version=facts.server_version,
         nodes=len(facts.nodes),
         pods=facts.pods_read,
-        resources=[
-            _resource(name, names, nodes, allocatable, in_slices, free, tally.resources.get(name) or Use())
-            for name in filter(shown.resource, rows)
-        ],
+        resources=resources,
         namespaces=list(_namespaces(tally, shown, obstacles, facts)),
         workloads=list(_workloads(tally, shown)),
         obstacles=obstacles,
         unread=facts.unread,
         features=feature_rows(facts.features),
         filter=ReportFilter(sorted(wanted.namespaces), sorted(wanted.resources)),
-    )
-
-
-def _resource(
-    name: str,
-    names: ResourceNames,
-    nodes: Mapping[str, int],
-    allocatable: Mapping[str, int],
-    in_slices: Mapping[str, int],
-    free: Mapping[str, int],
-    use: Use,
-) -> ResourceUse:
-    return ResourceUse(
-        name=name,
-        classes=names.classes.get(name, []),
-        nodes=nodes[name],
-        allocatable=allocatable[name],
-        in_slices=in_slices[name],
-        free_in_slices=max(free[name], 0),
-        pods=use.pods,
-        devices=use.devices,
-        done_percent=use.pods.done_percent,
     )
 
 

@@ -256,7 +256,7 @@ class Requirement(Struct, frozen=True):
     values: tuple[str, ...]
 
 
-class Place(Struct, frozen=True):
+class Placement(Struct, frozen=True):
     """Where pods may run: on nodes with all the ``labels``, and of ``terms`` one whole, if there are some."""
 
     labels: tuple[tuple[str, str], ...] = ()
@@ -301,7 +301,7 @@ class WorkloadFacts(Struct, frozen=True):
     unavailable: int
     limits: Amounts
     templates: tuple[str, ...]
-    place: Place
+    place: Placement
     signs: tuple[Sign, ...]
     installer: Installer | None = None
 
@@ -524,10 +524,10 @@ def maker_of_pods(spec: Json) -> Json:
     return (spec["jobTemplate"] or {}).get("spec") or {} if "jobTemplate" in spec else spec
 
 
-def _place(spec: Json) -> Place:
+def _place(spec: Json) -> Placement:
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    return Place(
+    return Placement(
         tuple(sorted((key, value or "") for key, value in (spec.get("nodeSelector") or {}).items())),
         tuple(
             tuple(
