@@ -89,30 +89,18 @@ class Shown:
         return self.resource(one.resource) if one.resource else (one.namespace, one.object) not in self._of_others
 
 
-def check_namespaces(wanted: Filter, known: Collection[str]) -> None:
-    """Raise ConfigError for a namespace that is not there: a slip would look like one without devices."""
-    for name in sorted(wanted.namespaces - set(known)):
-        hint = did_you_mean(name, sorted(known)) or "kubectl get namespaces lists them"
-        raise ConfigError(f"there is no namespace {name}", hint=hint)
-
-
 def check_classes(said: Collection[str], known: Collection[str]) -> None:
     """Raise ConfigError for a DeviceClass that is not there and that no claim names: a slip would count nothing."""
-    for name in sorted(set(said) - set(known)):
-        hint = did_you_mean(name, sorted(known)) or f"There {_are(sorted(known))}; kubectl get deviceclasses lists them"
-        raise ConfigError(f"there is no DeviceClass {name}", hint=hint)
+    names = sorted(known)
+    are = f"is {names[0]}" if len(names) == 1 else f"are {', '.join(names)}" if names else "is none"
+    hint = f"There {are}; kubectl get deviceclasses lists them"
+    _check("there is no DeviceClass {}", {*said} - {*known}, known, hint)
 
 
-def _are(names: list[str]) -> str:
-    return f"is {names[0]}" if len(names) == 1 else f"are {', '.join(names)}" if names else "is none"
-
-
-def check_resources(wanted: Filter, row_of: Callable[[str], str], known: Collection[str]) -> None:
-    """Raise ConfigError for a resource that the cluster does not have: a slip would look like one that nobody uses."""
-    for name in sorted(wanted.resources):
-        if row_of(name) not in known:
-            hint = did_you_mean(name, sorted(known)) or "`drabridge migrate report` without --resource shows all"
-            raise ConfigError(f"nothing in the cluster has or asks for {name}", hint=hint)
+def _check(said: str, unknown: Collection[str], known: Collection[str], hint: str) -> None:
+    """Raise ConfigError for a name that is not there: a slip would look like one that nobody uses."""
+    for name in sorted(unknown):
+        raise ConfigError(said.format(name), hint=did_you_mean(name, sorted(known)) or hint)
 
 
 ALL = Filter()
@@ -181,8 +169,12 @@ def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -
             free[names.of_class(device_class)] -= count
     rows = sorted({*allocatable, *in_slices, *tally.resources} - {""})
     if not facts.unread:
-        check_namespaces(wanted, {*(facts.namespaces or ()), *(namespace for namespace, _, _ in tally.workloads)})
-        check_resources(wanted, names.of_limit, {*known, *rows, *names.classes})
+        spaces = {*(facts.namespaces or ()), *(namespace for namespace, _, _ in tally.workloads)}
+        _check("there is no namespace {}", wanted.namespaces - spaces, spaces, "kubectl get namespaces lists them")
+        resources_there = {*known, *rows, *names.classes}
+        unknown = [name for name in wanted.resources if names.of_limit(name) not in resources_there]
+        hint = "`drabridge migrate report` without --resource shows all"
+        _check("nothing in the cluster has or asks for {}", unknown, resources_there, hint)
     shown = Shown(wanted, names.of_limit, tally.workloads)
 
     obstacles = [
