@@ -132,16 +132,20 @@ def edits(text: str, root: SequenceNode, operations: Iterable[Operation], *, is_
     return sorted(edit for change in changes.values() for edit in writer.edits(change))
 
 
-def spliced(text: str, changes: Iterable[Edit]) -> str:
-    """Return the text with the edits made. They must not overlap."""
-    parts: list[str] = []
-    position = 0
+def spliced(text: str, changes: Iterable[Edit], start: int = 0, end: int | None = None) -> str:
+    """Return a part of the text with the edits made that are in it. They must not overlap."""
+    found: list[str] = []
     for edit in sorted(changes):
-        if edit.start < position:
+        if edit.start < start:
             raise UnspliceableError("two changes meet in one line")
-        parts += [text[position : edit.start], edit.text]
-        position = edit.end
-    return "".join([*parts, text[position:]])
+        found += [text[start : edit.start], edit.text]
+        start = edit.end
+    return "".join([*found, text[start:end]])
+
+
+def newline_of(text: str) -> str:
+    """Return how a text breaks its lines."""
+    return "\r\n" if text[: text.find("\n") + 1].endswith("\r\n") else "\n"
 
 
 def _collect(changes: dict[int, _Changes], root: Node, operation: Operation) -> None:
@@ -174,8 +178,7 @@ class _Writer:
         self._is_json = is_json
         self._documents = root.items
         self._known_dashes: dict[int, int] = {}
-        first = text.find("\n")
-        self._newline = "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
+        self._newline = newline_of(text)
 
     def edits(self, change: _Changes) -> list[Edit]:
         owner = change.owner

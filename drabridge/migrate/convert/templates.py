@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from drabridge.migrate.convert.splice import Edit, block_lines
+from drabridge.migrate.convert.splice import Edit, block_lines, newline_of
 from drabridge.migrate.convert.yaml_nodes import Leaf, Value, key_text, same, text_at, value
 from drabridge.yaml_reader import MappingNode, Node, SequenceNode
 
@@ -151,7 +151,7 @@ def placed(text: str, roots: Sequence[Node], templates: Iterable[Template]) -> l
     if not written:
         return []
     last, items = roots[-1], _items(roots[0])
-    newline = "\r\n" if text[: text.find("\n") + 1].endswith("\r\n") else "\n"
+    newline = newline_of(text)
     step = _step(text, last)
     if len(roots) > 1:
         added = "".join(newline + _text(one, step, "", newline) for one in written)
