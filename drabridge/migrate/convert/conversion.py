@@ -49,18 +49,8 @@ from drabridge.migrate.convert.undo import (
     with_block,
     with_templates,
 )
-from drabridge.migrate.convert.yaml_nodes import (
-    NotYamlError,
-    Value,
-    at,
-    node_at,
-    owner_of,
-    parse_json,
-    same,
-    starts,
-    value,
-)
-from drabridge.yaml_reader import MappingNode, Node, Path, SequenceNode
+from drabridge.migrate.convert.yaml_nodes import NotYamlError, Value, at, parse_json, same, starts, value
+from drabridge.yaml_reader import MappingNode, Node, Path, SequenceNode, node_at, owner_of
 
 _NO_TEMPLATES: Existing = {}
 _NO_OBJECT = Manifest((), "", "", "", {})

@@ -11,8 +11,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from drabridge.migrate.convert.yaml_nodes import key_text, target
-from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode, key_text, target
 
 # Domains whose names are devices or labels of them: the vendors' device plugins, feature discovery and schedulers. Of
 # domains with a slash only names that begin so.

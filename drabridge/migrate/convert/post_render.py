@@ -25,13 +25,12 @@ from drabridge.migrate.convert.yaml_nodes import (
     content_end,
     leaf_text,
     matching,
-    node_at,
     parse,
     same,
     text_at,
     value,
 )
-from drabridge.yaml_reader import Node, Path
+from drabridge.yaml_reader import Node, Path, node_at
 
 KUSTOMIZATION = "kustomization.yaml"
 RENDERED_FILE = "rendered.yaml"

@@ -15,18 +15,8 @@ from itertools import pairwise
 import yaml
 from msgspec import Struct, field
 
-from drabridge.migrate.convert.yaml_nodes import (
-    Leaf,
-    Value,
-    at,
-    content_end,
-    key_text,
-    leaf_text,
-    node_at,
-    owner_of,
-    target,
-)
-from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode
+from drabridge.migrate.convert.yaml_nodes import Leaf, Value, at, content_end, leaf_text
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode, key_text, node_at, owner_of
 
 _DASH = re.compile(r"[ \t]*-[ ]+")
 _LINES = re.compile(r"(?:[!-~][ -~]*\n)+")  # a text that a literal block scalar has as it is
@@ -156,8 +146,7 @@ def _collect(changes: dict[int, _Changes], root: Node, operation: Operation) -> 
         owner, number = found
         changes.setdefault(id(owner), _Changes(owner)).removed.add(number)
         return
-    node = node_at(root, operation.path)
-    owner_node = target(node) if node is not None else None
+    owner_node = node_at(root, operation.path)
     if isinstance(operation, Add) and isinstance(owner_node, MappingNode):
         change = changes.setdefault(id(owner_node), _Changes(owner_node))
         if change.added.setdefault(operation.key, operation.new) != operation.new:

@@ -15,8 +15,8 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.migrate.convert.splice import Edit, block_lines, newline_of
-from drabridge.migrate.convert.yaml_nodes import Leaf, Value, key_text, same, text_at, value
-from drabridge.yaml_reader import MappingNode, Node, SequenceNode
+from drabridge.migrate.convert.yaml_nodes import Leaf, Value, same, text_at, value
+from drabridge.yaml_reader import MappingNode, Node, SequenceNode, key_text
 
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceClaimTemplate"

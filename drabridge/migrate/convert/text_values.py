@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from drabridge.migrate.convert.kinds import ARGO_SOURCES, manifests
-from drabridge.migrate.convert.yaml_nodes import NotYamlError, matching, owner_of, parse_json, parts, value
+from drabridge.migrate.convert.yaml_nodes import NotYamlError, matching, parse_json, parts, value
 from drabridge.migrate.convert.yaml_nodes import parse as parse_yaml
-from drabridge.yaml_reader import MappingNode, Node, Path, Scalar
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, owner_of
 
 _ARGO = tuple((*source, "helm", "values") for source in ARGO_SOURCES)
 # kind -> where it has values of a chart as a text. HelmChart and its HelmChartConfig are those of k3s and RKE2.

@@ -15,12 +15,24 @@ from typing import Any, NamedTuple
 import yaml
 
 from drabridge import yaml_reader
-from drabridge.yaml_reader import Alias, Fault, Found, Key, MappingNode, Node, Path, Scalar, SequenceNode, TooLarge
+from drabridge.yaml_reader import (
+    MERGE,
+    Fault,
+    Found,
+    MappingNode,
+    Node,
+    Path,
+    Scalar,
+    SequenceNode,
+    TooLarge,
+    key_text,
+    merged,
+    target,
+)
 
 DEPTH_MAX = 100
 NODES_MAX = 200_000  # with aliases written out: aliases of aliases of aliases are an attack, not a manifest
 
-_MERGE = "<<"
 EACH = "*"  # in a path: every key of the mapping, every item of the list
 
 
@@ -51,10 +63,10 @@ def parse(text: str) -> list[Node]:
     nothing, too deep or too large.
     """
     try:
-        roots = yaml_reader.read(text, DEPTH_MAX, NODES_MAX, lambda found: _refuse(text, found))
+        roots = yaml_reader.read(text, DEPTH_MAX, NODES_MAX, lambda found: _refuse(found))
     except TooLarge as error:
         said = f"nested deeper than {DEPTH_MAX} levels" if error.deep else f"more than {NODES_MAX} values"
-        raise NotYamlError(_line(text, error.start), said if error.deep else f"{said}, aliases written out") from error
+        raise NotYamlError(error.place[0], said if error.deep else f"{said}, aliases written out") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = ": ".join(part for part in (error.context, error.problem) if part)
@@ -64,43 +76,32 @@ def parse(text: str) -> list[Node]:
     return [root for root in roots if not (isinstance(root, Scalar) and not root.text and not root.style)]
 
 
-def _refuse(text: str, found: Found) -> None:
+def _refuse(found: Found) -> None:
     """Raise NotYamlError for what Kubernetes does not take."""
     said = {
         Fault.TAG: f"the tag {found.word}, which Kubernetes does not know",
         Fault.KEY: "a key that is no plain word",
-        Fault.AGAIN: f"the key {found.word} a second time; the first is in line {_line(text, found.first)}",
+        Fault.AGAIN: f"the key {found.word} a second time; the first is in line {found.first[0]}",
         Fault.ALIAS: f"the alias *{found.word} stands for nothing above it",
         Fault.OWN_ALIAS: f"the alias *{found.word} stands for nothing above it",
     }
     if found.fault is not Fault.DOCUMENT and (found.fault, found.word) != (Fault.TAG, "!"):
-        raise NotYamlError(_line(text, found.start), said[found.fault])
+        raise NotYamlError(found.place[0], said[found.fault])
 
 
 def _line(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1
 
 
-def key_text(key: Node) -> str:
-    """Return the text of a mapping's key; keys are scalars, the parser refuses others."""
-    assert isinstance(key, Scalar)
-    return key.text
-
-
-def target(node: Node) -> Node:
-    """Return the node itself, or what it stands for if it is an alias."""
-    return node.target if isinstance(node, Alias) else node
-
-
 def value(node: Node) -> Value:
     """Return what a node says, with aliases and merge keys written out. Parts that are used twice are one object."""
-    found: Value = _said(node, {}, lambda one: Leaf(one.text, not one.style and not one.string))
+    found: Value = _said(node, {}, lambda one: Leaf(one.text, one.plain))
     return found
 
 
 def loaded(node: Node) -> object:
     """Return what a node says as Python has it, by the rules of YAML 1.1, as kubectl reads it; dates stay text."""
-    found: object = _said(node, {}, lambda one: one.text if one.style or one.string else _plain_value(one.text))
+    found: object = _said(node, {}, lambda one: _plain_value(one.text) if one.plain else one.text)
     return found
 
 
@@ -115,20 +116,8 @@ def _said(node: Node, seen: dict[int, Any], leaf: Callable[[Scalar], Any]) -> An
             assert isinstance(node, MappingNode)
             sources = reversed(list(merged(node)))
             entries = ((key_text(key), child) for source in sources for key, child in source.entries)
-            seen[id(node)] = {key: _said(child, seen, leaf) for key, child in entries if key != _MERGE}
+            seen[id(node)] = {key: _said(child, seen, leaf) for key, child in entries if key != MERGE}
     return seen[id(node)]
-
-
-def merged(mapping: MappingNode) -> Iterator[MappingNode]:
-    """Yield a mapping and then those that its merge keys bring in: the first that has a key decides it."""
-    yield mapping
-    for key, child in mapping.entries:
-        if key_text(key) == _MERGE:
-            brought = target(child)
-            for source in brought.items if isinstance(brought, SequenceNode) else [brought]:
-                found = target(source)
-                if isinstance(found, MappingNode):
-                    yield from merged(found)
 
 
 def same(one: Value, other: Value) -> bool:
@@ -179,38 +168,6 @@ def matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:
         children = enumerate(body)
     for key, child in children:
         yield from ((key, *rest) for rest in matching(child, pattern[1:]))
-
-
-def node_at(root: Node, path: Path) -> Node | None:
-    """Return the node at a path, through aliases and merge keys; None when there is none."""
-    node: Node | None = root
-    for part in path:
-        node = target(node) if node is not None else None
-        if isinstance(node, MappingNode):
-            node = next((found for _, _, found in _entries(node, part)), None)
-        elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.items):
-            node = node.items[part]
-        else:
-            return None
-    return node
-
-
-def owner_of(root: Node, path: Path) -> tuple[MappingNode, int] | tuple[SequenceNode, int] | None:
-    """Return the collection that holds what is at a path, and its number there; None when there is none."""
-    parent = node_at(root, path[:-1])
-    parent = target(parent) if parent is not None else None
-    if isinstance(parent, MappingNode):
-        return next(((owner, number) for owner, number, _ in _entries(parent, path[-1])), None)
-    if isinstance(parent, SequenceNode) and isinstance(path[-1], int) and path[-1] < len(parent.items):
-        return parent, path[-1]
-    return None
-
-
-def _entries(mapping: MappingNode, key: Key) -> Iterator[tuple[MappingNode, int, Node]]:
-    for source in merged(mapping):
-        for number, (name, child) in enumerate(source.entries):
-            if key_text(name) == key:
-                yield source, number, child
 
 
 def _plain_value(text: str) -> object:
