@@ -47,6 +47,8 @@ def counting_operator(group: str, kind: str) -> CountingOperator | None:
     return next((one for one in _OPERATORS if one.group == group and kind.startswith(one.kinds)), None)
 
 
+# --- what installed it ----------------------------------------------------------------------------------------------
+
 Key = tuple[str, str, str]
 """(namespace, kind, name)."""
 

@@ -134,6 +134,8 @@ def _template_names(value: object) -> Iterator[str]:
             yield from _template_names(one)
 
 
+# --- what is written ------------------------------------------------------------------------------------------------
+
 FOLDER = f"for-owners{FOLDER_SUFFIX}"  # no manifests of the plan
 _CLAIMS = "claims"
 _KUSTOMIZATION = """\

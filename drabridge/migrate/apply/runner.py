@@ -25,6 +25,8 @@ from drabridge.migrate.report.model import number
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
 
+# --- one object -----------------------------------------------------------------------------------------------------
+
 
 def merged(live: Any, before: Any, after: Any) -> Any:
     """Return ``live`` with what ``after`` has otherwise than ``before``: three ways, as ``kubectl apply`` does it.
@@ -58,6 +60,9 @@ def _merged_lists(live: list[Any], before: list[Any], after: list[Any]) -> list[
 
 def _named(items: object) -> bool:
     return isinstance(items, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in items)
+
+
+# --- who changes it -------------------------------------------------------------------------------------------------
 
 
 class Change(Struct, frozen=True):
@@ -116,6 +121,8 @@ def can_change(move: Move) -> bool:
 def _key(step: Step, move: Move) -> manifests.ObjectKey:
     return (step.namespace, *split(move.object))
 
+
+# --- the steps ------------------------------------------------------------------------------------------------------
 
 _TRIES = 5  # an object that changes while it is written is read again
 

@@ -76,6 +76,8 @@ class Waiting:
             pause = min(pause * 1.5, POLL_MOST_SECONDS)
 
 
+# --- rollouts -------------------------------------------------------------------------------------------------------
+
 Json = Mapping[str, Any]
 RESTARTED = "kubectl.kubernetes.io/restartedAt"
 """What `kubectl rollout restart` sets in a pod template: a new value is a new revision."""

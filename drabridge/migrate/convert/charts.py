@@ -241,6 +241,8 @@ def chart_of(name: str) -> Chart | None:
     return _BY_NAME.get(name)
 
 
+# --- where values are -----------------------------------------------------------------------------------------------
+
 FLUX = "HelmRelease"
 ARGO = "Application"
 K3S = "HelmChart"

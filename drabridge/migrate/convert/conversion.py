@@ -405,6 +405,9 @@ _CLAIM_IN_JSON = re.compile(
 _MARKS_IN_JSON = ("resourceClaimTemplateName", "draDriverClass")  # what a converted text has
 
 
+# --- one text -------------------------------------------------------------------------------------------------------
+
+
 class Conversion(Struct):
     """What became of one text. ``text`` is the given one where nothing changed."""
 
@@ -531,6 +534,8 @@ def _not_yaml(text: str, error: NotYamlError) -> Finding:
     hint = "indent with spaces, and quote values that contain : { } [ ] , & * #"
     return Finding(Level.ERROR, error.line, "", f"no valid YAML: {error.message}", hint)
 
+
+# --- several files --------------------------------------------------------------------------------------------------
 
 _VALUES = re.compile(r"values", re.IGNORECASE)  # in the name of a file that Helm is given
 

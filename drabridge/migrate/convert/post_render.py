@@ -121,6 +121,9 @@ def _kustomization(head: Iterable[str], said: dict[str, Value]) -> str:
     return "\n".join([*head, *block_lines({**kind, **said})]) + "\n"
 
 
+# --- a component ----------------------------------------------------------------------------------------------------
+
+
 def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[str, str]:
     """Return the component's files by name: add its folder to ``components:`` of a kustomization.
 
@@ -158,6 +161,8 @@ def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
 def _named(pod: ConvertedPod) -> bool:
     return bool(text_at(at(pod.manifest.body, ("metadata",)), "name"))
 
+
+# --- a folder for an Application of Argo CD -------------------------------------------------------------------------
 
 VALUES_FILE = "values.yaml"
 _HINT = (

@@ -9,6 +9,8 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+# --- node labels ----------------------------------------------------------------------------------------------------
+
 _WORD = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*")
 # GPU feature discovery adds these to the product's name on nodes that share or split GPUs: no attribute says so.
 _NO_PRODUCT = re.compile(r"-SHARED$|-MIG-")
@@ -110,6 +112,9 @@ def _compared(operator: str, pairs: list[tuple[str, str]]) -> str | None:
     sign, joint = ("==", " || ") if operator == "In" else ("!=", " && ")
     joined = joint.join(f"{left} {sign} {right}" for left, right in pairs)
     return f"({joined})" if len(pairs) > 1 and operator == "In" else joined
+
+
+# --- settings and findings ------------------------------------------------------------------------------------------
 
 
 class Device(Struct, frozen=True):

@@ -385,6 +385,9 @@ def scalar(text: str, json_style: bool = False) -> str:
     return json.dumps(text)
 
 
+# --- as RFC 6902 has it ---------------------------------------------------------------------------------------------
+
+
 def json_patch(operations: Iterable[Operation], body: Value, start: Path = ()) -> Iterator[str]:
     """Yield operations in their order; what goes is tested first. ``body``: what they change, which is at ``start``."""
     for one in operations:

@@ -136,6 +136,8 @@ def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_HASH]
 
 
+# --- templates in JSON ----------------------------------------------------------------------------------------------
+
 _HEAD = '{"apiVersion": "v1", "kind": "List", "items": ['
 
 

@@ -21,6 +21,8 @@ from drabridge.migrate.report.facts import NAMESPACES, NodeFacts, PodFacts, Slic
 from drabridge.migrate.report.model import Obstacle
 from drabridge.migrate.report.tally import OwnerChain, OwnerChains, ResourceNames
 
+# --- the cluster and its devices ------------------------------------------------------------------------------------
+
 _EVERYWHERE = "kube-system"  # every cluster has it, and its UID is what others take for the cluster's, too
 
 

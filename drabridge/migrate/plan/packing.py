@@ -15,6 +15,8 @@ from drabridge.migrate.installers import Installer
 from drabridge.migrate.plan.document import How
 from drabridge.migrate.report.facts import NodeFacts, Placement, Requirement, Toleration
 
+# --- where a pod may run --------------------------------------------------------------------------------------------
+
 _REPELS = ("NoSchedule", "NoExecute")
 
 
@@ -58,6 +60,9 @@ def _bears(one: Toleration, key: str, value: str, effect: str) -> bool:
     if not one.key:
         return one.exists
     return one.key == key and (one.exists or one.value == value)
+
+
+# --- how many devices -----------------------------------------------------------------------------------------------
 
 
 class NodeState(Struct):

@@ -84,6 +84,8 @@ def _lanes(lanes: Mapping[str, int | str]) -> str:
     return f"{shown} and {more:,} more" if more > 0 else shown or "as they are"
 
 
+# --- who is on claims -----------------------------------------------------------------------------------------------
+
 CLAIMS = "on claims"
 DRA = "limits, served by DRA"
 LIMITS = "on limits"

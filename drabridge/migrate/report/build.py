@@ -46,6 +46,8 @@ from drabridge.migrate.report.obstacles import (
 from drabridge.migrate.report.tally import OwnerChains, ResourceNames, Tally, Use, WorkloadTally
 from drabridge.migrate.switch import marks
 
+# --- what is shown --------------------------------------------------------------------------------------------------
+
 
 class Filter(Struct, frozen=True):
     """What the caller asked for; an empty set means all."""
@@ -102,6 +104,8 @@ def _check(said: str, unknown: Collection[str], known: Collection[str], hint: st
     for name in sorted(unknown):
         raise ConfigError(said.format(name), hint=did_you_mean(name, sorted(known)) or hint)
 
+
+# --- the report -----------------------------------------------------------------------------------------------------
 
 ALL = Filter()
 _STAY = (Code.STATIC_POD, Code.FIXED_NODE_NAME)
@@ -270,6 +274,8 @@ def _order(one: Obstacle) -> tuple[bool, int, str, str, str]:
     codes = list(Code)
     return one.severity is not Severity.BLOCKER, codes.index(one.code), one.namespace, one.object, one.resource
 
+
+# --- what a switch means --------------------------------------------------------------------------------------------
 
 _WHAT_STAYS = "of DaemonSets, static, with nodeName, or with more than 32 devices"
 

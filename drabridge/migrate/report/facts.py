@@ -24,6 +24,8 @@ from drabridge.migrate.report.codes import Code
 from drabridge.migrate.report.model import NamespaceSwitch
 from drabridge.migrate.switch import marks
 
+# --- which kinds are read -------------------------------------------------------------------------------------------
+
 T = TypeVar("T")
 Json = Mapping[str, Any]
 
@@ -70,6 +72,8 @@ def cluster_role(name: str = "drabridge-migrate-report") -> dict[str, Any]:
         "rules": rules,
     }
 
+
+# --- what is seen in a pod ------------------------------------------------------------------------------------------
 
 MOST_DEVICES_OF_CLAIM = 32  # AllocationResultsMaxSize, staging/src/k8s.io/api/resource/v1/types.go
 _MIRROR = "kubernetes.io/config.mirror"
@@ -219,6 +223,8 @@ def _limits(container: Json) -> tuple[tuple[str, int], ...]:
 def _name(container: Json) -> str:
     return container.get("name") or ""
 
+
+# --- the facts ------------------------------------------------------------------------------------------------------
 
 Amounts = tuple[tuple[str, int], ...]
 """(name, how many) of each, sorted by name: of extended resources, or of device classes."""

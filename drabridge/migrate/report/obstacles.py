@@ -60,6 +60,8 @@ def workload_obstacles(
             yield about(Code.SURGE_NEEDS_DEVICE, resource, seen)
 
 
+# --- in nodes, DeviceClasses and quotas -----------------------------------------------------------------------------
+
 # Labels by which Cluster Autoscaler knows GPU nodes: GPULabel in its cloudprovider/{gce,aws,azure,alicloud}.
 GPU_LABELS = (
     "cloud.google.com/gke-accelerator",

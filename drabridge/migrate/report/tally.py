@@ -25,6 +25,8 @@ from drabridge.migrate.report.facts import (
 )
 from drabridge.migrate.report.model import Ways
 
+# --- which resource -------------------------------------------------------------------------------------------------
+
 
 class ResourceNames:
     """Resources by class and by driver. ``known``: resources in limits and on nodes; ``said``: class -> resource."""
@@ -80,6 +82,8 @@ def turned(resource: str) -> str:
     return f"{name}.{domain}"
 
 
+# --- whose pods -----------------------------------------------------------------------------------------------------
+
 MOST_OWNERS = 8  # a chain that is longer goes round in a circle
 _BUILT_IN = ("", "apps", "batch")
 
@@ -132,6 +136,8 @@ class OwnerChains:
         group = last.api_version.rpartition("/")[0]
         return OwnerChain(namespace, last.kind, last.name, group, tuple(kinds), tuple(read))
 
+
+# --- how many -------------------------------------------------------------------------------------------------------
 
 _ORDER = ("kubelet", "dra", "claims", "pending")  # a pod that has a resource in two ways counts as the first
 

@@ -28,6 +28,9 @@ MOST_NAME = 253  # signs: the policy reads names before the API server has check
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789-."
 
 
+# --- which claims a pod gets ----------------------------------------------------------------------------------------
+
+
 class Claim(Struct, frozen=True):
     """One claim of a pod: its name begins with ``base``, and ``count`` devices are in it."""
 
@@ -103,6 +106,8 @@ def owner_of(pod: Mapping[str, Any]) -> str:
         name = name.removesuffix(f"-{template_hash}")
     return re.sub(r"-[0-9]{8,}$", "", name)
 
+
+# --- the policies ---------------------------------------------------------------------------------------------------
 
 GROUP = "admissionregistration.k8s.io"
 MISSING = "has no ResourceClaimTemplate"  # in what the second policy says
