@@ -228,7 +228,8 @@ class DeviceBuilder:
         before, matches = self._matches.get(id(config), {}), {}
         for syspath, device in udev_devices.items():
             known = before.get(syspath)
-            if known is None or known[0] is not device or (known[2] and (fresh or known[1] is not nvidia)):
+            same = known is not None and (known[0] is device or known[0] == device)
+            if known is None or not same or (known[2] and (fresh or known[1] is not nvidia)):
                 known = (device, nvidia, self._match_one(config, device, nvidia))
             matches[syspath] = known
         self._matches[id(config)] = matches

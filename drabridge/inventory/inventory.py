@@ -39,7 +39,7 @@ from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import cdi_kinds, distinct_configs, needs_nvidia, scope_of_all, why_database
-from drabridge.inventory.vfio_twins import VfioTwins
+from drabridge.inventory.vfio_twins import with_twins
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -90,7 +90,6 @@ class Inventory:
         checks = self.health.run_checks
         held_by = self._held_ones(known.named_by)
         self._builder = DeviceBuilder(self._config, self._host, held_by, config, checks, LastKnown(known.values))
-        self._mig, self._twins = mig.MigDevices(), VfioTwins()
         self._udev = Udev(scope_of_all(self._scoped()))
         self._cache = UdevCache(self._udev)
         self._monitors: list[Monitor] = []
@@ -308,7 +307,7 @@ class Inventory:
             self._stale = False
             self._resync_at = now + self._config.resync_seconds
         self._cache.note_first_seen(now)
-        devices = self._twins.beside(self._mig.beside(self._cache.devices, self._nvidia), self._scoped())
+        devices = with_twins(mig.with_instances(self._cache.devices, self._nvidia), self._scoped())
         if self._names.update(devices.values()):
             devices = dict(devices)
             self._config = self._names.config

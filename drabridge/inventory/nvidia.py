@@ -39,7 +39,7 @@ class FailureKind(StrEnum):
     THERMAL = "thermal"
 
 
-class Failure(Struct, frozen=True):
+class Failure(Struct, frozen=True, array_like=True):
     """One failure. ``text``: for people; ``xid``: its number, 0 for another kind."""
 
     kind: FailureKind

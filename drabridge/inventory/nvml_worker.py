@@ -5,9 +5,10 @@ writes to standard output, and starts another when it ends or falls silent.
 
 Its arguments: the seconds between two looks, where proc is mounted, and files of libnvidia-ml.so.1, of which the first
 that exists is used; without one, the dynamic linker looks for it. Each line that it writes is a JSON object with a
-``kind``, whose fields are those of a struct in ``nvml_report.py``: ``state`` (when something changed), ``alive`` (after
-every other look), ``use`` (of processes, when it changed; never where the node's processes are not seen), ``event`` (an
-XID, at once), ``failed`` (NVML cannot be used; the process ends).
+``kind``, whose fields are those of a struct in ``nvml_report.py`` (MIG instances and failures: ``nvidia.py``):
+``state`` (when something changed), ``alive`` (after every other look), ``use`` (of processes, when it changed; never
+where the node's processes are not seen), ``event`` (an XID, at once), ``failed`` (NVML cannot be used; the process
+ends).
 
 It imports nothing of the agent and little of the standard library, as it has memory of its own.
 """
@@ -306,6 +307,7 @@ class Gpu:
             }
         return {
             "uuid": uuid,
+            "gpu": self.pci,
             "gpu_instance": gi,
             "compute_instance": ci,
             "profile": profile.replace("+", "."),

@@ -39,29 +39,22 @@ def place_of(device: UdevDevice) -> str:
     return device.syspath.removesuffix(_MARK)
 
 
-class VfioTwins:
-    """Makes a twin of each PCI function, whose node is what the function has once it is bound to vfio-pci.
+def with_twins(devices: Mapping[str, UdevDevice], configs: Iterable[Config]) -> Mapping[str, UdevDevice]:
+    """Return the devices by syspath, with a twin of each PCI function; the same mapping where no resource wants them.
 
-    That of a function that did not change stays the same object.
+    A twin's node is what the function has once it is bound to vfio-pci.
     """
-
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[UdevDevice, UdevDevice]] = {}
-
-    def beside(self, devices: Mapping[str, UdevDevice], configs: Iterable[Config]) -> Mapping[str, UdevDevice]:
-        """The devices by syspath, with the twins; the same mapping where no resource wants them."""
-        made: dict[str, tuple[UdevDevice, UdevDevice]] = {}
-        if wanted(configs):
-            nodes = {one.above.syspath: one for one in devices.values() if one.subsystem == VFIO_CDEV and one.above}
-            for syspath, device in devices.items():
-                if device.subsystem == "pci" and topology.is_pci_address(device.sysname):
-                    node, before = nodes.get(syspath, device), self._made.get(syspath)
-                    if before is None or before[0] is not device or before[1].devnode != node.devnode:
-                        own = {"devnode": node.devnode, "devnum": node.devnum}
-                        before = device, replace(device, syspath=syspath + _MARK, seen_at=syspath, **own)
-                    made[syspath] = before
-        self._made = made
-        return {**devices, **{twin.syspath: twin for _, twin in made.values()}} if made else devices
+    if not wanted(configs):
+        return devices
+    nodes = {one.above.syspath: one for one in devices.values() if one.subsystem == VFIO_CDEV and one.above}
+    twins = {}
+    for syspath, device in devices.items():
+        if device.subsystem == "pci" and topology.is_pci_address(device.sysname):
+            node = nodes.get(syspath, device)
+            twins[syspath + _MARK] = replace(
+                device, syspath=syspath + _MARK, seen_at=syspath, devnode=node.devnode, devnum=node.devnum
+            )
+    return {**devices, **twins}
 
 
 def by_group(devices: Iterable[Sequence[UdevDevice]]) -> Mapping[str, frozenset[str]]:
