@@ -32,7 +32,7 @@ from drabridge.inventory.health_watch import HealthWatch
 from drabridge.inventory.host import Host, HostPaths, RealHost
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
 from drabridge.inventory.last_values import LastKnown
-from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
+from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
@@ -178,10 +178,6 @@ class Inventory:
         """The values of template fields of the device of that name, as they are now; None when it is not there."""
         source = self._builder.source(name)
         return source[1].lookup(self._host) if source else None
-
-    def resolve_nodes(self, device: Device) -> tuple[DeviceNode, ...]:
-        """The device's nodes as they are this moment; see :meth:`resolve`."""
-        return self.resolve(device).nodes
 
     def resolve(self, device: Device) -> Device:
         """The device with its nodes as they are this moment: the kernel's name for it, then stat(2).
