@@ -26,9 +26,9 @@ from drabridge.config.matcher import any_of
 from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config, Resource
 from drabridge.config.template import Lookup
-from drabridge.inventory import health_rules, mig, topology, vfio_twins
+from drabridge.inventory import health_rules, mig, topology, vfio
+from drabridge.inventory.attribute_values import LastKnown
 from drabridge.inventory.cdi_names import NO_NAMES, CdiNames
-from drabridge.inventory.companions import DeviceTree
 from drabridge.inventory.container_edits import (
     ChosenCdi,
     choose_cdi,
@@ -39,11 +39,10 @@ from drabridge.inventory.container_edits import (
 )
 from drabridge.inventory.host import Host
 from drabridge.inventory.identity import Candidate, DeviceIdentity, Key, assign, id_of, name_of
-from drabridge.inventory.last_values import LastKnown
 from drabridge.inventory.match import holds, matches
 from drabridge.inventory.model import Collision, Device, NvidiaFiles, Presence
 from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
-from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, separate
+from drabridge.inventory.overlap import DeviceTree, FormerDevices, handed_out, resource_of, separate
 from drabridge.inventory.template_values import MatchedDevice, serial_of
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import MIG, distinct_configs, needs_database, partition_link, wholes_of_mig
@@ -117,7 +116,7 @@ class DeviceBuilder:
         self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
         self.driver: NvidiaFiles | None = None  # the files of NVIDIA's driver; None before they were looked for
         self._host = host
-        self._vfio = vfio_twins.wanted((config, *self.named_by.values()))
+        self._vfio = vfio.wants_twins((config, *self.named_by.values()))
         self._divisible = wholes_of_mig(file or config)
         self._run_checks = run_checks
         self._rules = {id(each): _rules(each) for each in distinct_configs((config, *self.named_by.values()))}
@@ -160,7 +159,7 @@ class DeviceBuilder:
         }
         tree = DeviceTree(udev_devices)
         functions = _Functions(named)
-        in_group = vfio_twins.by_group(_parts(each.match, tree) for each in named.values()) if self._vfio else {}
+        in_group = vfio.by_group(_parts(each.match, tree) for each in named.values()) if self._vfio else {}
         former_devices = FormerDevices()
         for match in (each.match for each in named.values()):
             if match.config is not self.config:
@@ -187,7 +186,7 @@ class DeviceBuilder:
             if match.config is self.config:
                 also_at |= former_devices.same_as(parts)
             if match.resource.vfio is not None:
-                also_at |= vfio_twins.places_beside(match.udev, in_group)
+                also_at |= vfio.places_beside(match.udev, in_group)
             chosen = choose_cdi(match.resource.cdi_devices, source, self._host, cdi)
             made_of = (
                 *(match.udev, *source.companions, source.nvidia, source.nvml_failures),
@@ -236,7 +235,7 @@ class DeviceBuilder:
         return {syspath: match for syspath, (_, _, match) in matches.items() if match is not None}
 
     def _match_one(self, config: Config, device: UdevDevice, nvidia: NvidiaFacts) -> _Match | None:
-        twin = vfio_twins.is_twin(device)
+        twin = vfio.is_twin(device)
         for resource, rule, database in self._rules[id(config)]:
             if (resource.vfio is not None) is twin and holds(rule, device):
                 gpu = mig.fields_of(nvidia, device)
@@ -245,7 +244,7 @@ class DeviceBuilder:
                 hint = mig.identity_hint(device) or uuid_hint(gpu)
                 place = topology.place_template(device)
                 place = "" if place in map(str, resource.identity) else place
-                candidate = Candidate(resource.name, vfio_twins.place_of(device), ids, hint, place)
+                candidate = Candidate(resource.name, vfio.place_of(device), ids, hint, place)
                 return _Match(device, config, resource, database, gpu, candidate)
         return None
 
@@ -342,7 +341,7 @@ class DeviceBuilder:
             name=identity.name,
             id=identity.id,
             resource=resource.name,
-            syspath=vfio_twins.place_of(udev),
+            syspath=vfio.place_of(udev),
             nodes=nodes.found,
             env=MappingProxyType(render_env(resource.env, values)),
             mounts=mounts,
@@ -364,7 +363,7 @@ class DeviceBuilder:
             fault=health_rules.fault(resource.health, source),
             former=match.config is not self.config,
         )
-        return device if resource.vfio is None else vfio_twins.as_handed_out(device, resource, udev)
+        return device if resource.vfio is None else vfio.as_handed_out(device, resource, udev)
 
 
 def _rules(config: Config) -> list[tuple[Resource, Predicate, bool]]:

@@ -24,7 +24,7 @@ from functools import lru_cache
 from msgspec import Struct, field
 
 from drabridge.config.schema import Config
-from drabridge.inventory.last_values import LastValues
+from drabridge.inventory.attribute_values import LastValues
 from drabridge.inventory.model import Collision
 
 ID_MAX = 63

@@ -15,8 +15,8 @@ from drabridge.config.loader import load
 from drabridge.config.model import to_data
 from drabridge.config.problems import ConfigErrors
 from drabridge.config.schema import Config
+from drabridge.inventory.attribute_values import LastValues
 from drabridge.inventory.identity import KnownIdentities
-from drabridge.inventory.last_values import LastValues
 from drabridge.inventory.udev_scope import distinct_configs
 from drabridge.system.files import write_atomically
 from drabridge.system.io_thread import IoThread

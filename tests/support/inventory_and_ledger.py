@@ -13,7 +13,7 @@ from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.vfio_twins import with_twins
+from drabridge.inventory.vfio import with_twins
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy

@@ -18,7 +18,7 @@ from drabridge.dra.metadata import DeviceFacts, MetadataFiles
 from drabridge.dra.records import RecordStore
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint
-from drabridge.inventory import ld_cache, nvidia, nvidia_files, nvml_report
+from drabridge.inventory import nvidia, nvidia_files, nvml_report
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_file import SpecError, read_spec
 from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
@@ -153,7 +153,7 @@ def linker_cache(root: Path) -> Iterator[Read]:
 
     def read(data: bytes) -> None:
         with suppress(ValueError):
-            assert all(path.startswith("/") for _, path in ld_cache.libraries(data, nvidia_files.MACHINE))
+            assert all(path.startswith("/") for _, path in nvidia_files.cached_libraries(data, nvidia_files.MACHINE))
         nvidia_h100.put(root / "host", "/etc/ld.so.cache", data)
         found = nvidia_files.find(settings, paths)
         assert found.problem == "", "what the cache says hides no library"
