@@ -19,6 +19,7 @@ from drabridge.config.schema import Config
 from drabridge.config.template import Lookup
 from drabridge.errors import HostError
 from drabridge.inventory import event_source, mig, nvidia
+from drabridge.inventory.attribute_values import LastKnown
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_follower import CdiFollower
 from drabridge.inventory.cdi_names import other_drivers
@@ -29,9 +30,8 @@ from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_d
 from drabridge.inventory.facts import EventSeen, MonitorRestarted, OnFact, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.fallbacks import Fallbacks
 from drabridge.inventory.health_watch import HealthWatch
-from drabridge.inventory.host import Host, HostPaths, RealHost
+from drabridge.inventory.host import Host, HostPaths
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
-from drabridge.inventory.last_values import LastKnown
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
@@ -39,7 +39,7 @@ from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import cdi_kinds, distinct_configs, needs_nvidia, scope_of_all, why_database
-from drabridge.inventory.vfio_twins import with_twins
+from drabridge.inventory.vfio import with_twins
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -70,15 +70,13 @@ class Inventory:
         *,
         held: Callable[[str], bool] = lambda name: False,
         known: KnownIdentities | None = None,
-        host: Host | None = None,
         paths: HostPaths | None = None,
         tombstone_seconds: float = TOMBSTONE_SECONDS,
         on_fact: OnFact = lambda fact: None,
     ) -> None:
         self._names = NamedResources(config)
         self._config = self._names.config
-        self._own_host = RealHost(self.refresh)
-        self._host = host or self._own_host
+        self._host = Host(self.refresh)
         self._paths = paths or HostPaths()
         self._held = held
         known = known or KnownIdentities()
@@ -205,7 +203,7 @@ class Inventory:
                 await self._pause()
         finally:
             self._close()
-            self._own_host.close()
+            self._host.close()
             await self.health.stop()
             await self.cdi.stop()
             await self.driver.stop()
