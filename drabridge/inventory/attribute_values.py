@@ -35,7 +35,7 @@ _BOOLEANS = MappingProxyType(
 
 
 def attributes_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str, Attribute]:
-    """The attributes that the configuration gives one device, by name."""
+    """Return the attributes that the configuration gives one device, by name."""
     found: dict[str, Attribute] = {}
     for name, spec in resource.attributes.items():
         text = values(spec.source) if spec.source is not None else None
@@ -49,7 +49,7 @@ def attributes_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str
 
 
 def mapped(text: str | None, table: Mapping[str, Patterns], *, hex_id: bool = False) -> str | None:
-    """What the table publishes for a text; None when nothing in it matches. Only an empty pattern matches no text."""
+    """Return what the table publishes for a text; None when nothing matches. Only an empty pattern matches no text."""
     for published, patterns in table.items():
         if patterns.matches(text, hex_id=hex_id) if text else patterns.accepts_missing:
             return published
@@ -57,7 +57,7 @@ def mapped(text: str | None, table: Mapping[str, Patterns], *, hex_id: bool = Fa
 
 
 def capacity_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str, int]:
-    """The capacities that the configuration gives one device, by name, in base units."""
+    """Return the capacities that the configuration gives one device, by name, in base units."""
     found = {}
     for name, spec in resource.capacity.items():
         text = str(spec.value) if spec.source is None else values(spec.source)
@@ -67,13 +67,13 @@ def capacity_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str, 
 
 
 def as_string(text: str) -> str | None:
-    """The text, cut at a character to at most 64 bytes (the API server counts bytes); None when it is empty."""
+    """Return the text, cut at a character to at most 64 bytes (the API server counts bytes); None when it is empty."""
     cut = text.encode()[: names.ATTRIBUTE_VALUE_MAX].decode(errors="ignore")
     return cut or None
 
 
 def as_int(text: str) -> int | None:
-    """A decimal number, or a hexadecimal one with 0x (sysfs writes both), within 64 bits; else None."""
+    """Return a decimal number, or a hexadecimal one with 0x (sysfs writes both), within 64 bits; else None."""
     if _HEX_NUMBER.fullmatch(text):
         value = int(text, 16)
     elif _NUMBER.fullmatch(text):
@@ -84,12 +84,12 @@ def as_int(text: str) -> int | None:
 
 
 def as_bool(text: str) -> bool | None:
-    """A truth value in the words that sysfs, udev and module parameters use; else None."""
+    """Return a truth value in the words that sysfs, udev and module parameters use; else None."""
     return _BOOLEANS.get(text.lower())
 
 
 def as_semver(text: str) -> Semver | None:
-    """A vendor's version as semantic version 2.0.0; None when it is none.
+    """Return a vendor's version as semantic version 2.0.0; None when it is none.
 
     ``580.95`` -> ``580.95.0`` (missing parts are 0), ``535.054.03`` -> ``535.54.3`` (no leading zeros),
     ``v1.2`` -> ``1.2.0``, ``1.2.3.4`` -> ``1.2.3+4`` (further parts become build metadata, which does not order),
@@ -118,7 +118,7 @@ def attribute(text: str, kind: str) -> Attribute | None:
 
 
 def amount(text: str, unit: str) -> int | None:
-    """A whole number of ``unit``, or a Kubernetes quantity (``40Gi``), in base units (bytes or counts); else None."""
+    """Return a whole number of ``unit``, or a Kubernetes quantity (``40Gi``), in base units; None for anything else."""
     text = text.strip()
     try:
         value = int(text) * UNITS[unit] if text.isascii() and text.isdecimal() else parse_quantity(text)

@@ -215,7 +215,7 @@ class DeviceBuilder:
         return BuildResult(tuple(devices), collisions, tuple(match.udev.syspath for match in waiting), divided)
 
     def source(self, name: str) -> tuple[Resource, MatchedDevice] | None:
-        """What the device of that name was last made of; None when it is not there."""
+        """Return what the device of that name was last made of; None when it is not there."""
         return self._sources.get(name)
 
     # --- matching -----------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class DeviceBuilder:
         held: Callable[[str], bool],
         fresh: bool,
     ) -> tuple[dict[str, _Match], dict[str, Config]]:
-        """The held devices that an earlier configuration named: those found here, by syspath; then those not found.
+        """Return the held devices that an earlier configuration named: those found, by syspath; then the others.
 
         Each is looked for where it was, then everywhere: several that may be it collide.
         """
@@ -284,7 +284,7 @@ class DeviceBuilder:
         return found, _without(away, found)
 
     def _with_uniformity(self, devices: list[Device]) -> list[Device]:
-        """The devices; those of a resource that is to be uniform, and is not, are faulty."""
+        """Return the devices; those of a resource that is to be uniform, and is not, are faulty."""
         found: dict[str, dict[str, str]] = {}  # resource -> device -> value
         for device in devices:
             resource, source = self._sources[device.name]
@@ -303,7 +303,7 @@ class DeviceBuilder:
     # --- one device ---------------------------------------------------------------------------------------------------
 
     def _unchanged(self, key: Key, made_of: tuple[object, ...]) -> Device | None:
-        """The device of the last time, when nothing it is made of changed. A faulty one is always looked at again."""
+        """Return the device of the last time if nothing it is made of changed. A faulty one is always looked at again."""
         known = self._built.get(key)
         if known is None or known[0] != made_of or known[1].presence is not Presence.PRESENT:
             return None
@@ -375,7 +375,7 @@ def _with_fault(device: Device, why: str) -> Device:
 
 
 def _as_held(former: _Match, match: _Match | None, device_id: str) -> _Match:
-    """The device as its holder knows it; by the present configuration where that names it alike."""
+    """Return the device as its holder knows it; by the present configuration where that names it alike."""
     if match and match.resource.name == former.resource.name and device_id in match.ids:
         former = match
     return replace(former, candidate=replace(former.candidate, values=(device_id,), hint="", place=""))
@@ -390,13 +390,15 @@ def _without(away: Mapping[str, Config], found: Mapping[str, _Match]) -> dict[st
 
 
 def _parts(match: _Match, tree: DeviceTree) -> tuple[UdevDevice, ...]:
-    """What a device hands out: itself, then the companions whose nodes it brings."""
+    """Return what a device hands out: itself, then the companions whose nodes it brings."""
     return handed_out(match.resource, match.udev, tree.companions(match.resource, match.udev))
 
 
 def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_former: bool) -> str:
-    """The name of the whole device behind a part: as the configuration says, else the GPU of a MIG instance or the
-    physical function of a VF, or what hangs on that (a GPU is matched by its card).
+    """Return the name of the whole device behind a part.
+
+    It is what the configuration says, else the GPU of a MIG instance or the physical function of a VF, or what hangs on
+    that (a GPU is matched by its card).
 
     Found by place, not by resource: a held device is listed as what an earlier configuration called it (``any_former``:
     there are such devices). One is a part of the other if the configuration of either says so.
@@ -426,7 +428,7 @@ def _is_part(config: Config, part: _Match, whole: _Match) -> bool:
 
 
 def _resource(config: Config, match: _Match) -> Resource | None:
-    """The resource that a configuration takes the device for, which another configuration may have named."""
+    """Return the resource that a configuration takes the device for, which another configuration may have named."""
     return match.resource if match.config is config else resource_of(config, match.udev)
 
 
@@ -437,7 +439,7 @@ class _Functions:
         self._named = named
 
     def name(self, function: str) -> str:
-        """The name of the device below a function, the first of several by place; empty where there is none."""
+        """Return the name of the device below a function, the first of several by place; empty where there is none."""
         return self._names.get(function, "")
 
     @cached_property

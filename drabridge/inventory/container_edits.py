@@ -70,7 +70,7 @@ def resolve_nodes(rules: Iterable[NodeRule], device: MatchedDevice, host: Host) 
 
 
 def places_of(node: DeviceNode, behind: Sequence[str] = (), *, companion: bool = False) -> tuple[str, ...]:
-    """The places of hardware that a node gives access to: ``c188:0``, or ``+c188:0`` of a companion.
+    """Return the places of hardware that a node gives access to: ``c188:0``, or ``+c188:0`` of a companion.
 
     ``behind``: what else it gives access to (behind.py).
 
@@ -86,7 +86,7 @@ def places_of(node: DeviceNode, behind: Sequence[str] = (), *, companion: bool =
 def resolve_mounts(
     rules: Iterable[MountRule], device: MatchedDevice, host: Host
 ) -> tuple[tuple[Mount, ...], tuple[str, ...]]:
-    """The mounts whose host path exists, and one sentence for each other one that is not optional."""
+    """Return the mounts whose host path exists, and one sentence for each other one that is not optional."""
     values = device.lookup(host)
     found, missing = [], []
     for rule in rules:
@@ -103,7 +103,7 @@ def resolve_mounts(
 
 
 def render_mount(rule: MountRule, values: Lookup) -> Mount | Template:
-    """The mount of one device, or the template that has no value for it."""
+    """Return the mount of one device, or the template that has no value for it."""
     host_path = rule.host_path.render_path(values)
     if host_path is None:
         return rule.host_path
@@ -114,7 +114,7 @@ def render_mount(rule: MountRule, values: Lookup) -> Mount | Template:
 
 
 def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, str]:
-    """The environment variables of one device; those without a value are left out.
+    """Return the environment variables of one device; those without a value are left out.
 
     Names may have fields; what cannot be in a name becomes ``_``.
     """
@@ -140,7 +140,7 @@ NO_FALLBACK = ResolvedFallback()
 def resolve_fallback(
     rules: CdiFallback | None, device: MatchedDevice, host: Host, driver: NvidiaFiles | None = None
 ) -> ResolvedFallback:
-    """What ``cdiFallback`` means for one device, whether it is given now or not. ``driver``: the files that exist."""
+    """Return what ``cdiFallback`` means for one device, whether it is given now or not. ``driver``: its files."""
     if rules is None:
         return NO_FALLBACK
     nodes = resolve_nodes(rules.nodes, device, host)
@@ -173,7 +173,7 @@ NO_CDI = ChosenCdi()
 
 
 def choose_cdi(templates: Sequence[Template], device: MatchedDevice, host: Host, known: CdiNames) -> ChosenCdi:
-    """The CDI devices that ``cdiDevices`` means for one device. ``known``: which of them there are."""
+    """Return the CDI devices that ``cdiDevices`` means for one device. ``known``: which of them there are."""
     if not templates:
         return NO_CDI
     values = device.lookup(host)
@@ -195,7 +195,7 @@ def choose_cdi(templates: Sequence[Template], device: MatchedDevice, host: Host,
 
 
 def resolve_again(device: Device, resource: Resource, source: MatchedDevice, host: Host, known: CdiNames) -> Device:
-    """The device with nodes and CDI devices as they are this moment. Raises HostError for what it needs and lacks."""
+    """Return the device with nodes and CDI devices as they are now. Raises HostError for what it needs and lacks."""
     if resource.vfio is not None:  # its nodes come with the bind, before its container starts
         return device
     nodes = resolve_nodes(resource.nodes, source, host)
@@ -214,7 +214,7 @@ def resolve_again(device: Device, resource: Resource, source: MatchedDevice, hos
 
 
 def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> tuple[DeviceNode, tuple[str, ...]]:
-    """The node as it is, and what is behind it. Raises OSError."""
+    """Return the node as it is, and what is behind it. Raises OSError."""
     actual = host.node(expected.path)
     if expected.number is not None and expected.number != (actual.major, actual.minor):
         raise OSError(

@@ -62,7 +62,7 @@ def failures(
 
 
 def fault(rules: Sequence[HealthRule], device: MatchedDevice) -> str:
-    """The worst of the faults that NVML reports and a rule counts, in short: ``lost``, ``xid-79``; "" without any."""
+    """Return the worst fault that NVML reports and a rule counts, in short: ``lost``, ``xid-79``; "" without any."""
     counted = [
         failure
         for rule in rules

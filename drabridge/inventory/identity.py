@@ -49,7 +49,7 @@ Key = tuple[str, str]  # (resource, syspath)
 
 @lru_cache(CACHED)
 def id_of(value: str) -> str:
-    """A value as a device id: the value itself when it is short and safe, else its readable part and a digest.
+    """Return a value as a device id: the value itself when it is short and safe, else its readable part and a digest.
 
     Not safe are blanks, commas (NVIDIA_VISIBLE_DEVICES is a comma-separated list), ``::`` (the replica separator) and
     anything that is not ASCII. Empty stays empty.
@@ -62,7 +62,7 @@ def id_of(value: str) -> str:
 
 @lru_cache(CACHED)
 def name_of(device_id: str) -> str:
-    """The device name of an id: a DNS label of at most 63 characters that begins with a letter.
+    """Return the device name of an id: a DNS label of at most 63 characters that begins with a letter.
 
     A PCI address ``0000:3b:00.0`` becomes ``pci-0000-3b-00-0``. Two ids that differ only in case have one name, so they
     collide, visibly; every other lossy conversion adds a digest of the id. The letter is for CDI: a device name that
@@ -186,7 +186,7 @@ class _Assignment:
         return identities, tuple(sorted(collisions, key=lambda c: (c.resource, c.identity, c.syspaths)))
 
     def _choose(self, key: Key) -> str:
-        """The first value that no other device has; else the first value at all, which then collides."""
+        """Return the first value that no other device has; else the first value at all, which then collides."""
         first = ""
         for level, value in enumerate(self.ids[key]):
             if not value:
@@ -203,7 +203,7 @@ class _Assignment:
         return name not in self.owner and self.held(name)
 
     def _twins(self, key: Key, value: str) -> set[Key]:
-        """The devices with the same value at the same level, whatever their names; the device itself is one of them."""
+        """Return the devices with the same value at the same level, the device itself among them, whatever their names."""
         name = name_of(value)
         levels = (level for level, own in enumerate(self.ids[key]) if own == value)
         return set().union(*(self.sharers[key[0], level, name] for level in levels))
@@ -220,7 +220,7 @@ class _Assignment:
 
 
 def _advised(candidates: Iterable[Candidate]) -> str:
-    """What to add to the templates of an identity."""
+    """Return what to add to the templates of an identity."""
     places = {candidate.place for candidate in candidates}
     if len(places) == 1 and (place := next(iter(places))):
         return f'add "{place}" at the end of its resource\'s id'

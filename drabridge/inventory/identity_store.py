@@ -87,12 +87,12 @@ class IdentityStore:
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """The part of a configuration that names follow from, as the file has it."""
+    """Return the part of a configuration that names follow from, as the file has it."""
     return {"apiVersion": config.api_version, "kind": config.kind, "resources": to_data(config.resources)}
 
 
 def _parsed(plain: object, current: Config) -> Config | None:
-    """The configuration that :func:`_plain` wrote; ``current`` where it is the same; None where it cannot be read."""
+    """Return the configuration that :func:`_plain` wrote; ``current`` if it is the same; None if unreadable."""
     if plain == _plain(current):
         return current
     try:

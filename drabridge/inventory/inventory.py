@@ -130,7 +130,7 @@ class Inventory:
         return self._names.file
 
     def identities(self) -> KnownIdentities:
-        """The identities of devices that are here, or held."""
+        """Return the identities of devices that are here, or held."""
         named_by = self._builder.named_by
         ids = {key: device_id for key, device_id in self._known_ids().items() if device_id in named_by}
         return KnownIdentities(ids, named_by, self._builder.last.values)
@@ -145,7 +145,7 @@ class Inventory:
             self.refresh()
 
     def _known_ids(self) -> dict[Key, str]:
-        """The ids of devices that are or were here, each at the one place where it was last."""
+        """Return the ids of devices that are or were here, each at the one place where it was last."""
         tracked = self._tracker.known_ids()
         ids = set(tracked.values())
         return {key: device_id for key, device_id in self._known_before.items() if device_id not in ids} | tracked
@@ -155,7 +155,7 @@ class Inventory:
         return {device_id: config for device_id, config in named_by.items() if self._held(name_of(device_id))}
 
     def configs(self) -> list[Config]:
-        """The configuration, and the earlier ones that named what may be held."""
+        """Return the configuration, and the earlier ones that named what may be held."""
         return distinct_configs((self._config, *self._builder.named_by.values()))
 
     def _scoped(self) -> list[Config]:
@@ -168,17 +168,17 @@ class Inventory:
         self._wake.set()
 
     def udev_device(self, name: str) -> UdevDevice | None:
-        """What udev says of the device of that name; None when it is not there."""
+        """Return what udev says of the device of that name; None when it is not there."""
         source = self._builder.source(name)
         return source[1].udev if source else None
 
     def lookup(self, name: str) -> Lookup | None:
-        """The values of template fields of the device of that name, as they are now; None when it is not there."""
+        """Return the values of template fields of the device of that name as they are now; None if it is not there."""
         source = self._builder.source(name)
         return source[1].lookup(self._host) if source else None
 
     def resolve(self, device: Device) -> Device:
-        """The device with its nodes as they are this moment: the kernel's name for it, then stat(2).
+        """Return the device with its nodes as they are this moment: the kernel's name for it, then stat(2).
 
         No hardware is touched. Its CDI devices are those that the index of their files has. Raises HostError when the
         device or something that it needs is not there.
@@ -398,7 +398,7 @@ class Inventory:
         return EventSource(EventKind.UDEV, f"the configuration says udevEvents: udev, although {found.why}", True)
 
     def _detected_kind(self) -> EventKind:
-        """The kind that would be chosen now; nothing is opened to find out."""
+        """Return the kind that would be chosen now; nothing is opened to find out."""
         if self._config.udev_events != "auto" or self.status.kind is EventKind.NONE:
             return self.status.kind
         udev = next((monitor for monitor in self._monitors if monitor.group == "udev"), None)
@@ -420,7 +420,7 @@ class Inventory:
             self._wake.set()
 
     def _take_events(self) -> list[Uevent]:
-        """The events that arrived so far, those that wait in the sockets included."""
+        """Return the events that arrived so far, those that wait in the sockets included."""
         for monitor in self._monitors:
             if not self._failed:
                 self._readable(monitor)

@@ -68,7 +68,7 @@ def with_capabilities(facts: NvidiaFacts, proc: Path) -> NvidiaFacts:
 
 
 def _existing(folder: Path) -> Iterator[tuple[int, int, Path]]:
-    """The compute instances that exist: number of the GPU instance, number in it, directory."""
+    """Yield the compute instances that exist: number of the GPU instance, number in it, directory."""
     try:
         found = sorted(folder.glob("gi*/ci*"))
     except OSError:  # removed meanwhile
@@ -134,7 +134,7 @@ def _device(instance: MigInstance, gpu: UdevDevice) -> UdevDevice:
 
 
 def fields_of(facts: NvidiaFacts, device: UdevDevice) -> Mapping[str, str]:
-    """What templates may read of NVIDIA's driver: a GPU's own fields; an instance's, and its GPU's beside them."""
+    """Return what templates may read of NVIDIA's driver: a GPU's own fields; an instance's and its GPU's."""
     if not facts.gpus:
         return {}
     gpu = facts.of(topology.pci_bus_id(device))
@@ -145,7 +145,7 @@ def fields_of(facts: NvidiaFacts, device: UdevDevice) -> Mapping[str, str]:
 
 
 def identity_hint(device: UdevDevice) -> str:
-    """What to do about an instance that only ``/proc`` shows; empty for any other device."""
+    """Return what to do about an instance that only ``/proc`` shows; empty for any other device."""
     return NO_IDENTITY if device.subsystem == MIG and "uuid" not in device.attributes else ""
 
 

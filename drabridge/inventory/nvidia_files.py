@@ -139,7 +139,7 @@ class _Search:
         return NvidiaFiles(self.version, problem=problem, looked_at=tuple(self._looked_at.items()))
 
     def _version(self) -> str:
-        """The version of the driver that is loaded."""
+        """Return the version of the driver that is loaded."""
         text = self._read(str(self._paths.proc / "driver/nvidia/version"), 4096).decode(errors="replace")
         version = parse_version(text) or self._module("nvidia/version")
         return version if _VERSION.fullmatch(version) else ""
@@ -150,7 +150,7 @@ class _Search:
     # --- libraries ----------------------------------------------------------------------------------------------------
 
     def _libraries(self, place: _Place, version: str) -> Iterator[NvidiaFile]:
-        """The libraries of the folders that have ``libcuda.so.VERSION``; none if no folder has it."""
+        """Yield the libraries of the folders that have ``libcuda.so.VERSION``; none if no folder has it."""
         cached = list(self._cached(place)) if place.cache else []
         folders: dict[str, None] = {}
         for path in [path for _, path in cached] + [f"{folder}/libcuda.so.{version}" for folder in place.libraries]:
@@ -230,7 +230,7 @@ class _Search:
                 yield NvidiaFile(place.root + found, (path,), place.found, read_only=False)
 
     def _hook(self) -> tuple[str, ...]:
-        """What writes ld.so.cache in the container, where the host has it, and what it runs."""
+        """Return what writes ld.so.cache in the container, where the host has it, and what it runs."""
         for path in _HOOKS:
             self._look_at(self._host + path)
         program = next((path for path in _HOOKS if self._resolve(_HOST, path)), "")

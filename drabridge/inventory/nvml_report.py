@@ -190,7 +190,7 @@ def _add(failures: dict[str, tuple[Failure, ...]], uuids: set[str], found: tuple
 
 
 def _unknown(proc: NvidiaFacts, state: State) -> list[str]:
-    """The UUIDs of GPUs that the driver lists, and NVML does not."""
+    """Return the UUIDs of GPUs that the driver lists, and NVML does not."""
     named = {gpu.pci for gpu in state.gpus}
     return [
         fields.get("uuid", "")

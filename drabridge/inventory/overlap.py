@@ -28,14 +28,14 @@ from drabridge.inventory.vfio import VFIO, is_twin
 
 
 def handed_out(resource: Resource, device: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:
-    """The device, then the companions whose nodes it brings. Nodes by path do not count: many devices share those."""
+    """Return the device, then the companions whose nodes it brings, but for nodes by path: many devices share those."""
     if not any(node.source == "group" for node in resource.all_nodes):
         return (device,)
     return (device, *(companion for companion in companions if companion.devnode))
 
 
 def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
-    """The devices, with the places removed that a part of ``parts`` has in common with its whole or another part of it.
+    """Return the devices; parts of ``parts`` without the places that they share with their whole or its other parts.
 
     Such parts may have holders side by side: the configuration says that they are parts, and the driver keeps them
     apart. Nothing keeps devices of one IOMMU group apart.
@@ -57,7 +57,7 @@ def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
 
 
 def resource_of(config: Config, device: UdevDevice) -> Resource | None:
-    """The resource that the configuration takes a udev device for; None when it matches none."""
+    """Return the resource that the configuration takes a udev device for; None when it matches none."""
     twin = is_twin(device)
     resources = (resource for resource in config.resources if (resource.vfio is not None) is twin)
     return next((resource for resource in resources if holds(any_of(resource.match), device)), None)
@@ -82,7 +82,7 @@ class FormerDevices:
                 self._from[node.syspath][syspath] = config
 
     def same_as(self, parts: Sequence[UdevDevice]) -> set[str]:
-        """The syspaths of those that are the same hardware as a device with these ``parts``."""
+        """Return the syspaths of those that are the same hardware as a device with these ``parts``."""
         found: dict[str, Config] = {}
         for part in parts:
             found |= self._from.get(part.syspath, {})
@@ -103,7 +103,7 @@ class DeviceTree:
         self._groups: dict[str, list[UdevDevice]] | None = None
 
     def companions(self, resource: Resource, device: UdevDevice) -> Iterator[UdevDevice]:
-        """The companions of a device, in the order of syspaths."""
+        """Yield the companions of a device, in the order of syspaths."""
         group = resource.group
         if group is None:
             return

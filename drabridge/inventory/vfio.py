@@ -118,7 +118,7 @@ def with_twins(devices: Mapping[str, UdevDevice], configs: Iterable[Config]) -> 
 
 
 def by_group(devices: Iterable[Sequence[UdevDevice]]) -> Mapping[str, frozenset[str]]:
-    """The places of devices by IOMMU group: who has a function bound to vfio-pci has its whole group.
+    """Return the places of devices by IOMMU group: who has a function bound to vfio-pci has its whole group.
 
     ``devices``: of each what it hands out, itself first. A part of it in a group is enough.
     """
@@ -130,13 +130,13 @@ def by_group(devices: Iterable[Sequence[UdevDevice]]) -> Mapping[str, frozenset[
 
 
 def places_beside(twin: UdevDevice, groups: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """The other places of what is handed out with a function."""
+    """Return the other places of what is handed out with a function."""
     group = topology.iommu_group(twin)
     return groups.get(group, frozenset()) - {place_of(twin)} | {VFIO + group} if group else frozenset()
 
 
 def as_handed_out(device: Device, resource: Resource, twin: UdevDevice) -> Device:
-    """The device of a twin with what its holder gets.
+    """Return the device of a twin with what its holder gets.
 
     The group's node has no number: the kernel makes it at the bind, and the runtime looks when it makes the container.
     """

@@ -22,7 +22,7 @@ class Command:
     """A program that was started. Use it on one loop."""
 
     def __init__(self, process: asyncio.subprocess.Process, reading: int) -> None:
-        """``reading``: our end of the pipe that it writes to."""
+        """Begin to read its output. ``reading``: our end of the pipe that it writes to."""
         self.process = process
         self._loop = asyncio.get_running_loop()
         self._reading = reading
