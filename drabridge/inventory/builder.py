@@ -38,7 +38,7 @@ from drabridge.inventory.container_edits import (
     resolve_nodes,
 )
 from drabridge.inventory.host import Host
-from drabridge.inventory.identity import Candidate, DeviceIdentity, Key, assign, id_of, name_of
+from drabridge.inventory.identity import Candidate, Key, assign, id_of, name_of
 from drabridge.inventory.match import holds, matches
 from drabridge.inventory.model import Collision, Device, NvidiaFiles, Presence
 from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
@@ -150,12 +150,13 @@ class DeviceBuilder:
         for match in (matches | former).values():
             waits = (match.needs_database or unsure) and not ready(match.udev)  # unsure: it may be one that is away
             (waiting if waits else finished).append(match)
-        identities, collisions = assign((match.candidate for match in finished), known_ids, held)
-        last_ids = {**known_ids, **{match.candidate.key: match.candidate.values[0] for match in former.values()}}
+        ids, collisions = assign((match.candidate for match in finished), known_ids, held)
+        former_ids = {match.candidate.key: match.candidate.values[0] for match in former.values()}
+        last_ids = {**known_ids, **former_ids, **ids}
         named = {
-            match.udev.syspath: _Named(match, identities[key].name if key in identities else name_of(last_ids[key]))
+            match.udev.syspath: _Named(match, name_of(last_ids[match.candidate.key]))
             for match in (*finished, *waiting)  # one that waits, or collides, has the name that it had last
-            if (key := match.candidate.key) in identities or key in last_ids
+            if match.candidate.key in last_ids
         }
         tree = DeviceTree(udev_devices)
         functions = _Functions(named)
@@ -168,13 +169,14 @@ class DeviceBuilder:
         built, sources, devices = {}, {}, []
         for match in finished:
             key = match.candidate.key
-            if (identity := identities.get(key)) is None:
+            if (device_id := ids.get(key)) is None:
                 continue
+            name = name_of(device_id)
             source = MatchedDevice(
                 match.udev,
                 tuple(tree.companions(match.resource, match.udev)),
                 match.nvidia,
-                {"id": identity.id, "name": identity.name, "resource": match.resource.name},
+                {"id": device_id, "name": name, "resource": match.resource.name},
                 nvidia.failures.get(match.nvidia.get("uuid", ""), ()),
             )
             if any(rule.exec_check for rule in match.resource.health):
@@ -190,15 +192,15 @@ class DeviceBuilder:
             chosen = choose_cdi(match.resource.cdi_devices, source, self._host, cdi)
             made_of = (
                 *(match.udev, *source.companions, source.nvidia, source.nvml_failures),
-                *(source.exec_failures, identity, root, frozenset(also_at), chosen, self.driver),
+                *(source.exec_failures, device_id, root, frozenset(also_at), chosen, self.driver),
             )
             device = self._unchanged(key, made_of) if not fresh else None
             if device is None:
-                device = self._device(match, source, identity, root, also_at, chosen)
-            if match.udev.syspath in former or identity.id not in named_by:  # else one that is away has this id
-                named_by[identity.id] = match.config
+                device = self._device(match, source, device_id, root, also_at, chosen)
+            if match.udev.syspath in former or device_id not in named_by:  # else one that is away has this id
+                named_by[device_id] = match.config
             built[key] = (made_of, device)
-            sources[identity.name] = (match.resource, source)
+            sources[name] = (match.resource, source)
             devices.append(device)
         self._built, self._sources, self.named_by = built, sources, named_by
         self.last.keep({*known_ids.values(), *named_by})
@@ -303,7 +305,7 @@ class DeviceBuilder:
     # --- one device ---------------------------------------------------------------------------------------------------
 
     def _unchanged(self, key: Key, made_of: tuple[object, ...]) -> Device | None:
-        """Return the device of the last time if nothing it is made of changed. A faulty one is always looked at again."""
+        """Return the last device if nothing it is made of changed. A faulty one is always looked at again."""
         known = self._built.get(key)
         if known is None or known[0] != made_of or known[1].presence is not Presence.PRESENT:
             return None
@@ -313,14 +315,14 @@ class DeviceBuilder:
         self,
         match: _Match,
         source: MatchedDevice,
-        identity: DeviceIdentity,
+        device_id: str,
         root: str,
         also_at: set[str],
         cdi: ChosenCdi,
     ) -> Device:
         resource, udev, values = match.resource, match.udev, source.lookup(self._host)
         counts = resource.replicas
-        published = self.last.of(identity.id, resource, values)
+        published = self.last.of(device_id, resource, values)
         nodes = resolve_nodes(resource.nodes, source, self._host)
         mounts, missing_mounts = resolve_mounts(resource.mounts, source, self._host)
         instead = resolve_fallback(resource.cdi_fallback, source, self._host, self.driver)
@@ -338,8 +340,8 @@ class DeviceBuilder:
             missing_cdi=missing_cdi,
         )
         device = Device(
-            name=identity.name,
-            id=identity.id,
+            name=name_of(device_id),
+            id=device_id,
             resource=resource.name,
             syspath=vfio.place_of(udev),
             nodes=nodes.found,

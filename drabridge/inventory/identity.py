@@ -85,13 +85,6 @@ def _with_digest(readable: str, whole: str, joint: str, limit: int, fallback: st
     return f"{head}{joint}{digest}"
 
 
-class DeviceIdentity(Struct, frozen=True):
-    """The names of a device: ``id`` for kubelet, ``name`` everywhere else."""
-
-    id: str
-    name: str
-
-
 class KnownIdentities(Struct, frozen=True):
     """The ids of devices that are here, or gone and not forgotten, and which configuration gave each id.
 
@@ -124,8 +117,8 @@ def assign(
     candidates: Iterable[Candidate],
     known_ids: Mapping[Key, str] | None = None,
     held: Callable[[str], bool] = lambda name: False,
-) -> tuple[dict[Key, DeviceIdentity], tuple[Collision, ...]]:
-    """Assign identities to all devices of the node; return them and the collisions. The order does not matter.
+) -> tuple[dict[Key, str], tuple[Collision, ...]]:
+    """Assign ids to all devices of the node; return them and the collisions. The order does not matter.
 
     ``known_ids``: the ids of devices that are present, or gone and not yet forgotten. ``held`` says whether somebody
     holds the device of that name.
@@ -133,36 +126,32 @@ def assign(
     known_ids = known_ids or {}
     everyone = sorted(set(candidates), key=lambda candidate: candidate.key)
     ids = {candidate.key: tuple(map(id_of, candidate.values)) for candidate in everyone}
-    kept = {
-        key: DeviceIdentity(known_ids[key], name_of(known_ids[key]))
-        for key, own in ids.items()
-        if known_ids.get(key) in own
-    }
+    kept = {key: known_ids[key] for key, own in ids.items() if known_ids.get(key) in own}
     return _Assignment(everyone, ids, kept, held).result()
 
 
 class _Assignment:
-    """One run of :func:`assign`. ``kept``: the devices that keep their identity; the others are newcomers."""
+    """One run of :func:`assign`. ``kept``: the devices that keep their id; the others are newcomers."""
 
     def __init__(
         self,
         everyone: list[Candidate],
         ids: Mapping[Key, tuple[str, ...]],
-        kept: Mapping[Key, DeviceIdentity],
+        kept: Mapping[Key, str],
         held: Callable[[str], bool],
     ) -> None:
         self.everyone = everyone
         self.newcomers = [candidate for candidate in everyone if candidate.key not in kept]
         self.ids = ids
         self.kept = kept
-        self.owner = {identity.name: key for key, identity in kept.items()}
+        self.owner = {name_of(device_id): key for key, device_id in kept.items()}
         self.held = held
         self.sharers: dict[tuple[str, int, str], set[Key]] = defaultdict(set)
         for key, own in ids.items():
             for level, value in enumerate(own):
                 self.sharers[key[0], level, name_of(value) if value else ""].add(key)
 
-    def result(self) -> tuple[dict[Key, DeviceIdentity], tuple[Collision, ...]]:
+    def result(self) -> tuple[dict[Key, str], tuple[Collision, ...]]:
         chosen: dict[str, list[tuple[Key, str]]] = defaultdict(list)  # name -> who chose it, with the value
         nameless: dict[tuple[str, str], list[str]] = defaultdict(list)  # one message for all with the same hint
         for candidate in self.newcomers:
@@ -171,7 +160,7 @@ class _Assignment:
             else:
                 hint = candidate.hint or f"No identity template gives it a value: {_advised([candidate])}"
                 nameless[candidate.resource, hint].append(candidate.syspath)
-        identities = dict(self.kept)
+        assigned = dict(self.kept)
         collisions = []
         for name, choices in chosen.items():
             key, value = choices[0]
@@ -181,9 +170,9 @@ class _Assignment:
             if len(sharing) > 1:
                 collisions.append(self._collision(value, sharing))
             else:
-                identities[key] = DeviceIdentity(value, name)
+                assigned[key] = value
         collisions += [Collision("", resource, tuple(paths), hint) for (resource, hint), paths in nameless.items()]
-        return identities, tuple(sorted(collisions, key=lambda c: (c.resource, c.identity, c.syspaths)))
+        return assigned, tuple(sorted(collisions, key=lambda c: (c.resource, c.identity, c.syspaths)))
 
     def _choose(self, key: Key) -> str:
         """Return the first value that no other device has; else the first value at all, which then collides."""
@@ -203,7 +192,7 @@ class _Assignment:
         return name not in self.owner and self.held(name)
 
     def _twins(self, key: Key, value: str) -> set[Key]:
-        """Return the devices with the same value at the same level, the device itself among them, whatever their names."""
+        """Return the devices with the same value at the same level, itself among them, whatever their names."""
         name = name_of(value)
         levels = (level for level, own in enumerate(self.ids[key]) if own == value)
         return set().union(*(self.sharers[key[0], level, name] for level in levels))
