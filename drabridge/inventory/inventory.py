@@ -27,6 +27,7 @@ from drabridge.inventory.container_edits import resolve_again
 from drabridge.inventory.driver_follower import DriverFollower
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
+from drabridge.inventory.exec_checks import ExecChecks
 from drabridge.inventory.facts import EventSeen, MonitorRestarted, OnFact, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.fallbacks import Fallbacks
 from drabridge.inventory.health_watch import HealthWatch
@@ -85,9 +86,11 @@ class Inventory:
         self._tracker = DeviceTracker(held, tombstone_seconds)
         self._wake = asyncio.Event()
         self.health = HealthWatch(self._wake.set, on_fact, self._paths.proc)
-        checks = self.health.run_checks
+        self._checks = ExecChecks(self._wake.set)
         held_by = self._held_ones(known.named_by)
-        self._builder = DeviceBuilder(self._config, self._host, held_by, config, checks, LastKnown(known.values))
+        self._builder = DeviceBuilder(
+            self._config, self._host, held_by, config, self._checks.failures, LastKnown(known.values)
+        )
         self._udev = Udev(scope_of_all(self._scoped()))
         self._cache = UdevCache(self._udev)
         self._monitors: list[Monitor] = []
@@ -204,6 +207,7 @@ class Inventory:
         finally:
             self._close()
             self._host.close()
+            await self._checks.stop()
             await self.health.stop()
             await self.cdi.stop()
             await self.driver.stop()
@@ -258,7 +262,7 @@ class Inventory:
         A hold that was taken before is known to that round, so what is held keeps its name.
         """
         events_before = self._builder.config.udev_events
-        held, checks = self._held_ones(self._builder.named_by), self.health.run_checks
+        held, checks = self._held_ones(self._builder.named_by), self._checks.failures
         self._builder = DeviceBuilder(self._config, self._host, held, self._names.file, checks, self._builder.last)
         if self._config.udev_events != events_before:
             self._close()
@@ -318,7 +322,7 @@ class Inventory:
             fresh=full,
             cdi=self.cdi.current,
         )
-        self.health.end_round()
+        self._checks.end_round()
         for syspath in built.waiting:
             self._rechecks.add(syspath, now + RECHECK_SECONDS[0])
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)

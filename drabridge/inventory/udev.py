@@ -150,7 +150,7 @@ class Udev:
             return ()
 
     def attribute(self, syspath: str, name: str) -> bytes | None:
-        """Return the whole bytes of an attribute's file: libudev's end at the first NUL. None when it cannot be read."""
+        """Return the bytes of an attribute's file; libudev's end at the first NUL. None when it cannot be read."""
         try:
             with open(os.path.join(syspath, name), "rb") as file:
                 return file.read()
