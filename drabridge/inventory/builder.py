@@ -30,7 +30,7 @@ from drabridge.inventory import health_rules, mig, topology, vfio
 from drabridge.inventory.attribute_values import LastKnown
 from drabridge.inventory.cdi_names import NO_NAMES, CdiNames
 from drabridge.inventory.container_edits import (
-    ChosenCdi,
+    Resolved,
     choose_cdi,
     render_env,
     resolve_fallback,
@@ -318,25 +318,24 @@ class DeviceBuilder:
         device_id: str,
         root: str,
         also_at: set[str],
-        cdi: ChosenCdi,
+        cdi: Resolved[tuple[str, ...]],
     ) -> Device:
         resource, udev, values = match.resource, match.udev, source.lookup(self._host)
         counts = resource.replicas
         published = self.last.of(device_id, resource, values)
         nodes = resolve_nodes(resource.nodes, source, self._host)
-        mounts, missing_mounts = resolve_mounts(resource.mounts, source, self._host)
+        mounts = resolve_mounts(resource.mounts, source, self._host)
         instead = resolve_fallback(resource.cdi_fallback, source, self._host, self.driver)
-        falls_back = bool(cdi.missing) and instead.fallback is not None
-        if falls_back and not instead.missing:
-            missing_cdi: tuple[str, ...] = ()
-        else:
-            missing_cdi = cdi.missing + (instead.missing if falls_back else ())
+        falls_back = bool(cdi.missing) and instead.found is not None
+        missing_cdi = cdi.missing
+        if falls_back:
+            missing_cdi = cdi.missing + instead.missing if instead.missing else ()
         failures = health_rules.failures(
             resource.health,
             source,
             self._host,
             missing_nodes=nodes.missing,
-            missing_mounts=missing_mounts,
+            missing_mounts=mounts.missing,
             missing_cdi=missing_cdi,
         )
         device = Device(
@@ -346,9 +345,9 @@ class DeviceBuilder:
             syspath=vfio.place_of(udev),
             nodes=nodes.found,
             env=MappingProxyType(render_env(resource.env, values)),
-            mounts=mounts,
-            cdi_devices=() if falls_back else cdi.names,
-            fallback=instead.fallback,
+            mounts=mounts.found,
+            cdi_devices=() if falls_back else cdi.found,
+            fallback=instead.found,
             cdi_missing="; ".join(cdi.missing) if falls_back else "",
             numa_nodes=topology.numa_nodes(udev) if resource.numa else (),
             near_numa_nodes=topology.near_numa_nodes(udev, self._host.first_line) if resource.numa else (),
