@@ -152,7 +152,7 @@ def test_a_directory_that_refuses_even_root_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("vendor", ["1v", "", "v/x"])
 def test_an_invalid_vendor_is_refused(tmp_path: Path, vendor: str) -> None:
-    with pytest.raises(ValueError, match="is not a CDI kind"):
+    with pytest.raises(ValueError, match="is not a vendor in CDI"):
         CdiStore(tmp_path, vendor)
 
 
