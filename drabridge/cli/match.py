@@ -16,7 +16,7 @@ from drabridge.config.schema import Config
 from drabridge.errors import HostError
 from drabridge.inventory import nvidia
 from drabridge.inventory.match import explain, holds
-from drabridge.inventory.mig import MigDevices, with_capabilities
+from drabridge.inventory.mig import with_capabilities, with_instances
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import MIG, needs_nvidia, scope_of
@@ -40,7 +40,7 @@ def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevi
     udev = Udev(scope_of(config))
     instances: Mapping[str, UdevDevice] = {}
     if needs_nvidia(config):
-        instances = MigDevices().beside(udev.enumerate(), with_capabilities(nvidia.read(), Path("/proc")))
+        instances = with_instances(udev.enumerate(), with_capabilities(nvidia.read(), Path("/proc")))
     if not arguments.device:
         yield from (instances or udev.enumerate()).values()
     for name in arguments.device:

@@ -6,6 +6,7 @@ The host comes first: what it uses, or may use, stays with its driver. What cann
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -74,12 +75,17 @@ class IommuGroups:
     """
 
     def __init__(
-        self, sys: Path = Path("/sys"), proc: Path = Path("/proc"), udev_database: Path = Path("/run/udev/data")
+        self,
+        sys: Path = Path("/sys"),
+        proc: Path = Path("/proc"),
+        udev_database: Path = Path("/run/udev/data"),
+        dev: Path = Path("/dev"),
     ) -> None:
         self.drivers = PciDrivers(sys)
         self._sys = sys
         self._proc = proc
         self._udev_database = udev_database
+        self._dev = dev
         self._mounts = HostMounts(sys, proc)
 
     def why_not(self, address: str, rule: Vfio) -> str:
@@ -223,8 +229,23 @@ class IommuGroups:
         return {f"{VFIO}devices/{name}" for name in _names(self._sys / "bus/pci/devices" / address / "vfio-dev")}
 
     def opened(self, functions: Sequence[Function]) -> str:
-        """Who has a node of the functions open, in words; "" when nobody has. Raises HostError when it is not known."""
-        return self._open({str(one): one.nodes for one in functions if one.nodes})
+        """Who has a node of the functions open, in words; "" when nobody has. Raises HostError when it is not known.
+
+        The kernel opens disks itself, and no process shows that: for a target (LIO), a replica (DRBD).
+        """
+        if user := self._open({str(one): one.nodes for one in functions if one.nodes}):
+            return user
+        used = [one for one in functions for node in one.nodes if node.kind == "b" and self._is_exclusive(node)]
+        return f"{used[0]} has a disk that the kernel uses" if used else ""
+
+    def _is_exclusive(self, node: DeviceNode) -> bool:
+        """Whether somebody has a disk for itself. Not known without its node: then open files have to do."""
+        path = self._dev / f"block/{node.major}:{node.minor}"
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            return error.errno == errno.EBUSY
+        return False
 
     def _open(self, nodes: Mapping[str, tuple[DeviceNode, ...]]) -> str:
         if not nodes:
@@ -238,12 +259,12 @@ class IommuGroups:
             raise HostError(found.blind, hint="without them nobody knows who has a device open")
         return ""
 
-    def group_user(self, group: str, dev: Path = Path("/dev")) -> str:
+    def group_user(self, group: str) -> str:
         """Who has a group open, in words; "" when nobody has. Raises HostError when it is not known.
 
         The kernel lets one at a time open a group's node (Linux drivers/vfio/group.c, vfio_group_fops_open).
         """
-        path = dev / "vfio" / group
+        path = self._dev / "vfio" / group
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         except FileNotFoundError:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,17 +17,17 @@ import pytest
 
 from drabridge.coexistence import vfio_binder
 from drabridge.coexistence.host_mounts import HostMounts
-from drabridge.coexistence.iommu_groups import IommuGroups
+from drabridge.coexistence.iommu_groups import Function, IommuGroups
 from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.coexistence.vfio_binder import VfioBinder
 from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.config.vfio import Vfio
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.system.paths import Paths
 from drabridge.system.pci_driver import VFIO_PCI, Binding, PciDrivers, Step, binding_before, next_step
-from tests.support.hardware import config
+from tests.support.hardware import config, loop_devices
 from tests.support.waiting import until
 
 GPU, AUDIO, PORT = "0000:3b:00.0", "0000:3b:00.1", "0000:3a:00.0"
@@ -591,3 +592,23 @@ async def test_a_device_that_could_not_be_bound_is_offered_to_nobody_and_its_rea
     node.hold(Owner.NONE)
     assert (await look()).presence is Presence.PRESENT
     assert withheld.again_seconds, "a mount sends no event"
+
+
+@pytest.mark.root
+@pytest.mark.loopdev
+def test_a_disk_that_the_kernel_has_opened_itself_stays_with_its_driver(kernel: Kernel) -> None:
+    """As a target or a replica does: no process has it open, by what the files of processes show."""
+    dev = kernel.root / "dev"
+    groups = IommuGroups(kernel.root / "sys", kernel.root / "proc", kernel.root / "udev", dev)
+    with loop_devices() as loops:
+        loops.add(0)
+        path, major, minor = dev / f"block/7:{loops.number(0)}", 7, loops.number(0)
+        path.parent.mkdir()
+        os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(major, minor))
+        disk = [Function(GPU, "1b36:0010", "nvme", nodes=(DeviceNode("", "", kind="b", major=major, minor=minor),))]
+        assert groups.opened(disk) == ""
+        kept = os.open(path, os.O_RDONLY | os.O_EXCL)
+        try:
+            assert "has a disk that the kernel uses" in groups.opened(disk)
+        finally:
+            os.close(kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
+from docs.generate import house_page
 from tests.docs.pages import ROOT, blocks
 
 PAGE = ROOT / "docs/architecture.md"
@@ -24,15 +25,8 @@ def test_the_table_is_the_contract() -> None:
     assert rows() == [layer for layer in layers if layer != {"__main__"}]
 
 
-def test_the_picture_is_the_contract() -> None:
-    (picture,) = (diagram for diagram in blocks(PAGE, "mermaid") if "cli -->" in diagram)
-    found: list[set[str]] = []
-    for line in picture.splitlines()[1:]:
-        if "-->" in line:
-            steps = [set(re.findall(r"\w+", step)) for step in line.split("-->")]
-            assert not found or steps[0] == found[-1]
-            found += steps if not found else steps[1:]
-    assert found == rows()
+def test_the_picture_of_the_house_is_drawn_from_the_contract_and_the_imports() -> None:
+    assert house_page() == TEXT, "run: python -m docs.generate"
 
 
 def test_diagrams_have_no_sign_that_ends_a_message() -> None:

@@ -18,11 +18,9 @@ from drabridge.cli.output import cell
 from drabridge.errors import ConfigError, HostError
 from drabridge.migrate.configured import devices_of
 from drabridge.migrate.convert import files
-from drabridge.migrate.convert.batch import Outcome, Source, convert_group, text_of
-from drabridge.migrate.convert.conversion import reverse
+from drabridge.migrate.convert.conversion import Outcome, Source, convert_group, reverse, text_of
 from drabridge.migrate.convert.default_classes import WORDS, default_devices, of_classes
-from drabridge.migrate.convert.kustomize import component, nameless
-from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD, KUSTOMIZATION
+from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD, KUSTOMIZATION, component, nameless
 from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
 from drabridge.migrate.convert.templates import TEMPLATES_FILE
 from drabridge.system.files import Care, write_atomically

@@ -17,9 +17,8 @@ from drabridge.errors import ConfigError, HostError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.apply.manifests import read_manifests
 from drabridge.migrate.plan import text
-from drabridge.migrate.plan.build import Choice, Objects, choose, plan, require_whole
+from drabridge.migrate.plan.build import Choice, Objects, choose, cluster_id, plan, require_whole
 from drabridge.migrate.plan.document import Plan, as_data, beside, load
-from drabridge.migrate.plan.identity import cluster_id
 from drabridge.migrate.plan.text import explained
 from drabridge.migrate.report.build import Facts
 from drabridge.system.files import Care, write_atomically

@@ -13,17 +13,15 @@ from drabridge.cli.options import OUTPUTS, add_output
 from drabridge.cli.output import as_json_or_yaml, cell, now, show_document
 from drabridge.errors import ConfigError
 from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate import survey
 from drabridge.migrate.convert.settings import Device
 from drabridge.migrate.report import page as report_page
 from drabridge.migrate.report import text as report_text
-from drabridge.migrate.report.build import Facts, build
+from drabridge.migrate.report.build import Facts, Filter, build, check_classes
 from drabridge.migrate.report.codes import Severity
 from drabridge.migrate.report.collect import collect
-from drabridge.migrate.report.filters import Filter, check_classes
-from drabridge.migrate.report.reads import cluster_role
+from drabridge.migrate.report.facts import cluster_role
 from drabridge.migrate.report.text import Layout
-from drabridge.migrate.survey import page, tally, text
-from drabridge.migrate.survey.read import survey_folders
 
 PROGRESS_SECONDS = 0.2  # between two lines of progress
 FAIL_ON = ("blocker", "trap", "never")
@@ -107,17 +105,17 @@ def _survey(arguments: argparse.Namespace) -> int:
         classes, why = ({}, "") if devices else cluster.classes_if_there(arguments)
         if why:
             print(cell(f"note: DeviceClasses are the vendors': {why}"), file=sys.stderr)
-        found = survey_folders(arguments.files, devices, progress, classes)
+        found = survey.survey_folders(arguments.files, devices, progress, classes)
     finally:
         progress.end()
 
     def screen(width: int | None) -> list[str]:
-        return [cell(line) if line else "" for line in text.text(found, width).split("\n")]
+        return [cell(line) if line else "" for line in survey.text(found, width).split("\n")]
 
     if arguments.output == "html":
-        print(page.render(found, now()), end="")
+        print(survey.page(found, now()), end="")
     else:
-        show_document(tally.document(found), arguments.output, screen)
+        show_document(survey.as_data(found), arguments.output, screen)
     return int(arguments.fail_on != "never" and any(one.blocked for one in found.subjects))
 
 

@@ -11,7 +11,7 @@ from drabridge.cli.options import OUTPUTS, add_output
 from drabridge.cli.output import cell, show
 from drabridge.migrate.apply.state import Progress, State, state_path
 from drabridge.migrate.plan.document import load
-from drabridge.migrate.plan.verify import BACK, gone, verified
+from drabridge.migrate.plan.text import BACK, gone, verified
 from drabridge.migrate.report.build import build
 
 _EPILOG = """\
