@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.chosen_names import ChosenNames
-from drabridge.dra.claim_files import ClaimFiles, ClaimFilesUpkeep
+from drabridge.dra.claim_files import ClaimFiles
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.deallocation import Deallocations
@@ -109,9 +109,9 @@ class DraDriver:
         self.records = RecordStore(claim_records(node.state))
         records = ClaimRecords(self.records, node.disk, node.boot_id.read_text().strip())
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
-        claim_files = ClaimFiles(cdi, metadata, node.disk)
         ports = replace(ports, observer=self._observe)
         self._planner = Planner(config, self.pool, ports.lookup)
+        self._files = ClaimFiles(self._planner, records, cdi, metadata, node.disk, ports)
         self._claims = ClaimObjects(cluster)
         names = ChosenNames(
             cluster,
@@ -143,9 +143,8 @@ class DraDriver:
             denials=self._leases.denials,
         )
         self._preparer = Preparer(
-            self._planner, records, claim_files, ledger_service, self._claims, self._deallocations, ports
+            self._planner, records, self._files, ledger_service, self._claims, self._deallocations, ports
         )
-        self._upkeep = ClaimFilesUpkeep(self._planner, records, claim_files, ports)
         self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, self._ports.observer)
         self._server = DraServers(sockets, self._preparer, self._health, self._registration, self._ports.observer)
@@ -228,7 +227,7 @@ class DraDriver:
                 await self._changed.wait()
             restored = self._ports.inventory().version  # what comes while the sockets are bound is a change
             try:
-                await self._upkeep.restore()
+                await self._files.restore()
             except DrabridgeError as error:  # unprepare must work all the same
                 log.error("files of prepared claims not restored", extra={"reason": str(error)})
             self._look()
@@ -276,7 +275,7 @@ class DraDriver:
             if snapshot.version != version or self._renew_files:
                 version, missing, self._renew_files = snapshot.version, self._renew_files, False
                 try:
-                    self._renew_files |= not await self._upkeep.refresh(missing=missing)
+                    self._renew_files |= not await self._files.refresh(missing=missing)
                 except DrabridgeError as error:
                     log.error("files of prepared claims not refreshed", extra={"reason": str(error)})
 

@@ -249,10 +249,11 @@ async def test_v1beta1_gives_the_same_answer_without_share_ids() -> None:
         ({"device": "gpu-1", "pool": "node-b"}, "is in the pool 'node-b'; this node's pool is 'node-a'"),
     ],
 )
-async def test_a_device_that_cannot_be_prepared_is_named(device: Any, expected: str) -> None:
-    async with a_node(start=False) as node:
-        await node.start()
-        node.driver._preparer._return_seconds = 0.1
+async def test_a_device_that_cannot_be_prepared_is_named(
+    device: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drabridge.dra.prepare.RETURN_SECONDS", 0.1)
+    async with a_node() as node:
         assert expected in await node.refused(node.claims.add("cl", device))
         assert node.records() == []
         assert node.ledger_service.ledger.by_claim == {}
