@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.dra.chosen_names import ChosenNames
 from drabridge.dra.claim_files import ClaimFiles
+from drabridge.dra.claim_names import ClaimNames
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.deallocation import Deallocations
@@ -22,7 +22,6 @@ from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Fact
 from drabridge.dra.health_stream import HealthBoard
 from drabridge.dra.leases import LeaseRules, Leases
 from drabridge.dra.metadata import MetadataFiles
-from drabridge.dra.nominated_pods import NominatedPods
 from drabridge.dra.planning import Planner
 from drabridge.dra.ports import DraPorts
 from drabridge.dra.prepare import Preparer
@@ -113,9 +112,9 @@ class DraDriver:
         self._planner = Planner(config, self.pool, ports.lookup)
         self._files = ClaimFiles(self._planner, records, cdi, metadata, node.disk, ports)
         self._claims = ClaimObjects(cluster)
-        names = ChosenNames(
+        names = ClaimNames(
             cluster,
-            NominatedPods(cluster, node.name, self._names_changed),
+            node.name,
             self._names_changed,
             driver=config.driver,
             pool=self.pool,

@@ -24,6 +24,7 @@ from msgspec import Struct
 from drabridge.dra.allocation import allocation_of
 from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
+from drabridge.dra.concurrency import end
 from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
 from drabridge.errors import DrabridgeError, PeerError
 from drabridge.evidence.pod_objects import ANY_CLAIM
@@ -129,7 +130,9 @@ class Leases:
     def awaited(self, claim: ClaimRef) -> bool:
         """Whether the lease of this claim is not told yet, and its pod is followed: nobody else need ask about it."""
         key = claim.namespace, claim.name
-        followed = self._following is not None and not self._names.lost_because and key in self._names.claims
+        followed = (
+            self._following is not None and not self._names.chosen.lost_because and key in self._names.chosen.claims
+        )
         return followed and self._untold.get(key) == claim.uid
 
     def denials(self, claim: ClaimRef) -> int:
@@ -147,13 +150,13 @@ class Leases:
                     if self._following is None:
                         self._following = asyncio.create_task(forever("claim-names", self._names.run))
                 elif self._following is not None and time.monotonic() - idle_since > WATCH_ON_SECONDS:
-                    await _end(self._following)
+                    await end(self._following)
                     self._following = None
                 self._serve_claims()
                 await self._look.wait(WATCH_ON_SECONDS)
         finally:
             unsubscribe()
-            await _end(*self._serving.values(), *([self._following] if self._following else ()))
+            await end(*self._serving.values(), *([self._following] if self._following else ()))
 
     def _needed(self) -> bool:
         entries = self._ledger_service.ledger.entries.values()
@@ -161,7 +164,7 @@ class Leases:
 
     def _serve_claims(self) -> None:
         """Begin with the claims that nobody looks at, and forget those that are not named any more."""
-        named = self._names.claims
+        named = self._names.chosen.claims
         for key in self._served.keys() - named.keys():
             del self._served[key]
         for key, reasons in named.items():
@@ -178,17 +181,17 @@ class Leases:
 
     async def _serve(self, key: ClaimKey, reasons: frozenset[str]) -> None:
         """Settle one claim: look again and again until it is, or it is not named any more."""
-        delays = chain((FIRST_SECONDS,), backoff(AGAIN_SECONDS, self._names.most_seconds))
+        delays = chain((FIRST_SECONDS,), backoff(AGAIN_SECONDS, self._names.chosen.most_seconds))
         for delay in delays:
             await asyncio.sleep(delay)
-            if key not in self._names.claims:
+            if key not in self._names.chosen.claims:
                 return
             try:
                 if await self._settle(key):
                     self._served[key] = reasons
                     return
             except (NotFoundError, InvalidError):
-                if self._names.comes_after_allocation:
+                if self._names.chosen.comes_after_allocation:
                     self._served[key] = reasons
                     return
                 continue  # it is created a moment later, or the server says why not
@@ -205,12 +208,12 @@ class Leases:
         with reading(f"claim {'/'.join(key)}"):
             wanted = lease_to(obj, self._driver, self._pool)
         if wanted is None or not wanted.uses:
-            return wanted is not None or self._names.comes_after_allocation
+            return wanted is not None or self._names.chosen.comes_after_allocation
         if any(map(wanted.is_told, (lease_condition(self._driver), lease_denied_condition(self._driver)))):
             return True
         claim, service = wanted.claim, self._ledger_service
         self._began.setdefault(key, time.monotonic())
-        pods = await self._names.pods(key, obj)
+        pods = await self._names.chosen.pods(key, obj)
         if not pods:
             return False  # nobody waits for it, or nobody can say which scheduler does
         if not wanted.holds:
@@ -419,9 +422,3 @@ def _conditions(
     }
     leased = [(use.device, use.share.id if use.share else "") for use in uses if use.lease]
     return tuple(shown.get(place, frozenset()) for place in leased)
-
-
-async def _end(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
