@@ -5,63 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.claim_hints import MOST_CLAIMS, ClaimHint
-from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
+from drabridge.kube.json_reader import ClaimFields, Json, ObjectIdentity, ObjectView
 from drabridge.offers.slices import lease_condition, lease_denied_condition
-
-
-class _Meta(TypedDict, total=False):
-    name: str | None
-    namespace: str | None
-    uid: str | None
-    resourceVersion: str | None
-
-
-class _Result(TypedDict, total=False):
-    driver: str | None
-    pool: str | None
-    device: str | None
-    shareID: str | None
-    bindingConditions: list[str] | None
-
-
-class _Results(TypedDict, total=False):
-    results: list[_Result] | None
-
-
-class _Allocation(TypedDict, total=False):
-    allocationTimestamp: str | None
-    devices: _Results | None
-
-
-class _Condition(TypedDict, total=False):
-    type: str | None
-    status: str | None
-
-
-class _Device(TypedDict, total=False):
-    driver: str | None
-    pool: str | None
-    device: str | None
-    shareID: str | None
-    conditions: list[_Condition] | None
-
-
-class _Status(TypedDict, total=False):
-    allocation: _Allocation | None
-    devices: list[_Device] | None
-
-
-class LeasedClaimFields(TypedDict, total=False):
-    """Which devices a claim is allocated, and what their drivers have said of them."""
-
-    metadata: _Meta | None
-    status: _Status | None
 
 
 class WaitingClaim(Struct, frozen=True):
@@ -119,7 +70,7 @@ class PendingClaims:
         self._pools: dict[str, set[str]] = {}  # pool -> UIDs
         self.complete = False  # all claims were listed once
         self.lost_at: float | None = time.monotonic()  # since then they are not followed
-        self.view = ObjectView(lambda obj: waiting_claim(obj, driver), LeasedClaimFields)
+        self.view = ObjectView(lambda obj: waiting_claim(obj, driver), ClaimFields)
 
     def __len__(self) -> int:
         return len(self._claims)
