@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from drabridge.config.claims import Partition
 from drabridge.config.published import ALL, Capacity, RequestPolicy, quantity_value
+from drabridge.config.quantity import canonical
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger import eligibility
 from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner
-from drabridge.offers.slices import CapacityPolicy, Effect, Offer, Pool, Taint
+from drabridge.offers.slices import Effect, Json, Offer, Pool, Taint
 
 PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration
 
@@ -141,18 +142,18 @@ def _reason(ledger: Ledger, entry: Entry) -> str:
     return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"
 
 
-def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) -> dict[str, CapacityPolicy]:
+def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) -> dict[str, Json]:
     """How much of each capacity of a shared device, which ``has`` that much, a claim may take.
 
     Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
     """
     return {
-        name: CapacityPolicy(0) if one.request_policy is None else _policy(one.request_policy, has.get(name, 0))
+        name: {"default": canonical(0)} if one.request_policy is None else _policy(one.request_policy, has.get(name, 0))
         for name, one in capacity.items()
     }
 
 
-def _policy(policy: RequestPolicy, whole: int) -> CapacityPolicy:
+def _policy(policy: RequestPolicy, whole: int) -> Json:
     """The policy of a capacity that the device has ``whole``: what it says of more than that is left out.
 
     Devices of a resource differ, and the API server refuses a slice for one amount that its device has not.
@@ -169,9 +170,13 @@ def _policy(policy: RequestPolicy, whole: int) -> CapacityPolicy:
     default = high if policy.default == ALL else min(high, quantity_value(policy.default))
     if values and default not in values:
         default = values[-1]
-    if limits is None:
-        return CapacityPolicy(default, values=values)
-    return CapacityPolicy(default, low, None if limits.max is None else high, step)
+    found: Json = {"default": canonical(default)}
+    if limits is not None:
+        bounds = {"min": low, "max": None if limits.max is None else high, "step": step}
+        found["validRange"] = {name: canonical(value) for name, value in bounds.items() if value is not None}
+    elif values:
+        found["validValues"] = [canonical(value) for value in sorted({*values, default})]
+    return found
 
 
 def _counters(snapshot: Snapshot, resources: Mapping[str, Resource]) -> dict[str, dict[str, int]]:

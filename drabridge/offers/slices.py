@@ -62,27 +62,18 @@ class Taint(Struct, frozen=True):
     since: float = 0.0
 
 
-class CapacityPolicy(Struct, frozen=True):
-    """How much of one capacity of a shared device a claim may take: a default, and a range or a list of values."""
-
-    default: int
-    minimum: int | None = None
-    maximum: int | None = None
-    step: int | None = None
-    values: tuple[int, ...] = ()
-
-
 class Offer(Struct, frozen=True):
     """One device as it may be offered now.
 
-    ``policies`` not None: several claims may hold it at once, each with a part of its capacities. ``consumes`` maps a
+    ``policies`` not None: several claims may hold it at once, each with a part of its capacities: how much of each, as
+    the API has it. ``consumes`` maps a
     counter set to the amounts that this device takes from it. ``lease``: it is allocated after the agent confirmed.
     """
 
     device: Device
     taints: tuple[Taint, ...] = ()
     lease: bool = False
-    policies: Mapping[str, CapacityPolicy] | None = None
+    policies: Mapping[str, Json] | None = None
     consumes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
@@ -210,7 +201,7 @@ def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Js
         entry["allowMultipleAllocations"] = True
         for name, policy in offer.policies.items():
             if name in capacity:
-                capacity[name]["requestPolicy"] = _policy(policy)
+                capacity[name]["requestPolicy"] = policy
     if offer.consumes and Feature.PARTITIONS in features:
         entry["consumesCounters"] = [_counter_set(n, c, key="counterSet") for n, c in sorted(offer.consumes.items())]
     return entry, list(remarks)
@@ -222,16 +213,6 @@ def _taint(taint: Taint) -> Json:
         entry["value"] = taint.value
     if taint.since:
         entry["timeAdded"] = datetime.fromtimestamp(taint.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return entry
-
-
-def _policy(policy: CapacityPolicy) -> Json:
-    entry: Json = {"default": canonical(policy.default)}
-    if policy.values:
-        entry["validValues"] = [canonical(value) for value in sorted({*policy.values, policy.default})]
-    elif policy.minimum is not None:
-        bounds = {"min": policy.minimum, "max": policy.maximum, "step": policy.step}
-        entry["validRange"] = {name: canonical(value) for name, value in bounds.items() if value is not None}
     return entry
 
 
