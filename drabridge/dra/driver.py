@@ -20,12 +20,12 @@ from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.deallocation import Deallocations
 from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Fact
 from drabridge.dra.health_stream import HealthBoard
-from drabridge.dra.leases import LeaseRules, Leases
+from drabridge.dra.leases import Leases
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.planning import Planner
 from drabridge.dra.ports import DraPorts
 from drabridge.dra.prepare import Preparer
-from drabridge.dra.publisher import NodePool, Publisher, PublisherState
+from drabridge.dra.publisher import Publisher, PublisherState
 from drabridge.dra.records import ClaimRecords, RecordStore
 from drabridge.dra.registration import RegistrationService, RegistrationState
 from drabridge.dra.server import DraServers
@@ -126,7 +126,7 @@ class DraDriver:
             names,
             driver=config.driver,
             pool=self.pool,
-            rules=self._lease_rules,
+            rules=lambda: self._config.dra.leases,
             supported=lambda: self.keeps_leases,
             release_in_the_way=lambda claim, refused: self._deallocations.release_in_the_way(claim, refused),
             synced_seq=lambda: self.synced_seq,
@@ -309,7 +309,9 @@ class DraDriver:
             self._publisher = Publisher(
                 self._cluster,
                 self._version,
-                NodePool(self._config.driver, self._node, self.pool),
+                driver=self._config.driver,
+                node=self._node,
+                pool=self.pool,
                 desired=self._desired,
                 observer=self._ports.observer,
                 on_synced=self._synced,
@@ -347,10 +349,6 @@ class DraDriver:
     def _names_changed(self) -> None:
         self._leases.wake()
         self._deallocations.wake()
-
-    def _lease_rules(self) -> LeaseRules:
-        settings = self._config.dra.leases
-        return LeaseRules(frozenset(settings.schedulers), settings.kubelet_seconds)
 
     def _desired(self, features: frozenset[Feature]) -> DesiredSlices | None:
         snapshot = self._ports.inventory()

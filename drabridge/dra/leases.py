@@ -21,12 +21,13 @@ from itertools import chain
 
 from msgspec import Struct
 
-from drabridge.dra.allocation import allocation_of
+from drabridge.config import schema as config
+from drabridge.dra.allocation import allocation_here
 from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.concurrency import end
 from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
-from drabridge.errors import DrabridgeError, PeerError
+from drabridge.errors import DrabridgeError
 from drabridge.evidence.pod_objects import ANY_CLAIM
 from drabridge.kube.api import ConflictError, InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
@@ -47,13 +48,6 @@ WATCH_ON_SECONDS = 30.0  # what names the claims is followed for so long without
 TELL_TIMES = 3  # a claim that was changed meanwhile is read again so many times
 REMEMBERED = 1024  # claims whose denials are counted
 _TRANSIENT = frozenset({RefusalCode.STARTING, RefusalCode.NOT_DURABLE})
-
-
-class LeaseRules(Struct, frozen=True):
-    """Which leases are granted, and for how long kubelet may take."""
-
-    schedulers: frozenset[str]  # those that wait for binding conditions
-    kubelet_seconds: float
 
 
 class LeaseTo(Struct, frozen=True):
@@ -91,7 +85,7 @@ class Leases:
         *,
         driver: str,
         pool: str,
-        rules: Callable[[], LeaseRules],
+        rules: Callable[[], config.Leases],
         supported: Callable[[], bool | None],
         release_in_the_way: Callable[[ClaimRef, Decision], Awaitable[bool]],
         synced_seq: Callable[[], int],
@@ -397,17 +391,14 @@ def lease_to(obj: Json, driver: str, pool: str) -> LeaseTo | None:
 
     Raises PeerError.
     """
-    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    status = obj.get("status") or {}
     if not status.get("allocation"):
         return None
-    if not isinstance(uid := metadata.get("uid"), str):
-        raise PeerError("an allocated claim has no UID")
-    claim = ClaimRef(uid, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
-    uses = tuple(result.use() for result in allocation_of(claim, obj, driver).results if result.pool == pool)
-    if not any(use.lease for use in uses):
-        return LeaseTo(claim, (), (), "")
-    shown = _conditions(status.get("devices") or (), uses, driver, pool)
-    return LeaseTo(claim, uses, shown, str(metadata.get("resourceVersion") or ""))
+    here = allocation_here(obj, driver, pool)
+    if here is None or not any(use.lease for use in here.uses):
+        return LeaseTo(ClaimRef(""), (), (), "")
+    shown = _conditions(status.get("devices") or (), here.uses, driver, pool)
+    return LeaseTo(here.claim, here.uses, shown, str(obj["metadata"].get("resourceVersion") or ""))
 
 
 def _conditions(

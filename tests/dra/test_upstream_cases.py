@@ -28,9 +28,9 @@ async def test_dr1_dr20_a_kubelet_restart_registers_again_and_slices_come_back()
     async with a_node() as node, kubelet_beside(node) as kubelet:
         await registered(node)
         await until(node.published, why="slices")
-        asked = node.driver.state.registration.asked
+        since = node.driver.state.registration.since
         await kubelet.restart()
-        await until(lambda: node.driver.state.registration.asked > asked, why="GetInfo again")
+        await until(lambda: node.driver.state.registration.since > since, why="another registration")
         await until(lambda: node.published() and node.driver.state.ready, why="slices after the wipe")
 
 
@@ -59,8 +59,8 @@ async def test_dr4_a_refused_registration_is_reported_and_repeated_by_kubelet() 
         await until(lambda: not node.driver.state.registration.registered, why="the refusal")
         assert node.driver.state.registration.error == "kubelet says no"
         assert not node.driver.state.ready
-        asked = node.driver.state.registration.asked
-        await until(lambda: node.driver.state.registration.asked > asked, why="another GetInfo")
+        since = node.driver.state.registration.since
+        await until(lambda: node.driver.state.registration.since > since, why="another refusal")
         assert not node.driver.state.registration.registered
         kubelet.faults.notify_error = ""
         await registered(node)
