@@ -239,9 +239,11 @@ async def test_dr23_dr24_health_reaches_the_pod_and_comes_back_after_a_restart()
         await kubelet.wait_for(lambda: "'Healthy'" in health(), what="Healthy after a restart")
 
 
-async def test_dr23_the_health_stream_is_a_full_list_at_once_on_change_and_as_a_heartbeat() -> None:
+async def test_dr23_the_health_stream_is_a_full_list_at_once_on_change_and_as_a_heartbeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("drabridge.dra.health_stream.HEARTBEAT_SECONDS", 0.2)
     async with a_node() as node:
-        node.driver._health._heartbeat_seconds = 0.2
         call = health_v1_pb2_grpc.DRAResourceHealthStub(node._channel).NodeWatchResources(
             health_v1_pb2.NodeWatchResourcesRequest()
         )

@@ -233,7 +233,7 @@ class Readers:
         self._kinds: list[tuple[Any, Json, ObjectView[Any]]] = [
             (PODS, POD, ObjectView(watched_pod, PodFields)),
             (resource_claims("v1"), CLAIM, ObjectView(lambda one: allocation_here(one, DRIVER, NODE), ClaimFields)),
-            (resource_claims("v1"), CLAIM, ObjectView(lambda one: in_use([one], DRIVER, {}), ClaimFields)),
+            (resource_claims("v1"), CLAIM, ObjectView(lambda one: in_use(one, DRIVER, {}), ClaimFields)),
             (NODES, NODE_OBJECT, NodeAnnotationWatch(self._cluster, NODE, DRIVER, lambda value: None).view),
             (resource_slices("v1"), SLICE, publisher.slice_view("v1")),
         ]

@@ -158,7 +158,7 @@ def _annotated() -> ObjectView[Any]:
 PODS_VIEWS = (ObjectView(watched_pod, PodFields), NOMINATED, ObjectView(facts.pod_facts, fields.PodFields))
 CLAIM_VIEWS = (
     _allocated(lambda one: allocation_here(one, DRIVER, NODE)),
-    _allocated(lambda one: in_use([one], DRIVER, {})),
+    _allocated(lambda one: in_use(one, DRIVER, {})),
     ObjectView(lambda one: devices_on(one, DRIVER, NODE), ClaimFields),
     ObjectView(lambda one: waiting_claim(one, DRIVER), ClaimFields),
     ObjectView(facts.claim_facts, fields.ClaimFields),
