@@ -44,8 +44,8 @@ class Deallocations:
         *,
         driver: str,
         pool: str,
-        awaited: Callable[[ClaimRef], bool] = lambda claim: False,
-        denials: Callable[[ClaimRef], int] = lambda claim: 0,
+        awaited: Callable[[ClaimRef], bool],
+        denials: Callable[[ClaimRef], int],
     ) -> None:
         """``awaited``: the claim's lease is not told yet, and the claim is watched until then.
 

@@ -35,7 +35,7 @@ from drabridge.inventory.model import Device, Snapshot
 from drabridge.kube.api import Cluster, UnreachableError, backoff, served_version
 from drabridge.kube.features import DEVICE_STATUS, HEALTH_IN_PODS, FeatureState
 from drabridge.kube.watch import STEADY_SECONDS
-from drabridge.ledger.model import DRA_OWNERS, ClaimRef
+from drabridge.ledger.model import DRA_OWNERS
 from drabridge.ledger.service import LedgerService
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import health_of
@@ -128,11 +128,11 @@ class DraDriver:
             pool=self.pool,
             rules=lambda: self._config.dra.leases,
             supported=lambda: self.keeps_leases,
-            release_in_the_way=lambda claim, refused: self._deallocations.release_in_the_way(claim, refused),
+            release_in_the_way=lambda claim, refused: self.deallocations.release_in_the_way(claim, refused),
             synced_seq=lambda: self.synced_seq,
             observer=ports.observer,
         )
-        self._deallocations = Deallocations(
+        self.deallocations = Deallocations(
             ledger_service,
             self._claims,
             ports,
@@ -142,7 +142,7 @@ class DraDriver:
             denials=self._leases.denials,
         )
         self._preparer = Preparer(
-            self._planner, records, self._files, ledger_service, self._claims, self._deallocations, ports
+            self._planner, records, self._files, ledger_service, self._claims, self.deallocations, ports
         )
         self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, self._ports.observer)
@@ -186,7 +186,7 @@ class DraDriver:
     def publish(self) -> None:
         """The inventory, the ledger or the configuration changed: look again. Cheap, never blocks."""
         self._changed.set()
-        self._deallocations.wake()
+        self.deallocations.wake()
 
     def repeat_health(self) -> None:
         """Tell kubelet the health of all devices again: it forgot it when another stream of this driver ended."""
@@ -203,10 +203,6 @@ class DraDriver:
         self._planner.config = config
         self._seen = None
         self.publish()
-
-    async def release_if_deallocated(self, claim: ClaimRef) -> bool:
-        """Ask the API server about a claim: see :meth:`Deallocations.release_if_deallocated`."""
-        return await self._deallocations.release_if_deallocated(claim)
 
     async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
         """Return those of these devices that the API server shows in no slice, asked now. Raises ClusterError."""
@@ -238,7 +234,7 @@ class DraDriver:
                 parts = {
                     "follow": self._follow,
                     "files": lambda: self._keep_files(restored),
-                    "releases": self._deallocations.run,
+                    "releases": self.deallocations.run,
                     "leases": self._leases.run,
                     "slices": self._publish_slices,
                 }
@@ -348,7 +344,7 @@ class DraDriver:
 
     def _names_changed(self) -> None:
         self._leases.wake()
-        self._deallocations.wake()
+        self.deallocations.wake()
 
     def _desired(self, features: frozenset[Feature]) -> DesiredSlices | None:
         snapshot = self._ports.inventory()
@@ -367,7 +363,7 @@ class DraDriver:
         if isinstance(fact, ClaimHandled) and fact.outcome is ClaimOutcome.OK:
             if fact.method == "prepare" and self._config.dra.claim_status:
                 self._status.claim_prepared(fact.claim.uid)
-            self._deallocations.wake()
+            self.deallocations.wake()
         elif isinstance(fact, ClaimHandled) and fact.outcome is ClaimOutcome.FAILED:
             self.publish()  # perhaps a disk failed: then no claim can be granted, and the slices say so
         self._ports.observer(fact)

@@ -118,7 +118,7 @@ class ClaimSide:
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
         """Ask the API server about a claim, and tell the ledger. Raises ClusterError."""
-        return await self._running().release_if_deallocated(claim)
+        return await self._running().deallocations.release_if_deallocated(claim)
 
     def _running(self) -> DraDriver:
         if self.driver is None:

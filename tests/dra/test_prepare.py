@@ -53,9 +53,9 @@ async def test_no_claim_is_asked_about_before_it_is_known_which_versions_the_ser
         node.api.faults.fail(1, 503)
         await node.start()
         with pytest.raises(UnreachableError):
-            await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
+            await node.driver.deallocations.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
         await until(lambda: node.driver.state.api_version, why="the version")
-        assert not await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
+        assert not await node.driver.deallocations.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
         assert node.owner("gpu-1") is Owner.DRA_GRANTED
 
 

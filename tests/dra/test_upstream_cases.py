@@ -68,17 +68,6 @@ async def test_dr4_a_refused_registration_is_reported_and_repeated_by_kubelet() 
         await ran(kubelet, spec)
 
 
-async def test_a_pod_is_prepared_and_unprepared() -> None:
-    async with a_node() as node, kubelet_beside(node) as kubelet:
-        await registered(node)
-        spec = pod(node, "p", "cl", "gpu-0")
-        await ran(kubelet, spec)
-        assert node.owner("gpu-0") is Owner.DRA_PREPARED
-        await kubelet.delete_pod(spec.uid)
-        await until(lambda: node.handled("unprepare"), why="unprepare")
-        assert node.records() == []
-
-
 SLOW = "prepare: {command: [/bin/sleep, '0.6'], timeoutSeconds: 60}"
 
 
@@ -196,16 +185,6 @@ async def test_dr15_dr16_a_lost_service_socket_is_bound_again() -> None:
         await registered(node)
         await kubelet.delete_pod(spec.uid)
         await until(lambda: node.records() == [], why="unprepare")
-
-
-async def test_dr21_a_short_stop_leaves_the_same_slices() -> None:
-    async with a_node() as node, kubelet_beside(node, slice_wipe_seconds=600.0):
-        await registered(node)
-        await until(node.published, why="slices")
-        before = node.slices()
-        await node.restart()
-        await registered(node)
-        assert node.slices() == before
 
 
 async def test_dr15_dr21_a_long_stop_has_the_slices_wiped_and_published_again() -> None:
