@@ -99,16 +99,16 @@ class ClaimFiles:
             written.append((record, await self._write_again(record)))
         await self._cdi.thread.promptly(lambda: self._cdi.regenerate(Family.CLAIM, (), keep=keep))
         for record, plans in written:  # after the devices: a container can do without metadata
-            await self._update_metadata(record, plans, missing=True)
+            await self._write_metadata_again(record, plans)
         if (metadata := self._metadata) is not None:
             await self._disk.promptly(lambda: metadata.sweep(known | keep))
         self._unreadable.keep({str(record.claim) for record in records})
 
-    async def refresh(self, *, missing: bool = False) -> bool:
-        """The inventory changed: bring the files of prepared claims up to date.
+    async def refresh(self) -> bool:
+        """Bring the files of prepared claims up to date: the inventory changed, or some were removed.
 
-        ``missing``: some were removed, and perhaps those which mount metadata that has not changed. Returns False when
-        a claim is being worked on, by a hook perhaps that takes minutes: it is left for the next time.
+        Returns False when a claim is being worked on, by a hook perhaps that takes minutes: it is left for the next
+        time.
         """
         all_free = True
         for uid in [record.claim.uid for record in await self._records.all()]:
@@ -116,14 +116,14 @@ class ClaimFiles:
             if lock.locked():
                 all_free = False
             else:
-                await self._refresh_claim(uid, lock, missing=missing)
+                await self._refresh_claim(uid, lock)
         return all_free
 
-    async def _refresh_claim(self, uid: str, lock: asyncio.Lock, *, missing: bool) -> None:
+    async def _refresh_claim(self, uid: str, lock: asyncio.Lock) -> None:
         async with lock:
             record = await self._records.load(uid)  # the claim may have been unprepared since its record was listed
             if record is not None and self._is_prepared(record):
-                await self._update_metadata(record, await self._write_again(record), missing=missing)
+                await self._write_metadata_again(record, await self._write_again(record))
 
     def _is_prepared(self, record: ClaimRecord) -> bool:
         return record.state is RecordState.COMPLETED and self._records.of_this_boot(record)
@@ -147,19 +147,14 @@ class ClaimFiles:
             return plans
         return []
 
-    async def _update_metadata(self, record: ClaimRecord, plans: Sequence[DevicePlan], *, missing: bool) -> None:
-        """Bring a claim's metadata up to date if all of its devices are here.
-
-        ``missing``: write also the CDI files that mount it.
-        """
+    async def _write_metadata_again(self, record: ClaimRecord, plans: Sequence[DevicePlan]) -> None:
+        """Bring a claim's metadata up to date if all of its devices are here."""
         metadata = self._metadata
         if metadata is None or len(plans) != len(record.devices):
             return
         with self._telling(record):
             facts = metadata_facts(plans)
-            await self._disk.promptly(lambda: metadata.update(record.claim, facts))
-            if missing:
-                await self._disk.promptly(lambda: metadata.write(record.claim, record.pod_claim_name, facts))
+            await self._disk.promptly(lambda: metadata.write(record.claim, record.pod_claim_name, facts))
 
     @contextlib.contextmanager
     def _telling(self, record: ClaimRecord) -> Iterator[None]:

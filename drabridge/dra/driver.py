@@ -268,9 +268,9 @@ class DraDriver:
             await self._looked.wait(BUSY_SECONDS if self._renew_files else None)
             snapshot = self._ports.inventory()
             if snapshot.version != version or self._renew_files:
-                version, missing, self._renew_files = snapshot.version, self._renew_files, False
+                version, self._renew_files = snapshot.version, False
                 try:
-                    self._renew_files |= not await self._files.refresh(missing=missing)
+                    self._renew_files |= not await self._files.refresh()
                 except DrabridgeError as error:
                     log.error("files of prepared claims not refreshed", extra={"reason": str(error)})
 

@@ -341,7 +341,7 @@ class Readers:
             files.write(claim, strange.text(), facts)
             for path in (self._root / "plugin").glob("*/*/*/metadata.json"):
                 path.write_bytes(strange.file({"metadata": {"uid": UID, "generation": 1}, "podClaimName": "x"}))
-            files.update(claim, facts)
+            files.write(claim, "", facts)
         except DrabridgeError as error:
             strange.told.append(error)
         assert files.write(honest, "", [DeviceFacts("gpu", NODE, "gpu-1", {})])
