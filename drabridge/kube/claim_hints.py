@@ -68,7 +68,7 @@ def hints_object(driver: str, pool: str, text: str) -> Json:
 
 
 # What is read of a ConfigMap of hints.
-HintsFields = fields(metadata=fields(name=str), data=fields(version=str, pool=str, claims=str))
+HintsFields = fields(data=fields(version=str, pool=str, claims=str))
 
 
 def read_hints(obj: Json) -> tuple[ClaimHint, ...]:

@@ -23,12 +23,12 @@ from drabridge.kube.access import Access
 from drabridge.kube.allocated_claims import in_use
 from drabridge.kube.api import PODS, error_of, resource_versions
 from drabridge.kube.claim_hints import HintsFields, read_hints
-from drabridge.kube.client import KubernetesCluster, _status
+from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.feature_questions import keeps_extended_names, policy_version, slice_features
 from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PodFields, decode
 from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.node_labels import labels_of, plan
-from drabridge.kube.response import read_event
+from drabridge.kube.response import _status, read_event
 from drabridge.ledger.model import ClaimRef
 from drabridge.migrate.report import facts, fields
 from drabridge.migrate.report.namespaces import NamespaceFields, namespace_facts
