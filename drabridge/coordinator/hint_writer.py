@@ -63,7 +63,7 @@ class HintWriter:
         return time.monotonic() - min(self._failing.values(), default=time.monotonic())
 
     def changed(self, pool: str, after_seconds: float = COALESCE_SECONDS) -> None:
-        """The claims that wait for a pool may be others. Cheap, never blocks."""
+        """Note that other claims may wait for a pool. Cheap, never blocks."""
         if pool not in self._waiting:
             self._waiting.add(pool)
             asyncio.get_running_loop().call_later(after_seconds, self._due.put_nowait, pool)
@@ -147,7 +147,7 @@ class HintWriter:
                 await asyncio.sleep(delay)
 
     async def _delete_unneeded(self, name: str) -> None:
-        """A node may be gone for ever; the agent of one that is not takes none for empty."""
+        """Delete a ConfigMap of a node that may be gone for ever; to an agent none is as good as an empty one."""
         pool = self._written[name].pool
         if pool in self._pending.pools or pool in self._writing:
             return

@@ -64,7 +64,7 @@ class PendingClaims:
     """The claims that wait, by pool: a follower of :func:`drabridge.kube.watch.follow`."""
 
     def __init__(self, driver: str, changed: Callable[[str], None]) -> None:
-        """``changed`` is called with each pool whose claims changed."""
+        """Begin without a claim. ``changed`` is called with each pool whose claims changed."""
         self._changed = changed
         self._claims: dict[str, WaitingClaim] = {}
         self._pools: dict[str, set[str]] = {}  # pool -> UIDs
@@ -81,7 +81,7 @@ class PendingClaims:
         return frozenset(self._pools)
 
     def hints(self, pool: str) -> tuple[ClaimHint, ...]:
-        """The claims that wait for a pool, the oldest allocation first, ``MOST_CLAIMS`` at most."""
+        """Return the claims that wait for a pool, the oldest allocation first, ``MOST_CLAIMS`` at most."""
         claims = [self._claims[uid] for uid in self._pools.get(pool, ())]
         claims.sort(key=lambda one: (one.allocated, one.namespace, one.name))
         return tuple(ClaimHint(one.namespace, one.name, one.uid, one.resource_version) for one in claims[:MOST_CLAIMS])
@@ -103,7 +103,7 @@ class PendingClaims:
             self._keep(obj)
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """It gets no hint; the scheduler gives up in the end."""
+        """Give it no hint; the scheduler gives up in the end."""
         self._forget(str(identity.uid))
 
     def lost(self, error: ClusterError) -> None:

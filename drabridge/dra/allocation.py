@@ -38,7 +38,7 @@ class AllocationResult(Struct, frozen=True):
         return self.request.partition("/")[0]
 
     def use(self) -> DeviceUse:
-        """The device in the ledger's words."""
+        """Return the device in the ledger's words."""
         share = ClaimShare(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
         return DeviceUse(self.device, share, self.admin, self.lease)
 

@@ -63,7 +63,7 @@ class Deallocations:
         self._wake = WakeUp()
 
     def wake(self) -> None:
-        """The ledger changed: there may be other idle claims."""
+        """Look at the ledger, which changed: there may be other idle claims."""
         self._wake.set()
 
     async def run(self) -> None:

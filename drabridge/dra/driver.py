@@ -92,7 +92,7 @@ class DraDriver:
         cdi: CdiStore,
         ports: DraPorts,
     ) -> None:
-        """Raises HostError when a socket's path would be too long."""
+        """Build the parts. Raises HostError when a socket's path would be too long."""
         self._config = config
         self._node = node.name
         self._ledger_service = ledger_service
@@ -184,7 +184,7 @@ class DraDriver:
         return state.registered and time.monotonic() - state.since >= HEALTH_STREAM_SECONDS
 
     def publish(self) -> None:
-        """The inventory, the ledger or the configuration changed: look again. Cheap, never blocks."""
+        """Look again: inventory, ledger or configuration changed. Cheap, never blocks."""
         self._changed.set()
         self.deallocations.wake()
 

@@ -116,7 +116,7 @@ class Leases:
         self._following: asyncio.Task[None] | None = None  # what names the claims
 
     def wake(self) -> None:
-        """The ledger, the slices or what names the claims changed."""
+        """Look again: the ledger, the slices or what names the claims changed."""
         self._look.set()
         before, self._changed = self._changed, asyncio.Event()
         before.set()

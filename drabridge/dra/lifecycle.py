@@ -200,7 +200,7 @@ class ClaimSide:
             self.driver = None
 
     async def _wait_for_kubelet(self) -> None:
-        """A kubelet that ran before us may still believe that devices of the DRA lane are its own to give."""
+        """Wait: a kubelet that ran before us may still believe that devices of the DRA lane are its own to give."""
         logged = False
         while not await self._acknowledged(ACKNOWLEDGED_SECONDS):
             if not logged:

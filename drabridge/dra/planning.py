@@ -220,7 +220,7 @@ def _unfilled(template: Template, profile: str) -> ConfigError:
 
 
 def cdi_devices(plans: Iterable[DevicePlan]) -> list[CdiDevice]:
-    """The entries of the claim's CDI file; each name once.
+    """Return the entries of the claim's CDI file; each name once.
 
     A container gets all devices of a request, in an order that is not ours, so each of them sets the variables of all.
     A device that is away has none: its number may be another device's by now, which a container that starts in between
@@ -246,7 +246,7 @@ def _by_request(plans: Iterable[DevicePlan]) -> dict[str, list[DevicePlan]]:
 
 
 def metadata_facts(plans: Iterable[DevicePlan]) -> list[DeviceFacts]:
-    """What a container is told about its devices."""
+    """Return what a container is told about its devices."""
     return [
         DeviceFacts(plan.prepared.request, plan.prepared.pool, plan.device.name, describe(plan.device)[0])
         for plan in plans
@@ -254,7 +254,7 @@ def metadata_facts(plans: Iterable[DevicePlan]) -> list[DeviceFacts]:
 
 
 def device_lookup(device: Device) -> Lookup:
-    """Those template fields that a device's record answers: for one that is not there to be asked."""
+    """Answer those template fields that a device's record has: for one that is not there to be asked."""
     node = device.nodes[0] if device.nodes else None
     plain: Mapping[str, str] = {
         "id": device.id,

@@ -61,7 +61,7 @@ def slice_view(version: str) -> ObjectView[Json]:
 
 
 def _read_slice(obj: Json, version: str) -> Json:
-    """A slice in v1's form. Raises what strange data raises."""
+    """Return a slice in v1's form. Raises what strange data raises."""
     found = slice_to_v1(obj, version)
     spec = found["spec"]
     devices = spec.get("devices") or []
@@ -142,7 +142,7 @@ class Publisher:
         self._writes = asyncio.Lock()
 
     def wake(self) -> None:
-        """The inventory or the ledger changed."""
+        """Look again: the inventory or the ledger changed."""
         self._due.set()
 
     async def run(self) -> None:

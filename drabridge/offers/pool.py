@@ -39,7 +39,7 @@ def pool_of(
     kept: Callable[[Entry], bool] = lambda _: False,
     paused: Collection[str] = (),
 ) -> Pool:
-    """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
+    """Return the pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
 
     ``unwell``: the node could not grant any of its free devices. ``kept``: whether a device is not for claims now
     (:mod:`drabridge.offers.turns`). ``paused``: devices that nobody new gets for now.
@@ -92,7 +92,7 @@ class _Context(Struct, frozen=True):
     paused: Collection[str]
 
     def offer(self, device: Device, entry: Entry, resource: Resource) -> Offer:
-        """The offer of one device."""
+        """Return the offer of one device."""
         # The ledger gets a snapshot a moment later. A device is gone if the ledger or the snapshot says so; it is back
         # when both say so.
         if entry.device.presence is Presence.GONE:
@@ -130,7 +130,7 @@ class _Context(Struct, frozen=True):
 
 
 def _reason(ledger: Ledger, entry: Entry) -> str:
-    """Why a present device is not available, as a label's value."""
+    """Say why a present device is not available, as a label's value."""
     if entry.denied and entry.owner in (Owner.NONE, *DRA_OWNERS):
         return "lease-denied"
     if eligibility.cordoned_by(ledger, entry) is not None:
@@ -143,7 +143,7 @@ def _reason(ledger: Ledger, entry: Entry) -> str:
 
 
 def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) -> dict[str, Json]:
-    """How much of each capacity of a shared device, which ``has`` that much, a claim may take.
+    """Say how much of each capacity of a shared device, which ``has`` that much, a claim may take.
 
     Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
     """
@@ -154,7 +154,7 @@ def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) 
 
 
 def _policy(policy: RequestPolicy, whole: int) -> Json:
-    """The policy of a capacity that the device has ``whole``: what it says of more than that is left out.
+    """Return the policy of a capacity that the device has ``whole``: what it says of more is left out.
 
     Devices of a resource differ, and the API server refuses a slice for one amount that its device has not.
     """
@@ -180,7 +180,7 @@ def _policy(policy: RequestPolicy, whole: int) -> Json:
 
 
 def _counters(snapshot: Snapshot, resources: Mapping[str, Resource]) -> dict[str, dict[str, int]]:
-    """Counter set (named after the whole device) -> counter -> total, for every whole that has parts here."""
+    """Return counter set (named as the whole device) -> counter -> total, for each whole that has parts here."""
     sets: dict[str, dict[str, int]] = {}
     parts: Tally[str] = Tally()
     for device in snapshot.devices:

@@ -73,7 +73,7 @@ def plan(
     owner: SliceOwner | None = None,
     accepted: Mapping[str, Accepted] | None = None,
 ) -> tuple[Write, ...]:
-    """The writes: deletes, then updates, then creates.
+    """Return the writes: deletes, then updates, then creates.
 
     ``wanted``: specs by name (``DesiredSlices.slices``). ``actual``: the server's slices of this driver and node, in
     v1's form; those of another pool are obsolete. ``accepted``: what the server made of earlier writes, by name.
@@ -114,19 +114,19 @@ def same(wanted: Json, stored: Mapping[str, Any], accepted: Accepted | None = No
 
 
 def accept(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> Accepted:
-    """The :class:`Accepted` of a write and the server's answer; both are whole objects in v1's form."""
+    """Return the :class:`Accepted` of a write and the server's answer; both are whole objects in v1's form."""
     return Accepted(canonical_spec(sent["spec"]), canonical_spec(stored["spec"]))
 
 
 def canonical_spec(spec: Mapping[str, Any]) -> Json:
-    """A spec to compare: without pool, empty fields and taint times, with quantities as numbers."""
+    """Return a spec to compare: without pool, empty fields and taint times, with quantities as numbers."""
     out = _canonical({key: value for key, value in spec.items() if key != "pool"}, "")
     assert isinstance(out, dict)
     return out
 
 
 def dropped(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> frozenset[Feature]:
-    """The features whose fields a server left out of its answer: their feature gates are off."""
+    """Return the features whose fields a server left out of its answer: their feature gates are off."""
     found: set[Feature] = set()
     kept = {device["name"]: device for device in stored["spec"].get("devices") or ()}
     for device in sent["spec"].get("devices") or ():

@@ -98,7 +98,7 @@ class DesiredSlices(Struct, frozen=True):
 
 
 def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> DesiredSlices:
-    """The slices of a pool, for a server that keeps the fields of ``features``.
+    """Return the slices of a pool, for a server that keeps the fields of ``features``.
 
     Without taints, a device with a taint is left out. Without counters, a part is left out while its whole is offered:
     nothing would stop a claim on each. Without sharing, a shared device is offered to one claim at a time. Without
@@ -132,7 +132,7 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
 
 
 def slice_name(driver: str, node: str, index: int) -> str:
-    """The name of the slice: sorts by index, is the same in every agent, a DNS subdomain of at most 253 characters."""
+    """Return the slice's name: it sorts by index, is the same in every agent, a DNS subdomain of 253 characters at most."""
     stem = f"{node}-{driver}"
     tail = f"-{index:05d}"
     if len(stem) + len(tail) > MAX_NAME:
@@ -142,17 +142,17 @@ def slice_name(driver: str, node: str, index: int) -> str:
 
 
 def lease_condition(driver: str) -> str:
-    """The condition that confirms a claim on a leased device."""
+    """Return the condition that confirms a claim on a leased device."""
     return f"{driver}/lease"
 
 
 def lease_denied_condition(driver: str) -> str:
-    """The condition that makes the scheduler pick another device."""
+    """Return the condition that makes the scheduler pick another device."""
     return f"{driver}/lease-denied"
 
 
 def feature_probe(driver: str, node: str, pool: str, features: Iterable[Feature]) -> Json:
-    """The spec of a slice with a device for each feature: its dry run shows which fields a server keeps.
+    """Return the spec of a slice with a device for each feature: its dry run shows which fields a server keeps.
 
     ``node`` is empty for a slice of all nodes.
     """
