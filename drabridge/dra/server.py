@@ -7,18 +7,21 @@ import logging
 import os
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
 from drabridge.dra.concurrency import to_the_end
 from drabridge.dra.facts import Observer
 from drabridge.dra.health_stream import HealthBoard, HealthServicer
-from drabridge.dra.prepare import Preparer
 from drabridge.dra.registration import RegistrationService
 from drabridge.dra.service import ClaimServicer
 from drabridge.dra.sockets import PluginSockets, identity
 from drabridge.errors import HostError
 from drabridge.kube.versions import KUBELET_SERVICES, ServiceName
+
+if TYPE_CHECKING:
+    from drabridge.dra.prepare import Preparer
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,17 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from drabridge.dra.facts import Observer, Requested
-from drabridge.dra.prepare import Preparer
 from drabridge.dra.records import PreparedDevice
 from drabridge.errors import DrabridgeError
 from drabridge.ledger.model import ClaimRef
+
+if TYPE_CHECKING:
+    from drabridge.dra.prepare import Preparer
 
 log = logging.getLogger(__name__)
 

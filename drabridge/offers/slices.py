@@ -132,7 +132,7 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
 
 
 def slice_name(driver: str, node: str, index: int) -> str:
-    """Return the slice's name: it sorts by index, is the same in every agent, a DNS subdomain of 253 characters at most."""
+    """Return the slice's name: sorted by index, the same in every agent, a DNS subdomain of 253 characters at most."""
     stem = f"{node}-{driver}"
     tail = f"-{index:05d}"
     if len(stem) + len(tail) > MAX_NAME:
