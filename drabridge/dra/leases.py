@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 
@@ -26,6 +26,7 @@ from drabridge.dra.allocation import allocation_here
 from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.concurrency import end
+from drabridge.dra.deallocation import holds_of
 from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
 from drabridge.errors import DrabridgeError
 from drabridge.evidence.pod_objects import ANY_CLAIM
@@ -33,7 +34,7 @@ from drabridge.kube.api import ConflictError, InvalidError, NotFoundError, backo
 from drabridge.kube.json_reader import Json
 from drabridge.ledger.effects import Decision, RefusalCode
 from drabridge.ledger.events import ClaimAllocated, DeviceUse, LeaseDenied, LeaseGranted
-from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Lane, Owner
+from drabridge.ledger.model import ClaimPhase, ClaimRef, Lane, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.offers.slices import lease_condition, lease_denied_condition
 from drabridge.system.supervise import WakeUp, forever
@@ -284,15 +285,10 @@ class Leases:
 
     def _may_be_granted(self, wanted: LeaseTo, others: Sequence[LeaseTo]) -> bool:
         """Whether no device of these claims waits for kubelet. A claim that has lost its devices waits for nothing."""
-        if any(held.phase is ClaimPhase.PENDING for one in (wanted, *others) for held in self._holds(one.claim)):
+        holds = [holds_of(self._ledger_service.ledger, one.claim) for one in (wanted, *others)]
+        if any(held.phase is ClaimPhase.PENDING for one in holds for held in one):
             return False
-        return not any(self._holds(wanted.claim)) or all(any(self._holds(one.claim)) for one in others)
-
-    def _holds(self, claim: ClaimRef) -> Iterator[ClaimHold]:
-        ledger = self._ledger_service.ledger
-        for name in ledger.by_claim.get(claim.uid, ()):
-            if (held := ledger.entries[name].claim(claim.uid)) is not None:
-                yield held
+        return not holds[0] or all(holds)
 
     async def _deny(self, wanted: LeaseTo, others: Sequence[LeaseTo], outcome: LeaseOutcome, reason: str) -> bool:
         """Deny a claim and the others of its pod all their devices: in the ledger, in the slices, then by conditions.
