@@ -261,7 +261,7 @@ def metadata(root: Path) -> Iterator[Read]:
     def read(data: bytes) -> None:
         own.write_bytes(data)
         ours = MetadataFiles(root / "own", cdi, DRIVER)
-        ours.update(claim, facts)
+        ours.write(claim, "", facts)
         other = root / "metadata.json"
         other.write_bytes(data)
         with suppress(UnreadableFileError):
