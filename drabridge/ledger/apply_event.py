@@ -447,4 +447,4 @@ def refusal_effects(side: Side, refused: Sequence[Refusal], claim: ClaimRef | No
 
 
 def _set_node(tx: Transaction, **changes: Any) -> None:
-    tx.node = tx.node_now._replace(**changes)
+    tx.node = replace(tx.node_now, **changes)
