@@ -304,7 +304,7 @@ class LedgerService:
         self.head = self.ledger
         hint = error.hint if isinstance(error, HostError) else "the agent's log has the details"
         message = error.message if isinstance(error, HostError) else f"the ledger cannot be written: {error}"
-        refused = Decision(False, (Refusal("", RefusalCode.NOT_DURABLE, "", message, hint),))
+        refused = Decision(False, (Refusal("", RefusalCode.NOT_DURABLE, message, hint),))
         for waiting in batch:
             if not waiting.answer.done():
                 waiting.answer.set_result(refused)
