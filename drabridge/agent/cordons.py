@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from drabridge.config.schema import Config
 from drabridge.errors import ConfigError, HostError
+from drabridge.kube.connection import ApiServer
 from drabridge.ledger.events import Cordoned
 from drabridge.ledger.refusals import holder
 from drabridge.ledger.service import LedgerService
@@ -37,19 +39,18 @@ class Cordons:
     def __init__(
         self,
         state: Path,
-        driver: Callable[[], str],
+        config: Callable[[], Config],
         ledger_service: LedgerService,
         changed: Callable[[], None],
+        api_server: ApiServer,
         files: IoThread,
-        *,
-        follows_node: bool,
     ) -> None:
         """``changed`` is called when the ledger is to hear of :attr:`devices`. ``files``: whose thread waits for disks.
 
-        ``follows_node``: there is an API server to ask. Without one nobody could take back an old annotation.
+        Without an API server nobody could take back an old annotation.
         """
         self._path = state / FILE_NAME
-        self._driver = driver
+        self._config = config
         self._ledger_service = ledger_service
         self._changed = changed
         self._files = files
@@ -59,7 +60,7 @@ class Cordons:
         remembered = {name: entry.device.cordoned for name, entry in entries if entry.device.cordoned}
         self._commands = self._load(remembered)
         others = {name: why for name, why in remembered.items() if name not in self._commands}
-        self._annotation = others if follows_node else {}
+        self._annotation = others if api_server.cluster is not None else {}
         self.annotation_error = ""
 
     @property
@@ -102,7 +103,7 @@ class Cordons:
             if not undo:
                 commands[name] = reason
             elif name in map(self._name, self._annotation):
-                annotation = f"{self._driver()}/cordoned"
+                annotation = f"{self._config().driver}/cordoned"
                 raise ConfigError(
                     f"the Node's annotation {annotation} has {name} out of service",
                     hint=f"Take it out there: kubectl annotate node NODE {annotation}- removes it all",

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from drabridge.errors import ConfigError
 from drabridge.status.document import stamp
 from drabridge.system.files import read_if_there
 from drabridge.system.io_thread import IoThread
-from drabridge.telemetry.holds import CLAIMS, Ended, Holding
+from drabridge.telemetry.holds import CLAIMS, Ended, Holding, Holds
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +33,10 @@ Row = dict[str, Any]
 class History:
     """The files of one state directory. One agent at a time writes them: the one with the ledger's lock."""
 
-    def __init__(self, state: Path, files: IoThread, ongoing: Callable[[], list[Holding]]) -> None:
-        """``ongoing`` returns the holds of now."""
+    def __init__(self, state: Path, files: IoThread, holds: Holds) -> None:
         self._path, self._older = state / FILE_NAME, state / OLDER_FILE_NAME
         self._files = files
-        self._ongoing = ongoing
+        self._holds = holds
         self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)  # this loop appends, the thread takes
         self._whole = False  # the file's last line has an end, as far as this process knows
         self._failed = ""
@@ -64,9 +63,9 @@ class History:
         Raises ConfigError for what means nothing, or a device that nothing is known of.
         """
         device, limit = _parse(body)
-        now = [_row(holding) for holding in self._ongoing() if device in ("", holding.device)]
+        now = [_row(holding) for holding in self._holds.open if device in ("", holding.device)]
         past, known, damaged = await self._files.run(lambda: self._read(device))
-        names = sorted({*known, *(holding.device for holding in self._ongoing())})
+        names = sorted({*known, *(holding.device for holding in self._holds.open)})
         if device and device not in names:
             there = ", ".join(names) or "no device yet"
             raise ConfigError(f"nobody had a device {device} here, as far as is known", hint=f"There is of {there}")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from deviceplugin import Watcher
 from drabridge.agent.api_watches import ApiWatches
+from drabridge.agent.endpoints import OPERATOR_ROUTES
 from drabridge.agent.options import Options
 from drabridge.config.schema import Config
 from drabridge.dra.lifecycle import ClaimSide
@@ -138,9 +139,7 @@ class Standby:
         }
         self._port.serve(routes)
         await self._port.bind_unless_taken()  # on the host's network the other agent has it until it ends
-        posts = ("/lanes", "/release", "/drain", "/cordon", "/history")
-        others = [("GET", "/status"), ("GET", "/drain"), *(("POST", path) for path in posts)]
-        self._control.routes = routes | dict.fromkeys(others, self._refuse)
+        self._control.routes = routes | dict.fromkeys([("GET", "/status"), *OPERATOR_ROUTES], self._refuse)
         await self._open_control()
         self.cluster = connect(self._config, self._options.kubeconfig)
         if self.cluster is not None:
