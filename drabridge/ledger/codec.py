@@ -80,7 +80,7 @@ def _changed(value: Struct) -> Json:
     return found
 
 
-_DEFAULTS = {
+_DEFAULTS: dict[type[Struct], list[tuple[str, Any]]] = {
     kind: [
         (one.name, msgspec.NODEFAULT if one.name in _ALWAYS else one.default)
         for one in fields(kind)
