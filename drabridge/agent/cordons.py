@@ -15,6 +15,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
+from drabridge.agent.requests import read_request
 from drabridge.config.schema import Config
 from drabridge.errors import ConfigError, HostError
 from drabridge.kube.connection import ApiServer
@@ -31,6 +34,12 @@ FILE_NAME = "cordons.json"
 NO_REASON = "no reason was given"
 REASON_MAX = 256  # characters; it is in Events, tables, and every refusal
 EXAMPLE = 'For example {"GPU-8f1c": "exchange of the fan"}'
+
+
+class _Asked(Struct):
+    device: str
+    reason: str | None = None
+    undo: bool = False
 
 
 class Cordons:
@@ -152,24 +161,17 @@ class Cordons:
 
     def _parse(self, body: bytes) -> tuple[str, str, bool]:
         """Return (device, reason, undo). Raises ConfigError for another form, or a device that is not known."""
-        try:
-            asked = json.loads(body)
-            name, undo = asked["device"], asked.get("undo", False) is True
-            reason = asked.get("reason") or NO_REASON
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            name = reason = None
-        if not isinstance(name, str) or not isinstance(reason, str):
-            raise ConfigError("a device was expected, and why", hint='{"device": "GPU-8f1c", "reason": "fan"}')
-        name = self._name(name)
+        asked = read_request(body, _Asked, "a device was expected, and why", '{"device": "GPU-8f1c", "reason": "fan"}')
+        name = self._name(asked.device)
         known: Collection[str] = self._ledger_service.ledger.entries.keys()
-        if undo:
+        if asked.undo:
             known = self.devices.keys()
             if name not in known:
                 raise ConfigError(f"{name} is not cordoned", hint=f"Cordoned: {', '.join(sorted(known)) or 'none'}")
         elif name not in known:
             there = ", ".join(sorted(known)) or "none"
             raise ConfigError(f"this node has no device {name}", hint=f"It has {there}")
-        return name, _one_line(reason), undo
+        return name, _one_line(asked.reason or NO_REASON), asked.undo
 
     def _describe(self, name: str) -> dict[str, Any]:
         entry = self._ledger_service.ledger.entries.get(name)

@@ -12,8 +12,11 @@ import os
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct
+
+from drabridge.agent.requests import read_request
 from drabridge.errors import ConfigError
 from drabridge.status.document import stamp
 from drabridge.system.files import read_if_there
@@ -27,7 +30,14 @@ FILE_BYTES = 2 << 20  # about 6,000 holds; there are two files
 WAITING_MAX = 10_000  # lines that a disk that hangs or is full keeps in memory
 LIMIT = 100  # holds that are told without another number
 
+EXAMPLE = '{"device": "GPU-8f1c", "limit": 100}'
+
 Row = dict[str, Any]
+
+
+class _Asked(Struct):
+    device: str | None = None
+    limit: Annotated[int, Meta(ge=1)] = LIMIT
 
 
 class History:
@@ -62,7 +72,8 @@ class History:
 
         Raises ConfigError for what means nothing, or a device that nothing is known of.
         """
-        device, limit = _parse(body)
+        asked = read_request(body or b"{}", _Asked, "a device was expected, and a limit from 1", EXAMPLE)
+        device, limit = asked.device or "", asked.limit
         now = [_row(holding) for holding in self._holds.open if device in ("", holding.device)]
         past, known, damaged = await self._files.run(lambda: self._read(device))
         names = sorted({*known, *(holding.device for holding in self._holds.open)})
@@ -153,14 +164,3 @@ def _row_of(line: bytes) -> Row | None:
 
 def _since(row: Mapping[str, Any]) -> str:
     return str(row["since"])
-
-
-def _parse(body: bytes) -> tuple[str, int]:
-    try:
-        asked = json.loads(body or b"{}")
-        device, limit = asked.get("device") or "", asked.get("limit", LIMIT)
-    except (ValueError, AttributeError, RecursionError):
-        device = limit = None
-    if not isinstance(device, str) or not isinstance(limit, int) or limit < 1:
-        raise ConfigError("a device was expected, and a limit from 1", hint='{"device": "GPU-8f1c", "limit": 100}')
-    return device, limit
