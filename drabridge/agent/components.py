@@ -220,7 +220,7 @@ class Components:
         self.claim_queries = queries = ClaimQueries(
             api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
         )
-        self.vendor = VendorSoftware(paths, config.driver, lambda: claims.state is not None and claims.state.serving)
+        self.vendor = VendorSoftware(paths, config.driver, claims)
         self.vendor_managers = VendorManagers(self._managers_changed)
         self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)
         self.targets = LaneTargets(
@@ -230,7 +230,7 @@ class Components:
             ledger_service,
             desired,
             api_server,
-            lambda: claims.keeps_leases,
+            claims,
             self.turns.lent,
         )
         self.mover = LaneMover(
@@ -275,10 +275,10 @@ class Components:
         self.evictor = Evictor(
             config_in_use,
             devices,
-            lambda: ledger_service.ledger,
+            ledger_service,
             api_server,
             others,
-            lambda: claims.api_version,
+            claims,
             self.events.tell,
             partial(metrics.count, "evictions"),
             base.now,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from drabridge.config.schema import Config, EvictHolders
+from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.other_sources import OtherEvidence
@@ -23,6 +24,7 @@ from drabridge.kube.connection import ApiServer
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION
 from drabridge.ledger.effects import Notify, Subject
 from drabridge.ledger.model import ClaimPhase, ClaimRef, Entry, Ledger, Owner
+from drabridge.ledger.service import LedgerService
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
@@ -38,24 +40,21 @@ class Evictor:
         self,
         config: Callable[[], Config],
         devices: Callable[[], Mapping[str, Device]],
-        ledger: Callable[[], Ledger],
+        ledger_service: LedgerService,
         api_server: ApiServer,
         others: OtherEvidence,
-        api_version: Callable[[], str],
+        claims: ClaimSide,
         tell: Callable[[Notify], None],
         count: Callable[[str, str], None],
         now: Callable[[], float],
     ) -> None:
-        """``api_version``: of resource.k8s.io, "" while it is not known. ``count`` counts (resource, result).
-
-        ``now``: wall seconds.
-        """
+        """``count`` counts (resource, result). ``now``: wall seconds."""
         self._config = config
         self._devices = devices
-        self._ledger = ledger
+        self._ledger_service = ledger_service
         self._api_server = api_server
         self._others = others
-        self._api_version = api_version
+        self._claims = claims
         self._tell = tell
         self._count = count
         self._now = now
@@ -74,7 +73,7 @@ class Evictor:
         if not rules or pods is None:
             self._serials, self._again, self._denied = {}, {}, ""
             return
-        ledger = self._ledger()
+        ledger = self._ledger_service.ledger
         held = [one for one in ledger.entries.values() if one.device.resource in rules and _is_held(one)]
         seen: dict[tuple[str, str], str] = {}
         for entry in held:
@@ -117,7 +116,7 @@ class Evictor:
         cluster = self._api_server.cluster
         if cluster is None:
             return []
-        kind = resource_claims(self._api_version() or NEWEST_RESOURCE_VERSION)
+        kind = resource_claims(self._claims.api_version or NEWEST_RESOURCE_VERSION)
         try:
             obj = await cluster.get(kind, claim.name, namespace=claim.namespace)
             with reading(f"claim {claim}", ClusterError):

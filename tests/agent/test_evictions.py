@@ -64,18 +64,24 @@ class Place:
         self.at = NOON
         self.told: list[Notify] = []
         self.counted: list[str] = []
-        anything = cast("Any", self)  # it has a cluster and the pods
+        anything = cast("Any", self)  # it has the ledger, a cluster and its version, and the pods
         self.evictor = Evictor(
             lambda: CONFIG,
             lambda: self.devices,
-            lambda: Ledger.of((self.entry, *self.others)),
             anything,
             anything,
-            lambda: "v1",
+            anything,
+            anything,
             self.told.append,
             lambda resource, result: self.counted.append(result),
             lambda: self.at,
         )
+
+    api_version = "v1"
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.of((self.entry, *self.others))
 
     def make_pod(self) -> str:
         limits = {"resources": {"limits": {RESOURCE: "1"}}}
