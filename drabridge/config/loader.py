@@ -144,6 +144,8 @@ def _kind(node: Node | None) -> str:
     match node:
         case None:
             return "nothing"
+        case Alias():
+            return _kind(node.target)
         case MappingNode():
             return "a mapping" if node.entries else "an empty mapping"
         case SequenceNode():
@@ -154,5 +156,3 @@ def _kind(node: Node | None) -> str:
             return shorten(text)
         case Scalar(text=text):
             return f'"{shorten(text)}"'
-        case Alias():
-            return _kind(node.target)
