@@ -14,15 +14,12 @@ from drabridge.config.yaml_tree import (
     DOCUMENT_MAX,
     QUOTE_IT,
     RAW_KEYS,
-    Mapping,
-    Node,
     PlacedProblem,
-    Scalar,
-    Sequence,
     compose,
-    node_at,
     plain,
+    reading,
 )
+from drabridge.yaml_reader import MappingNode, Node, Scalar, SequenceNode, node_at, owner_of, target
 from podresources.resolve.files import UnreadableFileError, read_named
 from podresources.table import printable
 
@@ -52,10 +49,10 @@ def read(
     root, problems = compose(_decode(source, name, largest_bytes))
     if root is None and not problems:
         raise _single_fault(name, "an empty file", "a configuration", hint)
-    if isinstance(root, Scalar | Sequence):
+    if isinstance(root, Scalar | SequenceNode):
         problems.append(PlacedProblem(root.place, (), Problem("a mapping", hint, (), _kind(root))))
     result: M | None = None
-    if isinstance(root, Mapping):
+    if isinstance(root, MappingNode):
         data = plain(root, problems, raw_keys=raw_keys)
         try:
             result = check(model, data)
@@ -99,19 +96,20 @@ def _decode(source: str | bytes, name: str, largest: int) -> str:
 # --- from problems to faults ---------------------------------------------------------------------------------------
 
 
-def _placed(root: Mapping, problems: Iterable[Problem]) -> Iterator[PlacedProblem]:
+def _placed(root: MappingNode, problems: Iterable[Problem]) -> Iterator[PlacedProblem]:
     """Each problem at its place; of something that is missing, or is in no list, at what would have it."""
     for problem in merged(dict.fromkeys(problems)):
         node: Node = root
         place, known = root.place, list[str | int]()
         for index, part in enumerate(problem.path):
-            if isinstance(node, Mapping) and part in node.entries:
-                place = node.key_places.get(str(part), node.entries[str(part)].place)
-                node = node.entries[str(part)]
-            elif isinstance(node, Sequence) and isinstance(part, int) and part < len(node.items):
-                node = node.items[part]
+            owned = owner_of(node, (part,))
+            if owned is not None and isinstance(owned[0], MappingNode):
+                key, child = owned[0].entries[owned[1]]
+                place, node = key.place, target(child)
+            elif owned is not None:
+                node = target(owned[0].items[owned[1]])
                 place = node.place
-            elif isinstance(part, int) or not (index == len(problem.path) - 1 and isinstance(node, Mapping)):
+            elif isinstance(part, int) or not (index == len(problem.path) - 1 and isinstance(node, MappingNode)):
                 continue  # [0] of a list that was written as its only item
             known.append(part)
         value_place = node.place if isinstance(node, Scalar) and problem.path[-1:] == tuple(known[-1:]) else place
@@ -133,11 +131,11 @@ def _join(from_yaml: list[PlacedProblem], refusals: list[PlacedProblem]) -> list
 
 def _fault(name: str, root: Node | None, placed: PlacedProblem) -> Fault:
     problem = placed.problem
-    node = node_at(root, placed.path)
+    node = None if root is None else node_at(root, placed.path)
     hint = problem.hint
     text_wanted = problem.expected.startswith(("text", "a pattern", "a field"))
-    if not hint and text_wanted and isinstance(node, Scalar) and (reading := node.reading) is not None:
-        hint = f"{QUOTE_IT}YAML reads {shorten(node.text)} as {reading}"
+    if not hint and text_wanted and isinstance(node, Scalar) and (said := reading(node)) is not None:
+        hint = f"{QUOTE_IT}YAML reads {shorten(node.text)} as {said}"
     found = _kind(node) if problem.found is None else shorten(problem.found)
     return Fault(name, *placed.place, path_text(placed.path), found, printable(problem.expected), printable(hint))
 
@@ -146,9 +144,9 @@ def _kind(node: Node | None) -> str:
     match node:
         case None:
             return "nothing"
-        case Mapping():
+        case MappingNode():
             return "a mapping" if node.entries else "an empty mapping"
-        case Sequence():
+        case SequenceNode():
             return "a list" if node.items else "an empty list"
         case Scalar(text="", plain=True):
             return "nothing"

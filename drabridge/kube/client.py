@@ -36,7 +36,7 @@ from drabridge.kube.api import (
     error_of,
 )
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, decode, identity_of, page_of
-from drabridge.kube.response import MOST_BYTES, TooLargeError, WatchStream, body_of, read_event
+from drabridge.kube.response import MOST_BYTES, TooLarge, WatchStream, body_of, read_event
 from drabridge.kube.transport import HttpStatusError, Transport
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import SERVICE_ACCOUNT
@@ -139,7 +139,7 @@ class KubernetesCluster:
             asked = {**options, "limit": limit}
             try:
                 page = await self._in(worker, lambda: self._page(kind, path, asked, view))  # noqa: B023
-            except TooLargeError:
+            except TooLarge:
                 if limit == 1:
                     raise
                 limit = max(limit // 8, 1)

@@ -23,14 +23,14 @@ Errors = Callable[[str, str], AbstractContextManager[None]]
 """Translates what the client, HTTP or the network raises; called with a method and a path."""
 
 
-class TooLargeError(UnreachableError):
+class TooLarge(UnreachableError):
     """The answer is larger than the agent reads."""
 
 
 def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
     """Read a whole answer.
 
-    Raises TooLargeError after ``most_bytes``, UnreachableError after ``ANSWER_SECONDS``, and what urllib3 raises.
+    Raises TooLarge after ``most_bytes``, UnreachableError after ``ANSWER_SECONDS``, and what urllib3 raises.
     """
     data, over = bytearray(), time.monotonic() + ANSWER_SECONDS
     while chunk := response.read1(CHUNK_BYTES):  # what has come, not as much as was asked for
@@ -40,7 +40,7 @@ def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
             raise UnreachableError(f"{what} was not answered completely within {ANSWER_SECONDS:.0f} s")
         if len(data) > most_bytes:
             _abort(response)
-            raise TooLargeError(f"{what} answered more than {most_bytes} bytes")
+            raise TooLarge(f"{what} answered more than {most_bytes} bytes")
     return bytes(data)
 
 

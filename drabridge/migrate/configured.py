@@ -8,8 +8,7 @@ from pathlib import Path
 from msgspec import structs
 
 from drabridge.config import load
-from drabridge.migrate.convert.labels import Published
-from drabridge.migrate.convert.settings import Device
+from drabridge.migrate.convert.settings import Device, Published
 
 
 def devices_of(config: Path | None, classes: Mapping[str, str]) -> dict[str, Device]:

@@ -7,7 +7,7 @@ read is told to the caller, who decides: a tag, a key that is a list, a key a se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -18,16 +18,24 @@ STRING_TAG = "tag:yaml.org,2002:str"
 
 Key = str | int
 Path = tuple[Key, ...]  # ("spec", "containers", 0): mapping keys and list positions
+Place = tuple[int, int]  # line and column, from 1
+MERGE = "<<"
 
 
 class Scalar(Struct):
-    """One value; ``start`` and ``end`` are positions in the text, as in all nodes."""
+    """One value; ``start`` and ``end`` are positions in the text, as in all nodes, ``place`` is where it begins."""
 
     start: int
     end: int
     text: str
     style: str = ""  # "", ', ", | or >
     string: bool = False  # tagged !!str
+    place: Place = (1, 1)
+
+    @property
+    def plain(self) -> bool:
+        """Return whether it has no quotes, so that a reader may see a number or a boolean in it."""
+        return not self.style and not self.string
 
 
 class Alias(Struct):
@@ -36,28 +44,31 @@ class Alias(Struct):
     start: int
     end: int
     target: Node
+    place: Place = (1, 1)
 
 
-class Mapping(Struct):
+class MappingNode(Struct):
     """Keys and values. ``end`` is exact in flow style only; a block ends where its last value does."""
 
     start: int
     end: int
     flow: bool
+    place: Place = (1, 1)
     entries: list[tuple[Node, Node]] = field(default_factory=list)
     key: Node | None = None  # waits for its value
 
 
-class Sequence(Struct):
-    """A list. ``end`` as in Mapping."""
+class SequenceNode(Struct):
+    """A list. ``end`` as in MappingNode."""
 
     start: int
     end: int
     flow: bool
+    place: Place = (1, 1)
     items: list[Node] = field(default_factory=list)
 
 
-Node = Scalar | Alias | Mapping | Sequence
+Node = Scalar | Alias | MappingNode | SequenceNode
 
 
 class Fault(Enum):
@@ -75,18 +86,18 @@ class Found(NamedTuple):
     """A fault with its place. ``word``: the tag, key or anchor; ``first``: where the same key stands before."""
 
     fault: Fault
-    start: int
+    place: Place
     path: Path
     word: str = ""
-    first: int = 0
+    first: Place = (1, 1)
 
 
 class TooLarge(Exception):
     """The text is nested too deep or has too many values: ``deep`` says which. ``of``: where an alias points."""
 
-    def __init__(self, start: int, path: Path, of: int, *, deep: bool) -> None:
+    def __init__(self, place: Place, path: Path, of: Place, *, deep: bool) -> None:
         super().__init__("too deep" if deep else "too many values")
-        self.start = start
+        self.place = place
         self.path = path
         self.of = of
         self.deep = deep
@@ -112,24 +123,23 @@ class _Builder:
         self._depth_max = depth_max
         self._values_max = values_max
         self._tell = tell
-        self._stack: list[tuple[Mapping | Sequence, str, int]] = []  # node, its anchor, the count before it
+        self._stack: list[tuple[MappingNode | SequenceNode, str, int]] = []  # node, its anchor, the count before it
         self._anchors: dict[str, tuple[Node, int]] = {}
-        self._keys: list[dict[str, int]] = []  # key -> its place, of each collection of the stack
+        self._keys: list[dict[str, Place]] = []  # key -> its place, of each collection of the stack
         self._count = 0
         self._documents = 0
 
     def feed(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.ScalarEvent):
             self._tag(event)
-            node = Scalar(*_span(event), event.value, event.style or "", event.tag == STRING_TAG)
+            node = Scalar(*_span(event), event.value, event.style or "", event.tag == STRING_TAG, _place(event))
             self._add(node, event.anchor)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             self._tag(event)
             if len(self._stack) >= self._depth_max:
-                start, _ = _span(event)
-                raise TooLarge(start, self._path(), start, deep=True)
-            kind = Mapping if isinstance(event, yaml.MappingStartEvent) else Sequence
-            opened: Mapping | Sequence = kind(*_span(event), bool(event.flow_style))
+                raise TooLarge(_place(event), self._path(), _place(event), deep=True)
+            kind = MappingNode if isinstance(event, yaml.MappingStartEvent) else SequenceNode
+            opened: MappingNode | SequenceNode = kind(*_span(event), bool(event.flow_style), _place(event))
             before = self._count
             self._add(opened, None)
             self._stack.append((opened, event.anchor or "", before))
@@ -146,35 +156,35 @@ class _Builder:
             self._anchors = {}
             self._documents += 1
             if self._documents == 2:
-                self._tell(Found(Fault.DOCUMENT, _span(event)[0], ()))
+                self._tell(Found(Fault.DOCUMENT, _place(event), ()))
 
     def _alias(self, event: yaml.AliasEvent) -> None:
         start, end = _span(event)
         name = str(event.anchor)
         if name not in self._anchors:
             inside = any(anchor == name for _, anchor, _ in self._stack)
-            self._tell(Found(Fault.OWN_ALIAS if inside else Fault.ALIAS, start, self._path(), name))
-            self._add(Scalar(start, end, ""), None)
+            self._tell(Found(Fault.OWN_ALIAS if inside else Fault.ALIAS, _place(event), self._path(), name))
+            self._add(Scalar(start, end, "", place=_place(event)), None)
             return
         target, size = self._anchors[name]
-        self._add(Alias(start, end, target), None, size)
+        self._add(Alias(start, end, target, _place(event)), None, size)
 
     def _tag(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
         if event.tag not in (None, STRING_TAG):
-            self._tell(Found(Fault.TAG, _span(event)[0], self._path(), str(event.tag)))
+            self._tell(Found(Fault.TAG, _place(event), self._path(), str(event.tag)))
 
     def _add(self, node: Node, anchor: str | None, size: int = 1) -> None:
         self._count += size
         if self._count > self._values_max:
             of = node.target if isinstance(node, Alias) else node
-            raise TooLarge(node.start, (), of.start, deep=False)
+            raise TooLarge(node.place, (), of.place, deep=False)
         if anchor:
             self._anchors[anchor] = (node, size)
         if not self._stack:
             self.roots.append(node)
             return
         parent, _, _ = self._stack[-1]
-        if isinstance(parent, Sequence):
+        if isinstance(parent, SequenceNode):
             parent.items.append(node)
         elif parent.key is None:
             self._key(parent, node)
@@ -182,32 +192,28 @@ class _Builder:
             parent.entries.append((parent.key, node))
             parent.key = None
 
-    def _key(self, parent: Mapping, node: Node) -> None:
+    def _key(self, parent: MappingNode, node: Node) -> None:
         if not isinstance(node, Scalar):
-            self._tell(Found(Fault.KEY, node.start, self._path()))
+            self._tell(Found(Fault.KEY, node.place, self._path()))
             parent.key = node
             return
         parent.key = node
-        first = self._keys[-1].setdefault(node.text, node.start)
-        if first != node.start:
-            self._tell(Found(Fault.AGAIN, node.start, self._path(), node.text, first))
+        first = self._keys[-1].setdefault(node.text, node.place)
+        if first != node.place:
+            self._tell(Found(Fault.AGAIN, node.place, self._path(), node.text, first))
 
     def _path(self) -> Path:
         """Return the path of the node that comes next."""
         found: list[Key] = []
         last = len(self._stack) - 1
         for place, (node, _, _) in enumerate(self._stack):
-            if isinstance(node, Sequence):
+            if isinstance(node, SequenceNode):
                 found.append(len(node.items) - (place != last))
             elif node.key is not None:
-                found.append(_word(node.key))
+                found.append(key_text(node.key))
             elif place != last and node.entries:
-                found.append(_word(node.entries[-1][0]))
+                found.append(key_text(node.entries[-1][0]))
         return tuple(found)
-
-
-def _word(key: Node) -> str:
-    return key.text if isinstance(key, Scalar) else "?"
 
 
 def _span(event: yaml.Event) -> tuple[int, int]:
@@ -215,3 +221,65 @@ def _span(event: yaml.Event) -> tuple[int, int]:
     assert event.start_mark is not None
     assert event.end_mark is not None
     return event.start_mark.index, event.end_mark.index
+
+
+def _place(event: yaml.Event) -> Place:
+    assert event.start_mark is not None
+    return event.start_mark.line + 1, event.start_mark.column + 1
+
+
+# --- what is where --------------------------------------------------------------------------------------------------
+
+
+def key_text(key: Node) -> str:
+    """Return the text of a mapping's key; ``?`` for one that is a list or a mapping."""
+    return key.text if isinstance(key, Scalar) else "?"
+
+
+def target(node: Node) -> Node:
+    """Return the node itself, or what it stands for if it is an alias."""
+    return node.target if isinstance(node, Alias) else node
+
+
+def merged(mapping: MappingNode) -> Iterator[MappingNode]:
+    """Yield a mapping and then those that its merge keys bring in: the first that has a key decides it."""
+    yield mapping
+    for key, child in mapping.entries:
+        if key_text(key) == MERGE:
+            brought = target(child)
+            for source in brought.items if isinstance(brought, SequenceNode) else [brought]:
+                found = target(source)
+                if isinstance(found, MappingNode):
+                    yield from merged(found)
+
+
+def node_at(root: Node, path: Path) -> Node | None:
+    """Return the node at a path, through aliases and merge keys; None when there is none."""
+    node: Node | None = root
+    for part in path:
+        node = target(node) if node is not None else None
+        if isinstance(node, MappingNode):
+            node = next((found for _, _, found in _entries(node, part)), None)
+        elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.items):
+            node = node.items[part]
+        else:
+            return None
+    return None if node is None else target(node)
+
+
+def owner_of(root: Node, path: Path) -> tuple[MappingNode, int] | tuple[SequenceNode, int] | None:
+    """Return the collection that holds what is at a path, and its number there; None when there is none."""
+    parent = node_at(root, path[:-1])
+    parent = target(parent) if parent is not None else None
+    if isinstance(parent, MappingNode):
+        return next(((owner, number) for owner, number, _ in _entries(parent, path[-1])), None)
+    if isinstance(parent, SequenceNode) and isinstance(path[-1], int) and path[-1] < len(parent.items):
+        return parent, path[-1]
+    return None
+
+
+def _entries(mapping: MappingNode, key: Key) -> Iterator[tuple[MappingNode, int, Node]]:
+    for source in merged(mapping):
+        for number, (name, child) in enumerate(source.entries):
+            if key_text(name) == key:
+                yield source, number, child

@@ -24,6 +24,7 @@ class Desk:
         self.api = api
         self.plan = plan
         self.kubeconfig = kubeconfig
+        self.said = ""  # when the plan was made
 
     async def run(self, command: str, *words: str) -> tuple[int, str, str]:
         return await migrate(command, str(self.plan), "--kubeconfig", str(self.kubeconfig), *words)

@@ -15,12 +15,11 @@ import pytest
 import yaml
 
 from drabridge.kube.client import KubernetesCluster
-from drabridge.migrate.report.build import Facts, build
+from drabridge.migrate.report.build import build
 from drabridge.migrate.report.codes import Code
 from drabridge.migrate.report.collect import collect
-from drabridge.migrate.report.facts import pod_facts
+from drabridge.migrate.report.facts import all_kinds
 from drabridge.migrate.report.page import render
-from drabridge.migrate.report.reads import all_kinds
 from drabridge.migrate.report.text import Layout, builtins, text
 from tests.migrate.cluster_objects import (
     CLASS,
@@ -139,14 +138,6 @@ async def test_each_namespace_is_told_what_fits_and_why(objects: list[Json], fit
     assert words in found.because
 
 
-def test_without_admission_policies_nothing_can_be_switched() -> None:
-    facts = pod_facts(pod())
-    assert facts is not None
-    (found,) = build(Facts(pods=[facts]), {}).namespaces
-    assert found.fits == "convert"
-    assert "no MutatingAdmissionPolicy" in found.because
-
-
 async def test_lists_are_read_in_pages() -> None:
     objects = [pod(f"p{index:04}", owner=custom("apps/v1", "DaemonSet", "d")) for index in range(100)]
     async with serving(*objects) as (api, kubeconfig):
@@ -210,7 +201,7 @@ async def test_the_page_is_well_formed_has_no_script_and_escapes_names() -> None
     assert not {one for one in parser.attributes if one.startswith("on") or one in ("src", "href")}
     assert "nvidia&lt;script&gt;" in page
     assert "prefers-color-scheme: dark" in page
-    assert f"Pods of {GPU} in team-b: limits, served by kubelet 1" in page
+    assert f"Pods of team-b {GPU}: limits, served by kubelet 1" in page
     assert {"svg", "rect"} <= parser.seen
 
 

@@ -201,16 +201,6 @@ CASES: list[Case] = [
     ),
     (Code.NODE_LABEL_SELECTOR, "Pod/one", [pod(spec=pod_spec(affinity=AFFINITY))], [pod()]),
 ]
-# Custom resources, and whether their operator looks at limits.
-OPERATORS = (
-    ("kubeflow.org/v1", "PyTorchJob", True),
-    ("trainer.kubeflow.org/v1alpha1", "TrainJob", True),
-    ("nvidia.com/v1alpha1", "DynamoComponentDeployment", True),
-    ("nvidia.com/v1", "ClusterPolicy", False),
-    ("serving.kserve.io/v1beta1", "InferenceService", True),
-    ("serving.knative.dev/v1", "Revision", True),
-    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", False),
-)
 ELSEWHERE = {Code.DRA_NOT_SERVED, Code.PODS_NOT_READ, Code.NOT_READ}  # in test_report_command.py
 
 
@@ -248,9 +238,3 @@ async def test_many_pods_of_one_workload_are_one_row() -> None:
     pods = [pod(f"p{index}", owner=top, spec=pod_spec(runtimeClassName="nvidia")) for index in range(5)]
     found = await obstacles_of(top, *pods)
     assert [(one.code, one.pods) for one in found] == [(Code.RUNTIME_CLASS, 5)]
-
-
-@pytest.mark.parametrize(("api_version", "kind", "counts"), OPERATORS)
-async def test_operators_that_look_at_limits_are_known(api_version: str, kind: str, counts: bool) -> None:
-    codes = {one.code for one in await obstacles_of(*of_custom(api_version, kind))}
-    assert codes == {Code.OPERATOR_COUNTS_LIMITS if counts else Code.CUSTOM_OWNER}

@@ -116,7 +116,7 @@ async def test_table_and_page_show_it() -> None:
     (row,) = (line for line in table.splitlines() if line.split()[:2] == ["team-a", GPU])
     assert row.endswith("switched")
     assert "team-a: switched: new pods get claims; 2 pods still have limits: roll them out" in table
-    assert "<strong>switched</strong><small>new pods get claims; 2 pods" in page
+    assert "<li>team-a: switched: new pods get claims; 2 pods" in page
 
 
 async def test_without_the_right_to_list_namespaces_the_rest_is_reported() -> None:
@@ -152,4 +152,5 @@ def test_where_the_api_server_has_no_such_policies_the_label_changes_nothing() -
     spaces: dict[str, NamespaceSwitch | None] = {"team-a": NamespaceSwitch(100, "")}
     (found,) = build(Facts(pods=[facts], namespaces=spaces), {}).namespaces
     assert found.fits == "convert"
+    assert "no MutatingAdmissionPolicy" in found.because
     assert found.switch == NamespaceSwitch(100, "")

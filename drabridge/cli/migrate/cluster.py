@@ -60,15 +60,13 @@ def connect(kubeconfig: str | None, context: str | None, *, read_seconds: float 
 async def classes_of(api: KubernetesCluster) -> dict[str, str]:
     """Return DeviceClass -> its extendedResourceName, or "", of a cluster. Raises ClusterError, ConfigError."""
     from drabridge.kube.api import device_classes, served_version
-    from drabridge.kube.json_reader import ObjectView
-    from drabridge.migrate.report import facts, fields
+    from drabridge.migrate.report import facts
 
     version = await served_version(api)
     if not version:
         hint = "Kubernetes 1.34 and later have resource.k8s.io/v1"
         raise ConfigError("this API server serves no claims", hint=hint)
-    view = ObjectView(facts.class_facts, fields.ClassFields)
-    return {one.name: one.extended for one in (await api.list(device_classes(version), view=view)).items}
+    return {one.name: one.extended for one in (await api.list(device_classes(version), view=facts.CLASS)).items}
 
 
 def classes_if_there(arguments: argparse.Namespace) -> tuple[dict[str, str], str]:

@@ -16,7 +16,7 @@ from drabridge.cli.output import cell
 from drabridge.errors import ConfigError, HostError
 
 if TYPE_CHECKING:
-    from drabridge.migrate.convert.batch import Outcome, Source
+    from drabridge.migrate.convert.conversion import Outcome, Source
     from drabridge.migrate.convert.settings import Device, Finding, Settings
 
 STDIN = "-"
@@ -223,7 +223,7 @@ def _texts(named: Iterable[tuple[str, Path | None]], findings: list[Finding]) ->
     from msgspec.structs import replace
 
     from drabridge.migrate.convert import files
-    from drabridge.migrate.convert.batch import Source
+    from drabridge.migrate.convert.conversion import Source
     from drabridge.migrate.convert.settings import Finding, Level
     from podresources.resolve.files import UnreadableFileError
 
@@ -241,7 +241,7 @@ def _texts(named: Iterable[tuple[str, Path | None]], findings: list[Finding]) ->
 
 def _standard_input() -> str | Finding:
     from drabridge.migrate.convert import files
-    from drabridge.migrate.convert.batch import text_of
+    from drabridge.migrate.convert.conversion import text_of
     from drabridge.migrate.convert.settings import Finding, Level
 
     data = sys.stdin.buffer.read(files.MOST_BYTES + 1)
@@ -275,8 +275,7 @@ def _beside(path: Path) -> dict[str, str]:
 
 def _outcomes(groups: list[list[Source]], settings: Settings | None, *, can_undo: bool) -> Iterator[Outcome]:
     """Convert every group, or go back where there are no settings."""
-    from drabridge.migrate.convert.batch import Outcome, convert_group
-    from drabridge.migrate.convert.conversion import reverse
+    from drabridge.migrate.convert.conversion import Outcome, convert_group, reverse
 
     for sources in groups:
         if settings is None:
@@ -376,13 +375,13 @@ def _write_beside(outcome: Outcome) -> None:
 def _nameless(outcome: Outcome) -> list[Finding]:
     from msgspec.structs import replace
 
-    from drabridge.migrate.convert.kustomize import nameless
+    from drabridge.migrate.convert.post_render import nameless
 
     return [replace(one, file=outcome.source.name) for one in nameless(outcome.conversion.pods)]
 
 
 def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:
-    from drabridge.migrate.convert.kustomize import component
+    from drabridge.migrate.convert.post_render import component
     from drabridge.system.files import write_atomically
 
     outcomes = list(outcomes)

@@ -125,7 +125,7 @@ def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Obj
 
 async def _collect(api: KubernetesCluster) -> tuple[Facts, str]:
     from drabridge.cli.migrate.report import Progress
-    from drabridge.migrate.plan.identity import cluster_id
+    from drabridge.migrate.plan.build import cluster_id
     from drabridge.migrate.report.collect import collect
 
     progress = Progress()

@@ -95,14 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     server's answers.
     """
     if arguments.rbac:
-        from drabridge.migrate.report.reads import cluster_role
+        from drabridge.migrate.report.facts import cluster_role
 
         print(as_json_or_yaml(cluster_role(), "yaml"))
         return 0
     if arguments.files:
         return _survey(arguments)
-    from drabridge.migrate.report.build import build
-    from drabridge.migrate.report.filters import Filter, check_classes
+    from drabridge.migrate.report.build import Filter, build, check_classes
 
     logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
     api = cluster.connect(arguments.kubeconfig, arguments.context)
@@ -118,9 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _survey(arguments: argparse.Namespace) -> int:
     """Print what of the manifests in folders moves; return 1 where something is blocked, if that counts."""
+    from drabridge.migrate import survey
     from drabridge.migrate.convert.settings import Device
-    from drabridge.migrate.survey import page, tally, text
-    from drabridge.migrate.survey.read import survey_folders
 
     if arguments.namespaces or arguments.resources:
         raise ConfigError("-n and --resource are for a cluster", hint="Name fewer folders, or give --class")
@@ -132,15 +130,15 @@ def _survey(arguments: argparse.Namespace) -> int:
         classes, why = ({}, "") if devices else cluster.classes_if_there(arguments)
         if why:
             print(cell(f"note: DeviceClasses are the vendors': {why}"), file=sys.stderr)
-        found = survey_folders(arguments.files, devices, progress, classes)
+        found = survey.survey_folders(arguments.files, devices, progress, classes)
     finally:
         progress.end()
     if arguments.output in ("json", "yaml"):
-        print(as_json_or_yaml(tally.document(found), arguments.output))
+        print(as_json_or_yaml(survey.as_data(found), arguments.output))
     elif arguments.output == "html":
-        print(page.render(found, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")), end="")
+        print(survey.page(found, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")), end="")
     else:
-        for line in text.text(found, terminal_width(arguments.output)).split("\n"):
+        for line in survey.text(found, terminal_width(arguments.output)).split("\n"):
             print(cell(line) if line else "")
     return int(arguments.fail_on != "never" and any(one.blocked for one in found.subjects))
 

@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a row for each workload. Raises ConfigError and ClusterError as `report` and `status` do."""
     from drabridge.cli.migrate.report import collected
-    from drabridge.migrate.plan.verify import BACK, gone, verified
+    from drabridge.migrate.plan.text import BACK, gone, verified
     from drabridge.migrate.report.build import build
 
     done, classes = _done(arguments.plan)

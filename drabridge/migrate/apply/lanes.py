@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -18,12 +18,11 @@ from drabridge.kube.api import (
     resource_claims,
     resource_slices,
 )
-from drabridge.kube.json_reader import Json, ObjectView
+from drabridge.kube.json_reader import ObjectView
 from drabridge.migrate.apply.waiting import Waiting
+from drabridge.migrate.plan.build import NodeDevices, devices_by_node
 from drabridge.migrate.plan.document import ALL, Plan
-from drabridge.migrate.plan.supply import NodeDevices, devices_by_node
 from drabridge.migrate.report import facts as read
-from drabridge.migrate.report import fields
 from drabridge.migrate.report.build import Facts
 from drabridge.migrate.report.model import number
 from drabridge.migrate.switch import marks
@@ -90,11 +89,11 @@ class LaneKeeper:
         driver = f"spec.driver={self._plan.driver}"
         slices = resource_slices(self._version)
         found = Facts()
-        found.nodes = await self._list(NODES, read.node_facts, fields.NodeFields)
-        found.slices = await self._list(slices, read.slice_facts, fields.SliceFields, field_selector=driver)
-        found.classes = await self._list(device_classes(self._version), read.class_facts, fields.ClassFields)
-        found.claims = await self._list(resource_claims(self._version), read.claim_facts, fields.ClaimFields)
-        pods = await self._list(PODS, read.pod_facts, fields.PodFields)
+        found.nodes = await self._list(NODES, read.NODE)
+        found.slices = await self._list(slices, read.SLICE, field_selector=driver)
+        found.classes = await self._list(device_classes(self._version), read.CLASS)
+        found.claims = await self._list(resource_claims(self._version), read.CLAIM)
+        pods = await self._list(PODS, read.POD)
         found.pods = [pod for pod in pods if pod is not None]
         plan = self._plan
         return {one.facts.name: one for one in devices_by_node(found, plan.resource, plan.device_class)}
@@ -146,8 +145,7 @@ class LaneKeeper:
             return f"{name} still offers claims {found.for_claims} devices instead of {most}"
         return ""
 
-    async def _list(self, kind: Kind, reader: Callable[[Json], T], wanted: Any, *, field_selector: str = "") -> list[T]:
-        view = ObjectView(reader, wanted)
+    async def _list(self, kind: Kind, view: ObjectView[T], *, field_selector: str = "") -> list[T]:
         listing = await self._cluster.list(kind, field_selector=field_selector, view=view)
         if listing.unreadable:
             raise ClusterError(f"{kind.plural} {listing.unreadable[0]} has not the form of such an object")

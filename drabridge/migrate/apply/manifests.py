@@ -1,21 +1,33 @@
-"""Read the manifests of a plan: which workloads they make, and what each becomes."""
+"""Read and write the manifests of a plan: which workloads they make, what each becomes, and back.
+
+What a release of Helm makes gets a folder instead: Kustomize patches what Helm makes, as a post-renderer. The state
+file may have come with the plan from somebody else, so it is believed about two kinds of files: manifests that this
+plan names, and these folders.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, field
 
+from drabridge.errors import ConfigError, HostError
+from drabridge.migrate.apply.state import FileBefore
 from drabridge.migrate.configured import devices_of
 from drabridge.migrate.convert import files
-from drabridge.migrate.convert.batch import Outcome, Source, convert_group
-from drabridge.migrate.convert.converter import ConvertedPod
-from drabridge.migrate.convert.json_nodes import documents
+from drabridge.migrate.convert.conversion import Outcome, Source, convert_group
+from drabridge.migrate.convert.pods import ConvertedPod
+from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, component
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.templates import KIND
+from drabridge.migrate.convert.yaml_nodes import documents
 from drabridge.migrate.plan.document import Plan
+from drabridge.system.files import Care, write_atomically
+from podresources.resolve.files import leads_out
 
 Json = dict[str, Any]
 DEFAULT_NAMESPACE = "default"  # of manifests that name none
@@ -120,3 +132,105 @@ def _template_names(value: object) -> Iterator[str]:
     elif isinstance(value, list):
         for one in value:
             yield from _template_names(one)
+
+
+# --- what is written ------------------------------------------------------------------------------------------------
+
+FOLDER = f"for-owners{FOLDER_SUFFIX}"  # no manifests of the plan
+_CLAIMS = "claims"
+_KUSTOMIZATION = """\
+# Written by drabridge migrate apply for {words}, whose next upgrade would undo a change in the cluster.
+# Let this be the script of helm upgrade --post-renderer (Helm 4: of a post-renderer plugin):
+#   cd {folder} && cat > rendered.yaml && kubectl kustomize .
+# A HelmRelease of Flux takes the patches of claims/kustomization.yaml in spec.postRenderers[].kustomize.patches.
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources:
+- rendered.yaml
+components:
+- claims
+"""
+
+
+def folder_of(words: str) -> str:
+    """Return the folder for an owner, beside the plan."""
+    return f"{FOLDER}/{re.sub(r'[^a-z0-9]+', '-', words.lower()).strip('-') or 'release'}"
+
+
+def files_for_helm(words: str, changed: Iterable[Converted]) -> dict[str, str]:
+    """Return the files of the folder by name: what Helm makes goes in, and comes out with these changes."""
+    files = {"kustomization.yaml": _KUSTOMIZATION.format(words=words, folder=folder_of(words))}
+    pods = [pod for one in changed for pod in one.pods]
+    patches = component(pods, namespaced=False)  # templates of charts often leave the namespace to Helm
+    return {**files, **{f"{_CLAIMS}/{name}": text for name, text in patches.items()}}
+
+
+def remove(path: Path) -> None:
+    """Remove a file of the folder, and the folder where it was the last one. Raises HostError."""
+    try:
+        path.unlink(missing_ok=True)
+        for folder in list(path.parents)[:2]:
+            if folder.name != FOLDER and folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+    except OSError as error:
+        raise HostError(f"{path} cannot be removed: {error.strerror}") from error
+
+
+Say = Callable[[str, str], None]
+
+
+def restore(plan: Plan, folder: Path, written: Sequence[FileBefore], say: Say) -> None:
+    """Write the files as they were before the step. ``folder``: where the plan is.
+
+    Raises ConfigError where one is no file of this plan, and HostError where one was changed since or cannot be
+    written. All are looked at before the first is written.
+    """
+    named = manifests_of(plan, folder) if any(one.before for one in written) else frozenset()
+    for one in written:
+        _check(one, folder, named)
+    for one in written:
+        path = folder / one.path
+        if one.before:
+            write(path, one.before)
+            say(one.path, "as it was")
+        else:
+            remove(path)
+            say(one.path, "removed")
+
+
+def manifests_of(plan: Plan, folder: Path) -> frozenset[Path]:
+    """Return every file that the plan's manifests stand for, without symbolic links. Raises ConfigError."""
+    found = files.find([folder / one for one in plan.manifests], ())
+    return frozenset(Path(os.path.realpath(path)) for group in found.groups for path in group.files)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a manifest over, or a new file of a folder. Raises HostError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        write_atomically(path, text.encode(), mode=mode, care=Care.WHOLE)
+    except OSError as error:
+        raise HostError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _check(one: FileBefore, folder: Path, named: Collection[Path]) -> None:
+    """Raise where a file is not the plan's, or has another text than the step found or left there."""
+    path = Path(os.path.normpath(folder / one.path))
+    root = Path(os.path.realpath(folder)) / FOLDER
+    mine = not leads_out(path, [root]) if not one.before else path in named or Path(os.path.realpath(path)) in named
+    if not mine or path.is_symlink():
+        raise ConfigError(
+            f"{path} is no manifest of this plan, though its state says that a step wrote it",
+            hint="Take the plan's state file from where you applied the plan: this one was changed",
+        )
+    if not one.before:
+        return
+    text = files.text_of(path)
+    if isinstance(text, Finding):
+        raise HostError(f"{path}: {text.message}")
+    if text not in (one.before, one.after):
+        raise HostError(
+            f"{path} was changed since it was converted",
+            hint="drabridge migrate convert --reverse, or your version control, gives you what it was",
+        )

@@ -11,23 +11,118 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, ConflictError, DeniedError, InvalidError, NotFoundError, served_version
-from drabridge.migrate.apply import for_owners, manifests, rollouts, written_files
+from drabridge.migrate.apply import manifests
 from drabridge.migrate.apply.lanes import LaneKeeper
-from drabridge.migrate.apply.merge import merged
-from drabridge.migrate.apply.owners import Owners, can_change
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
-from drabridge.migrate.apply.waiting import Tell, Waiting
-from drabridge.migrate.installers import installer_of
-from drabridge.migrate.plan.build import demands_of, require_whole
+from drabridge.migrate.apply.waiting import Tell, Waiting, find, kind_of, restart, split, wait
+from drabridge.migrate.installers import Installer, installer_of, operator_of
+from drabridge.migrate.plan.build import cluster_id, demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
-from drabridge.migrate.plan.identity import cluster_id
 from drabridge.migrate.plan.packing import Demand
 from drabridge.migrate.report.collect import collect
+from drabridge.migrate.report.facts import NAMESPACES, claim_templates, is_built_in, maker_of_pods, pod_limits
 from drabridge.migrate.report.model import number
-from drabridge.migrate.report.reads import NAMESPACES, claim_templates
-from drabridge.migrate.report.signs import pod_limits
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
+
+# --- one object -----------------------------------------------------------------------------------------------------
+
+
+def merged(live: Any, before: Any, after: Any) -> Any:
+    """Return ``live`` with what ``after`` has otherwise than ``before``: three ways, as ``kubectl apply`` does it.
+
+    Items of lists are the same where their ``name`` is.
+    """
+    if before == after:
+        return live
+    if isinstance(before, dict) and isinstance(after, dict) and isinstance(live, dict):
+        found = {key: value for key, value in live.items() if key not in before or key in after}
+        for key, value in after.items():
+            if key not in before or key not in live:
+                found[key] = merged(live[key], None, value) if key in live and key not in before else value
+            else:
+                found[key] = merged(live[key], before[key], value)
+        return found
+    if _named(before) and _named(after) and _named(live):
+        return _merged_lists(live, before, after)
+    return after
+
+
+def _merged_lists(live: list[Any], before: list[Any], after: list[Any]) -> list[Any]:
+    olds, news = ({one["name"]: one for one in items} for items in (before, after))
+    kept = [one for one in live if one["name"] not in olds or one["name"] in news]
+    there = {one["name"] for one in kept}
+    return [
+        *(merged(one, olds.get(one["name"]), news[one["name"]]) if one["name"] in news else one for one in kept),
+        *(one for one in after if one["name"] not in there),
+    ]
+
+
+def _named(items: object) -> bool:
+    return isinstance(items, list) and all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in items)
+
+
+# --- who changes it -------------------------------------------------------------------------------------------------
+
+
+class Change(Struct, frozen=True):
+    """How a step changes a workload: by which manifest, what owns the workload, whether the manifest is the owner's."""
+
+    converted: manifests.Converted
+    owner: Installer | None
+    of_owner: bool
+
+    @property
+    def by_helm(self) -> bool:
+        """Return whether a release of Helm must be upgraded with a patch, because nothing brings the manifest."""
+        return self.owner is not None and not (self.of_owner or self.owner.from_git)
+
+
+class Owners:
+    """What owns the workloads of a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._known: dict[manifests.ObjectKey, Installer | None] = {}  # of steps to come
+
+    async def change(self, step: Step, move: Move, found: manifests.Manifests) -> Change | None:
+        """Return how a workload is changed: by its own manifest, else by that of what owns it; None: by none."""
+        owner = await self.installer(step, move)
+        own = _key(step, move)
+        if own in found.objects:
+            return Change(found.objects[own], owner, of_owner=False)
+        key = None if owner is None else owner.manifest_in(found.objects)
+        return None if key is None else Change(found.objects[key], owner, of_owner=True)
+
+    async def installer(self, step: Step, move: Move) -> Installer | None:
+        """Return what owns a live object, and would undo a change of it."""
+        if not can_change(move):
+            return operator_of(split(move.object)[0])
+        live = await find(self._cluster, step.namespace, move.object)
+        return None if live is None else installer_of(live["metadata"])
+
+    async def keys(self, step: Step, found: manifests.Manifests) -> set[manifests.ObjectKey]:
+        """Return which objects a step changes: its workloads, or what makes them."""
+        keys: set[manifests.ObjectKey] = set()
+        for move in step.moves:
+            own = _key(step, move)
+            if own not in found.objects and own not in self._known:
+                self._known[own] = await self.installer(step, move)
+            owner = self._known.get(own)
+            keys.add((owner.manifest_in(found.objects) if owner is not None else None) or own)
+        return keys
+
+
+def can_change(move: Move) -> bool:
+    """Whether a workload is of a kind that Kubernetes itself has: others are changed by their operators."""
+    return is_built_in(split(move.object)[0])
+
+
+def _key(step: Step, move: Move) -> manifests.ObjectKey:
+    return (step.namespace, *split(move.object))
+
+
+# --- the steps ------------------------------------------------------------------------------------------------------
 
 _TRIES = 5  # an object that changes while it is written is read again
 
@@ -169,7 +264,7 @@ class Runner:
                     continue
                 raise _no_manifest(step, move)
             converted, owner = change.converted, change.owner
-            if owner is not None and not (change.of_owner or owner.from_git):
+            if owner is not None and change.by_helm:
                 for_helm.setdefault(owner.words, []).append(converted)
                 continue
             if owner is not None:
@@ -189,15 +284,19 @@ class Runner:
 
     def _write_for_helm(self, record: Record, words: str, changed: Sequence[manifests.Converted]) -> str:
         """Write the folder with which a release of Helm is upgraded; return its name. Raises HostError."""
-        folder = for_owners.folder_of(words)
-        for name, text in for_owners.files_for_helm(words, changed).items():
-            path = self._folder / folder / name
-            relative = beside(path, self._folder)
-            if not any(one.path == relative for one in record.files):
-                record.files.append(FileBefore(relative, "", text))
-                self._state.save()
-            for_owners.write_new(path, text)
+        folder = manifests.folder_of(words)
+        for name, text in manifests.files_for_helm(words, changed).items():
+            self._write(record, self._folder / folder / name, "", text)
         return folder
+
+    def _write(self, record: Record, path: Path, before: str, after: str) -> str:
+        """Write a file over, once what it was is kept; return its name. Raises HostError."""
+        name = beside(path, self._folder)
+        if not any(one.path == name for one in record.files):
+            record.files.append(FileBefore(name, before, after))
+            self._state.save()
+        manifests.write(path, after)
+        return name
 
     async def _until_brought(self, step: Step, waiting: Waiting) -> None:
         """Wait until those who install the step's objects have brought the converted manifests to the cluster."""
@@ -210,7 +309,7 @@ class Runner:
             for move in step.moves:
                 if move in custom:
                     continue
-                live = await rollouts.find(self._cluster, step.namespace, move.object)
+                live = await find(self._cluster, step.namespace, move.object)
                 brought = live is None or not _asks_by_limits(live, self._plan.resource)
                 if not brought and installer_of(live["metadata"] if live else {}) is not None:
                     left.append(move.object)
@@ -228,9 +327,9 @@ class Runner:
 
     async def _bring(self, namespace: str, move: Move, before: Any, after: Any, *, dry_run: bool = False) -> bool:
         """Bring what changed between two manifests to the live object; return whether that changed it."""
-        where = rollouts.kind_of(rollouts.split(move.object)[0])
+        where = kind_of(split(move.object)[0])
         for turn in range(_TRIES):
-            live = await rollouts.find(self._cluster, namespace, move.object)
+            live = await find(self._cluster, namespace, move.object)
             if live is None:
                 raise ClusterError(f"there is no {namespace}/{move.object}", hint="Plan again")
             wanted = merged(live, before, after)
@@ -256,13 +355,7 @@ class Runner:
         to_come -= await self._owners.keys(step, found)
         if any(key in to_come for key, one in found.objects.items() if one.path == path):
             return
-        before, after = found.texts[path]
-        name = beside(path, self._folder)
-        if not any(one.path == name for one in record.files):
-            record.files.append(FileBefore(name, before, after))
-            self._state.save()
-        written_files.write(path, after)
-        waiting.say(name, "converted")
+        waiting.say(self._write(record, path, *found.texts[path]), "converted")
 
     async def _by_others(self, step: Step, waiting: Waiting) -> None:
         if not self._options.wait_for_manifests:
@@ -306,15 +399,14 @@ class Runner:
 
     async def _convert_back(self, step: Step, record: Record, waiting: Waiting) -> None:
         """Bring the manifests as they were to their files, then to the cluster. Raises ConfigError and HostError."""
-        written_files.restore(self._plan, self._folder, record.files, waiting.say)
+        manifests.restore(self._plan, self._folder, record.files, waiting.say)
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
             change = await self._owners.change(step, move, found)
             if change is None:
                 raise ClusterError(f"no manifest makes {step.namespace}/{move.object} any more")
             if (owner := change.owner) is not None:
-                helm = not (change.of_owner or owner.from_git)
-                do = "upgrade without the folder" if helm else "commit its manifest"
+                do = "upgrade without the folder" if change.by_helm else "commit its manifest"
                 waiting.say(move.object, f"{do}: {owner.words} brings it to the cluster")
                 continue
             if await self._bring(step.namespace, move, change.converted.after, change.converted.before):
@@ -332,15 +424,15 @@ class Runner:
                 if move.how is not How.NEXT:
                     waiting.say(move.object, "is not rolled out: its pods stay as they are until they end")
                 continue
-            if await rollouts.find(self._cluster, step.namespace, move.object) is None:
+            if await find(self._cluster, step.namespace, move.object) is None:
                 waiting.say(move.object, "is gone")
                 continue
             if step.way is Way.SWITCH:
                 if move.object not in restarts:
                     restarts[move.object] = now()
                     self._state.save()
-                await rollouts.restart(self._cluster, step.namespace, move.object, restarts[move.object])
-            await rollouts.wait(self._cluster, step.namespace, move.object, waiting)
+                await restart(self._cluster, step.namespace, move.object, restarts[move.object])
+            await wait(self._cluster, step.namespace, move.object, waiting)
             waiting.say(move.object, "rolled out")
 
     async def _demands(self) -> list[Demand]:
@@ -395,8 +487,7 @@ def _lanes_words(step: Step) -> str:
 
 def _asks_by_limits(live: Mapping[str, Any], resource: str) -> bool:
     """Whether a workload's pod template has limits for a resource."""
-    spec = live["spec"]["jobTemplate"]["spec"] if "jobTemplate" in live["spec"] else live["spec"]
-    pod = (spec.get("template") or {}).get("spec") or {}
+    pod = (maker_of_pods(live["spec"]).get("template") or {}).get("spec") or {}
     return any(name == resource for name, _ in pod_limits(pod))
 
 

@@ -73,7 +73,7 @@ class State:
     """The file. ``records`` has a step from when it is begun until it is undone."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
-        """Raises ConfigError for a file that is damaged, or of another plan."""
+        """Read the file. Raises ConfigError for one that is damaged, or of another plan."""
         self._path = path
         self._plan = plan
         self.records: dict[str, Record] = {}
@@ -111,12 +111,12 @@ class State:
         self.save()
 
     def forget(self, step: Step) -> None:
-        """The step is undone."""
+        """Forget a step that is undone."""
         del self.records[step.name]
         self.save()
 
     def save(self) -> None:
-        """Raises HostError."""
+        """Write the file. Raises HostError."""
         data = msgspec.json.format(msgspec.json.encode(_Document(VERSION, self._plan.cluster, self.records)), indent=1)
         try:
             write_atomically(self._path, data, mode=0o600)

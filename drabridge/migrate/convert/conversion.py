@@ -1,24 +1,401 @@
-"""Convert the text of a manifest from limits to claims: text in, text and findings out, no files and no cluster."""
+"""Convert manifests from limits to claims: texts in, texts and findings out, no files and no cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import PurePath
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
-from drabridge.migrate.convert.converter import ConvertedPod, Converter, Moving, templates_in
-from drabridge.migrate.convert.left_over import HELM_HINT, Listed
+from drabridge.migrate.convert import post_render
+from drabridge.migrate.convert.charts import (
+    ARGO,
+    FLUX,
+    Release,
+    chart_by_keys,
+    notes_on,
+    pods_in,
+    releases,
+    values_alone,
+)
+from drabridge.migrate.convert.kinds import Manifest, PodSpec, copies, manifests, pod_specs, remarks_on
+from drabridge.migrate.convert.left_over import HELM_HINT, Listed, Repeated, State, judge
+from drabridge.migrate.convert.mentions import Mention, Place, finder, mentions
+from drabridge.migrate.convert.pods import ConvertedPod, PodPlan, RefusedError, plan_pod
+from drabridge.migrate.convert.post_render import KUSTOMIZATION, joined
 from drabridge.migrate.convert.settings import Finding, Level, Settings
-from drabridge.migrate.convert.splice import Unspliceable
-from drabridge.migrate.convert.templates import KIND, Existing, Template, is_template_of
-from drabridge.migrate.convert.text_values import parsed
+from drabridge.migrate.convert.splice import Edit, Operation, UnspliceableError, applied, edits, in_order, spliced
+from drabridge.migrate.convert.templates import (
+    KIND,
+    TEMPLATES_FILE,
+    Existing,
+    Template,
+    foreign,
+    is_template_of,
+    missing,
+    placed,
+    takes_templates,
+    with_templates_said,
+)
+from drabridge.migrate.convert.text_values import parse, parsed
 from drabridge.migrate.convert.undo import (
-    CannotUndo,
+    CannotUndoError,
+    block_alone,
     undone,
     undone_by,
+    with_block,
+    with_templates,
 )
-from drabridge.migrate.convert.yaml_nodes import NotYaml, value
+from drabridge.migrate.convert.yaml_nodes import NotYamlError, Value, at, parse_json, same, starts, value
+from drabridge.yaml_reader import MappingNode, Node, Path, SequenceNode, node_at, owner_of
+
+_NO_TEMPLATES: Existing = {}
+_NO_OBJECT = Manifest((), "", "", "", {})
+_ALONE = Manifest((0,), "", "", "", {})  # of values of a chart, alone in a text
+
+
+class _Pod(Struct):
+    """The plan of one pod spec."""
+
+    manifest: Manifest
+    path: Path  # its first part is the number of the document, as in all paths here
+    plan: PodPlan
+    asks: tuple[Path, ...] = ()  # what a patch takes out of what a chart makes of it
+    patch: post_render.Patch | None = None
+
+    def operations(self) -> list[Operation]:
+        """Return the operations with whole paths."""
+        if self.patch is not None:
+            return []
+        return [structs.replace(one, path=(*self.path, *one.path)) for one in self.plan.operations]
+
+
+class Converter:
+    """The conversion of one text that is YAML or JSON."""
+
+    def __init__(self, text: str, settings: Settings, there: Existing, chart: str = "") -> None:
+        """``chart``: whose values the text has if it is values of a chart, where files beside it say that."""
+        self._roots, self._is_json = parsed(text)
+        self._root = SequenceNode(0, len(text), flow=False, items=self._roots)
+        self._text = text
+        self._breaks = [found.start() for found in re.finditer("\n", text)]
+        self._settings = settings
+        self._documents: list[Value] = [value(root) for root in self._roots]
+        self._known = dict(there)
+        for document in self._documents:
+            self._known |= templates_in(document)
+        self._taken = dict(self._known)  # and by those that are to be written
+        self.findings: list[Finding] = []
+        self._pattern = finder(settings.devices)
+        listed = (one for number, said in enumerate(self._documents) for one in manifests(said, (number,)))
+        self._objects: dict[Path, Manifest] = {one.path: one for one in listed}
+        self._pod_paths: dict[Path, None] = {}
+        self._refused: set[Path] = set()
+        self._reached: dict[Path, frozenset[int]] = {}
+        self._said: list[tuple[Path, str]] = []  # path and message of each finding
+        self._patched: set[Path] = set()  # what a patch takes out already
+        self.of_argo: list[post_render.Patched] = []  # what needs a patch of a chart that Argo CD installs
+        self._asking: list[Path] = []  # parts of charts' values that ask for devices
+        self._chart = chart  # of values in a file of their own
+
+    def pods(self) -> list[_Pod]:
+        """Return the pod specs that can be converted; findings say what else there is."""
+        found: list[_Pod] = []
+        for manifest in self._objects.values():
+            found += self._of_manifest(manifest)
+        if len(self._documents) == 1 and not self._objects:
+            for alone in values_alone(self._documents[0], self._chart):
+                found += self._of_release(_ALONE, self._documents[0], alone)
+        if found and not self._is_json and self._text.lstrip().startswith("{"):
+            message = "kubectl takes for JSON what begins with {, and this is none"
+            self.find(Level.LEFT, found[0], (), message, "write it as JSON, or put a line --- above it")
+            return []
+        if found and self._is_json and not takes_templates(self._roots):
+            hint = "write List instead, with apiVersion v1"
+            self.find(Level.LEFT, found[0], (), "a list of one kind, in which no template can stand", hint)
+            return []
+        return found
+
+    def converted(self, pods: Sequence[_Pod]) -> Iterator[ConvertedPod]:
+        """Yield the conversion of each pod spec without its place in the text: in an order that can be followed."""
+        patched: set[Path] = set()
+        for pod in pods:
+            place = pod.manifest.path
+            operations = pod.operations()
+            if pod.patch is not None and place not in patched:
+                patched.add(place)
+                operations += _patching([one for one in pods if one.manifest.path == place])
+            within = in_order([structs.replace(one, path=one.path[len(place) :]) for one in operations])
+            times = copies(self._documents, pod.path)
+            yield ConvertedPod(self._line(place), pod.manifest, tuple(within), tuple(pod.plan.templates), times)
+
+    def beside(self, pods: Sequence[_Pod], file: str) -> dict[str, str]:
+        """Return the files that values of a chart need beside them: name -> text."""
+        alone = [pod for pod in pods if not pod.manifest.kind]
+        templates = missing([template for pod in alone for template in pod.plan.templates])
+        patches = [pod.patch for pod in alone if pod.patch is not None]
+        return post_render.folder(file, self._chart, patches, templates)
+
+    def named(self) -> dict[str, Manifest]:
+        """Return each object by what findings call it."""
+        return {str(one): one for one in self._objects.values()}
+
+    def result(self, pods: Sequence[_Pod], *, can_undo: bool, write: bool) -> tuple[str, list[Template], str]:
+        """Return the converted text, the templates that are new in it, and of JSON what can undo it.
+
+        Raises UnspliceableError where the text cannot be changed, or would not say what it shall.
+        """
+        if not pods:
+            return self._text, [], ""
+        wanted = [template for pod in pods if pod.manifest.kind for template in pod.plan.templates]
+        templates = missing(wanted, self._known)
+        changes = self._edits(pods)
+        if not write or not (changes or templates):  # or all is said beside the file
+            return self._text, [], ""
+        if self._is_json:
+            changes += placed(self._text, self._roots, templates)
+            after = spliced(self._text, changes)
+            if not _says(after, with_templates_said(self._intended(pods), self._roots, templates), parse_json):
+                raise UnspliceableError("the text would not say what it shall")
+            return after, templates, block_alone(self._text, after, changes)
+        after = spliced(self._text, changes)
+        if can_undo:
+            after = with_block(self._text, after, changes, templates)
+        else:
+            after = with_templates(after, templates)
+        if not _says(after, [*self._intended(pods), *(template.document() for template in templates)]):
+            raise UnspliceableError("the text would not say what it shall")
+        return after, templates, ""
+
+    def each_alone(self, pods: Sequence[_Pod]) -> list[_Pod]:
+        """Return the pod specs whose text can be changed, where not all can; findings say which cannot."""
+        kept: list[_Pod] = []
+        for pod in pods:
+            problem = self._problem([*kept, pod])
+            if problem is None:
+                kept.append(pod)
+            else:
+                self.find(Level.LEFT, pod, (), problem, "write these lines out by hand, then convert again")
+        return kept
+
+    def find(self, level: Level, pod: _Pod, path: Path, message: str, hint: str) -> None:
+        """Note a finding about one pod spec; ``path`` begins at it. What is left is not converted."""
+        if level is Level.LEFT:
+            self._refused.add(pod.path)
+        self._find(level, pod.manifest, (*pod.path, *path), message, hint)
+
+    # -- what is there
+
+    def _of_manifest(self, manifest: Manifest) -> Iterator[_Pod]:
+        found = list(self._of_specs(manifest, pod_specs(manifest, self._settings.paths)))
+        for release in releases(manifest):
+            found += self._of_release(manifest, manifest.body, release)
+        for message in remarks_on(manifest) if found else ():
+            self._find(Level.NOTE, manifest, manifest.path, message, "")
+        yield from found
+
+    def _of_release(self, manifest: Manifest, body: Value, release: Release) -> Iterator[_Pod]:
+        specs = list(pods_in(release, body, manifest.path))
+        found = list(self._of_specs(manifest, specs, release))
+        for message in notes_on(release, body) if found else ():
+            self._find(Level.NOTE, manifest, manifest.path, message, "")
+        yield from found
+
+    def _of_specs(self, manifest: Manifest, specs: list[PodSpec], release: Release | None = None) -> Iterator[_Pod]:
+        self._pod_paths |= dict.fromkeys(spec.path for spec in specs)
+        for spec in specs:
+            rendered = spec.rendered
+            try:
+                body = rendered.body if rendered else at(self._documents, spec.path) or {}
+                plan = plan_pod(body, manifest.pods_namespace, self._settings, spec)
+            except RefusedError as refused:
+                self._asking += [spec.path] if release is not None else []
+                path = spec.path if rendered else (*spec.path, *refused.path)
+                self._find(Level.LEFT, manifest, path, refused.message, refused.hint)
+                self._refused.add(spec.path)
+                continue
+            if plan is None:
+                continue
+            pod = _Pod(manifest, spec.path, plan)
+            if release is not None:
+                self._asking.append(spec.path)
+                self._chart = release.chart
+                if rendered is not None:
+                    pod.asks, pod.patch = rendered.asks, post_render.patch_of(rendered, plan.operations)
+                if (stays := self._stays(pod, spec, release)) is not None:
+                    message, hint = stays
+                    if message:
+                        self.find(Level.LEFT, pod, (), message, hint)
+                    continue
+            if (clash := foreign(plan.templates, self._taken)) is not None:
+                message = f"there is a ResourceClaimTemplate {clash.name} already, and it says something else"
+                self.find(Level.LEFT, pod, (), message, "rename or remove it")
+                continue
+            self._taken |= {one.key: one.document()["spec"] for one in plan.templates}
+            for remark in plan.remarks:
+                self.find(Level.NOTE, pod, remark.path, remark.message, remark.hint)
+            if spec.by_shape:
+                message = "found by its shape: this kind is not in the table of pod templates"
+                self.find(Level.NOTE, pod, (), message, "see that its CRD has resourceClaims")
+            yield pod
+
+    def _stays(self, pod: _Pod, spec: PodSpec, release: Release) -> tuple[str, str] | None:
+        """Say why a pod of a chart stays, and what to do; no message where its patch is there; None: it does not."""
+        if spec.refused:
+            return spec.refused, release.hint
+        if pod.patch is None or not release.kind:
+            return None
+        if release.kind == ARGO:
+            of = pod.manifest, release, pod.patch, pod.plan.templates
+            self.of_argo.append(post_render.Patched(self._text, self._root, *of))
+        if release.kind != FLUX:
+            tool = "Argo CD" if release.kind == ARGO else "k3s"
+            message = f"its values take no claims, and {tool} patches nothing that Helm makes"
+            return message, post_render.hint(pod.manifest, release)
+        if post_render.is_there(pod.manifest.body, pod.patch):
+            self._patched.update(pod.asks)
+            return "", ""
+        if post_render.other_claims(pod.manifest.body):
+            return "its postRenderers speak of resourceClaims already", "add the claim there by hand"
+        return None
+
+    # -- what is left
+
+    def places(self, pods: Sequence[_Pod]) -> list[Listed]:
+        """Return every place that names devices with what becomes of it; findings say what stays as it is."""
+        gone = sorted((edit.start, edit.end) for edit in self._edits(pods) if edit.end > edit.start)
+        patched = self._patched.union(*(pod.asks for pod in pods))
+        listed: list[Listed] = []
+        above: set[Path] = set()  # what has a mention below it
+        said = Repeated()
+        for number, root in enumerate(self._roots):
+            for mention in mentions(root, (number,), self._pattern):
+                line = self._line_of(mention.position)
+                state = State.CONVERTED
+                before = bisect_right(gone, (mention.position, len(self._text))) - 1
+                goes = before >= 0 and mention.position < gone[before][1]
+                if mention.path not in patched and not goes:
+                    state = self._judged(mention, line, said)
+                listed.append(Listed(line, state, mention.name, _shown(mention.path)))
+                above |= {mention.path[:length] for length in range(len(mention.path))}
+        self.findings += said.findings()
+        for path in self._asking:
+            if path not in above:  # its keys ask for devices without their name
+                state = State.LEFT if path in self._refused else State.CONVERTED
+                listed.append(Listed(self._line(path), state, "devices", _shown(path)))
+        return sorted(listed, key=lambda one: one.line)
+
+    def _judged(self, mention: Mention, line: int, said: Repeated) -> State:
+        place = _start_in(self._objects, mention.path)
+        manifest = _NO_OBJECT if place is None else self._objects[place]
+        pod = self._pod_of(mention)
+        if pod in self._refused and mention.place is Place.COUNT and mention.name in self._settings.devices:
+            return State.LEFT  # why is said of the pod
+        judged = judge(mention, manifest, self._settings.devices, in_pod=pod is not None)
+        known = (message for path, message in self._said if _below(mention.path, path))
+        if not any(mention.name in message for message in known):
+            finding = Finding(judged.level, line, str(manifest), judged.message, judged.hint)
+            said.add(mention.path[:1], finding)
+        return judged.state
+
+    def _pod_of(self, mention: Mention) -> Path | None:
+        """Return the path of the pod spec that a mention is in, or that takes it from elsewhere by an alias."""
+        if (own := _start_in(self._pod_paths, mention.path)) is not None:
+            return own
+        for path in self._pod_paths:
+            if path[0] == mention.path[0]:
+                if path not in self._reached:
+                    node = node_at(self._root, path)
+                    self._reached[path] = frozenset() if node is None else starts(node)
+                if mention.position in self._reached[path]:
+                    return path
+        return None
+
+    def _line_of(self, position: int) -> int:
+        return bisect_left(self._breaks, position) + 1
+
+    def _find(self, level: Level, manifest: Manifest, path: Path, message: str, hint: str) -> None:
+        finding = Finding(level, self._line(path), str(manifest), message, hint)
+        self._said.append((path, message))
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def _line(self, path: Path) -> int:
+        """Return the line of a key or an item, or of the nearest thing above it that there is."""
+        while path:
+            if (owned := owner_of(self._root, path)) is not None:
+                owner, place = owned
+                start = owner.entries[place][0].start if isinstance(owner, MappingNode) else owner.items[place].start
+                return self._line_of(start)
+            path = path[:-1]
+        return 1
+
+    # -- what changes
+
+    def _problem(self, pods: Sequence[_Pod]) -> str | None:
+        try:
+            after = spliced(self._text, self._edits(pods))
+        except UnspliceableError as error:
+            return str(error)
+        if _says(after, self._intended(pods), parse_json if self._is_json else parse):
+            return None
+        return "an alias shares what must change with something that must not"
+
+    def _edits(self, pods: Sequence[_Pod]) -> list[Edit]:
+        return edits(self._text, self._root, _operations(pods), is_json=self._is_json)
+
+    def _intended(self, pods: Sequence[_Pod]) -> list[Value]:
+        found = applied(self._documents, _operations(pods))
+        assert isinstance(found, list)
+        return found
+
+
+def _operations(pods: Sequence[_Pod]) -> list[Operation]:
+    return [*(one for pod in pods for one in pod.operations()), *_patching(pods)]
+
+
+def _patching(pods: Sequence[_Pod]) -> list[Operation]:
+    """Return the operations that bring patches into their HelmReleases."""
+    patches: dict[Path, list[post_render.Patch]] = {}
+    bodies: dict[Path, Value] = {}
+    for pod in pods:
+        if pod.patch is not None and pod.manifest.kind == FLUX:
+            patches.setdefault(pod.manifest.path, []).append(pod.patch)
+            bodies[pod.manifest.path] = pod.manifest.body
+    found = ((path, post_render.in_release(bodies[path], some)) for path, some in patches.items())
+    return [structs.replace(one, path=(*path, *one.path)) for path, one in found]
+
+
+def templates_in(document: Value) -> Existing:
+    """Return the ResourceClaimTemplates of a document."""
+    found = ((one, one.body.get("spec")) for one in manifests(document) if one.kind == KIND)
+    return {(one.namespace, one.name): spec for one, spec in found if spec is not None}
+
+
+def _says(text: str, documents: Sequence[Value], parser: Callable[[str], list[Node]] = parse) -> bool:
+    try:
+        found = [value(root) for root in parser(text)]
+    except NotYamlError:
+        return False
+    return len(found) == len(documents) and all(map(same, found, documents))
+
+
+def _below(path: Path, start: Path) -> bool:
+    return path[: len(start)] == start
+
+
+def _start_in(known: Container[Path], path: Path) -> Path | None:
+    """Return the first known path above a path, or the path itself."""
+    return next((path[:length] for length in range(len(path) + 1) if path[:length] in known), None)
+
+
+def _shown(path: Path) -> str:
+    """Return a path as a person reads it, from its document."""
+    return ".".join(map(str, path[1:]))
+
 
 _BOM = "\ufeff"
 # A claim as a conversion writes it, within a podSpecPatch as well: {"name": "gpu", ... "nvidia-gpu-1"}.
@@ -26,6 +403,9 @@ _CLAIM_IN_JSON = re.compile(
     r'(?:"name\\?":\s*\\?"([-a-z0-9]+)\\?",\s*\\?)?"?resourceClaimTemplateName\\?":\s*\\?"([-a-z0-9]+)\\?"'
 )
 _MARKS_IN_JSON = ("resourceClaimTemplateName", "draDriverClass")  # what a converted text has
+
+
+# --- one text -------------------------------------------------------------------------------------------------------
 
 
 class Conversion(Struct):
@@ -39,6 +419,7 @@ class Conversion(Struct):
     places: list[Listed] = field(default_factory=list)  # every place that names devices, in the order of the text
     argo_folders: dict[str, dict[str, str]] = field(default_factory=dict)  # of Applications: name -> files
     beside: dict[str, str] | None = None  # of a chart's values: files that they need beside them; None: as they are
+    manifests: dict[str, Manifest] = field(default_factory=dict)  # what findings call an object -> the object
 
     @property
     def unfinished(self) -> bool:
@@ -49,38 +430,39 @@ class Conversion(Struct):
 def convert(
     text: str,
     settings: Settings,
-    there: Iterable[Existing] = (),
+    there: Existing = _NO_TEMPLATES,
     *,
     can_undo: bool = True,
     file: str = "values.yaml",
     chart: str = "",
+    write: bool = True,
 ) -> Conversion:
     """Convert all pod specs of a text that can be converted whole, and say what is left and why.
 
     ``there``: templates that other files of the same place have, which are not written again. ``can_undo``: add what
     :func:`reverse` needs. ``file``: its name, for what is written beside it. ``chart``: whose values it has, where
-    files beside it say that. The result was parsed again and says what
-    it shall; where that fails, the pod spec stays.
+    files beside it say that. ``write``: change the text, too. What is written is parsed again and says what it shall;
+    where that fails, the pod spec stays.
     """
     bom, body = _split_bom(text)
     try:
         converter = Converter(body, settings, there, chart)
-    except NotYaml as error:
+    except NotYamlError as error:
         return Conversion(text, [_not_yaml(body, error)])
     pods = converter.pods()
-    found = Conversion(text, converter.findings)
+    found = Conversion(text, converter.findings, manifests=converter.named())
     try:
-        after, templates, undo = converter.result(pods, can_undo=can_undo)
-    except Unspliceable:
+        after, templates, undo = converter.result(pods, can_undo=can_undo, write=write)
+    except UnspliceableError:
         pods = converter.each_alone(pods)
         try:
-            after, templates, undo = converter.result(pods, can_undo=can_undo)
-        except Unspliceable:
+            after, templates, undo = converter.result(pods, can_undo=can_undo, write=write)
+        except UnspliceableError:
             message = "the last value runs to the end of the text, so nothing can be put after it"
             converter.find(Level.LEFT, pods[0], (), message, "end the last line with a line break")
             pods = []
     found.places = converter.places(pods)
-    found.argo_folders = converter.argo_folders()
+    found.argo_folders = post_render.folders(converter.of_argo)
     if not pods:
         return found
     found.text, found.templates, found.undo = bom + after, templates, undo
@@ -89,33 +471,9 @@ def convert(
     return found
 
 
-class Surveyed(Struct):
-    """What a conversion would do, without its text."""
-
-    findings: list[Finding]
-    moving: list[Moving] = field(default_factory=list)
-    objects: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # subject -> group, kind, namespace
-
-    def left(self) -> Iterator[tuple[Finding, tuple[str, str, str]]]:
-        """Yield what stays on limits, with the object's group, kind and namespace."""
-        for one in self.findings:
-            if one.level is Level.LEFT:
-                yield one, self.objects.get(one.subject, ("", "", ""))
-
-
-def survey(text: str, settings: Settings) -> Surveyed:
-    """Return what :func:`convert` would do. It is faster, because nothing is written and read again."""
-    try:
-        converter = Converter(_split_bom(text)[1], settings, ())
-    except NotYaml as error:
-        return Surveyed([_not_yaml(text, error)])
-    pods = converter.pods()
-    try:
-        converter.places(pods)
-    except Unspliceable:
-        pods = converter.each_alone(pods)
-        converter.places(pods)
-    return Surveyed(converter.findings, converter.moving(pods), converter.named())
+def survey(text: str, settings: Settings) -> Conversion:
+    """Return what :func:`convert` would do, but for the text. It is faster: nothing is written and read again."""
+    return convert(text, settings, write=False)
 
 
 def reverse(text: str, undo: str = "") -> Conversion:
@@ -130,11 +488,11 @@ def reverse(text: str, undo: str = "") -> Conversion:
         if undo:
             return Conversion(bom + _undone_json(body, undo))
         if any(is_template_of(claim[2], claim[1] or "") for claim in _CLAIM_IN_JSON.finditer(body)):
-            raise CannotUndo(
+            raise CannotUndoError(
                 0, "JSON with claims, and the file beside it in which --in-place keeps the old lines is gone"
             )
         return Conversion(text)
-    except CannotUndo as error:
+    except CannotUndoError as error:
         hint = "restore the file from its backup or from version control"
         return Conversion(text, [Finding(Level.ERROR, error.line, "", error.message, hint)])
 
@@ -142,26 +500,25 @@ def reverse(text: str, undo: str = "") -> Conversion:
 def _undone_json(body: str, undo: str) -> str:
     try:
         return undone_by(body, undo)
-    except CannotUndo:
+    except CannotUndoError:
         if any(mark in body for mark in _MARKS_IN_JSON):
             raise
         return body  # it was undone already
 
 
-def existing_templates(text: str) -> list[Existing]:
+def existing_templates(text: str) -> Existing:
     """Return the ResourceClaimTemplates of a text; none where it is no YAML, which its own conversion says."""
-    if KIND not in text:
-        return []
-    try:
-        return [one for root in parsed(_split_bom(text)[1])[0] for one in templates_in(value(root))]
-    except NotYaml:
-        return []
+    found: Existing = {}
+    with contextlib.suppress(NotYamlError):
+        for root in parsed(_split_bom(text)[1])[0] if KIND in text else ():
+            found |= templates_in(value(root))
+    return found
 
 
 def _is_json(text: str) -> bool:
     try:
         return text.lstrip().startswith("{") and parsed(text)[1]
-    except NotYaml:
+    except NotYamlError:
         return False
 
 
@@ -169,10 +526,125 @@ def _split_bom(text: str) -> tuple[str, str]:
     return (_BOM, text[1:]) if text.startswith(_BOM) else ("", text)
 
 
-def _not_yaml(text: str, error: NotYaml) -> Finding:
+def _not_yaml(text: str, error: NotYamlError) -> Finding:
     if "{{" in text:
         return Finding(Level.ERROR, error.line, "", "a Helm template", HELM_HINT)
     if text.lstrip().startswith("{"):
         return Finding(Level.ERROR, error.line, "", f"no valid JSON: {error.message}", "write it as JSON says")
     hint = "indent with spaces, and quote values that contain : { } [ ] , & * #"
     return Finding(Level.ERROR, error.line, "", f"no valid YAML: {error.message}", hint)
+
+
+# --- several files --------------------------------------------------------------------------------------------------
+
+_VALUES = re.compile(r"values", re.IGNORECASE)  # in the name of a file that Helm is given
+
+
+class Source(Struct, frozen=True):
+    """A file's name and its text, as it is, with its line breaks. ``undo``: of JSON, what is kept beside it.
+
+    ``beside``: of a chart's values, the files that a conversion wrote beside it.
+    """
+
+    name: str
+    text: str
+    undo: str = ""
+    beside: Mapping[str, str] = {}
+
+
+class Outcome(Struct):
+    """What became of one file."""
+
+    source: Source
+    conversion: Conversion
+
+    @property
+    def changed(self) -> bool:
+        """Whether the text, or what must be beside it, is another one now."""
+        return self.text_changed or self.beside != self.source.beside
+
+    @property
+    def text_changed(self) -> bool:
+        """Whether the text is another one now."""
+        return self.conversion.text != self.source.text
+
+    @property
+    def beside(self) -> Mapping[str, str]:
+        """What must be beside the text, with the templates that earlier conversions of it wrote."""
+        old, new = self.source.beside, self.conversion.beside
+        if new is None:
+            return old
+        if KUSTOMIZATION in new or TEMPLATES_FILE not in new or TEMPLATES_FILE not in old:
+            return new  # a patch is made of all the values each time
+        return {TEMPLATES_FILE: joined(old[TEMPLATES_FILE], new[TEMPLATES_FILE])}
+
+    @property
+    def undo(self) -> str:
+        """What must be kept beside the text to go back: of JSON alone, and of earlier conversions what still holds."""
+        if not self.conversion.undo:
+            return ""
+        holds = self.source.undo and reverse(self.source.text, self.source.undo).text != self.source.text
+        return (self.source.undo if holds else "") + self.conversion.undo
+
+    def findings(self) -> list[Finding]:
+        """Return the findings with the file's name."""
+        return [structs.replace(one, file=self.source.name) for one in self.conversion.findings]
+
+    def places(self) -> list[Listed]:
+        """Return the places that name devices, with the file's name."""
+        return [structs.replace(one, file=self.source.name) for one in self.conversion.places]
+
+
+def convert_group(sources: Sequence[Source], settings: Settings, *, can_undo: bool = True) -> list[Outcome]:
+    """Convert files that are deployed together; each template is written once, into the first file that needs it."""
+    there: Existing = {}
+    for source in sources:
+        there |= existing_templates(source.text)
+    charts = charts_beside(sources)
+    outcomes: list[Outcome] = []
+    for source in sources:
+        path = PurePath(source.name)
+        chart = charts.get(path, "")
+        conversion = convert(source.text, settings, there, can_undo=can_undo, file=path.name, chart=chart)
+        there |= {one.key: one.document()["spec"] for one in conversion.templates}
+        outcomes.append(Outcome(source, conversion))
+    return outcomes
+
+
+def charts_beside(sources: Sequence[Source]) -> dict[PurePath, str]:
+    """Return file -> chart for values that come on top of others: ``values-prod.yaml`` beside ``values.yaml``.
+
+    Only one of them need have the keys that a chart is known by.
+    """
+    named = {PurePath(one.name): one.text for one in sources if _VALUES.search(PurePath(one.name).name)}
+    known = {path: chart for path, text in named.items() if (chart := _chart_of(text))}
+    found: dict[PurePath, str] = {}
+    for path in named.keys() - known.keys():
+        charts = {chart for other, chart in known.items() if _belong_together(path, other)}
+        if len(charts) == 1:
+            found[path] = charts.pop()
+    return found
+
+
+def _belong_together(one: PurePath, other: PurePath) -> bool:
+    short, long = sorted((one.stem, other.stem), key=len)
+    return one.parent == other.parent and re.match(rf"{re.escape(short)}[-_.]", long) is not None
+
+
+def _chart_of(text: str) -> str:
+    try:
+        roots = parse(text)
+    except NotYamlError:
+        return ""
+    return chart_by_keys(value(roots[0])) if len(roots) == 1 else ""
+
+
+def text_of(data: bytes) -> str | Finding:
+    """Return a file's text, or the finding that it is none."""
+    if b"\0" in data:
+        return Finding(Level.ERROR, 0, "", "no text: it has zero bytes", "name files with manifests only")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        return Finding(Level.ERROR, line, "", "no UTF-8 text", "save it as UTF-8, which Kubernetes asks for")

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from drabridge.migrate.convert.charts import GPU, speaks_of_gpus
-from drabridge.migrate.convert.labels import Published
 from drabridge.migrate.convert.mentions import finder, plain_name
-from drabridge.migrate.convert.settings import Device
+from drabridge.migrate.convert.settings import Device, Published
 
 _NVIDIA = Published(
     "gpu.nvidia.com",

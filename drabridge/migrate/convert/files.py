@@ -13,17 +13,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct, field, structs
 
-from drabridge.migrate.convert import batch
-from drabridge.migrate.convert.json_nodes import documents
+from drabridge.migrate.convert import conversion
 from drabridge.migrate.convert.left_over import HELM_HINT
 from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD
 from drabridge.migrate.convert.settings import Finding, Level
-from drabridge.migrate.convert.yaml_nodes import NotYaml
+from drabridge.migrate.convert.yaml_nodes import NotYamlError, documents
 from podresources.resolve.files import UnreadableFileError, leads_out, read_named
 
 MOST_BYTES = 16 << 20  # of one file: a rendered chart with its CustomResourceDefinitions has 4 MiB
@@ -86,7 +84,7 @@ def text_of(path: Path) -> str | Finding:
         return Finding(Level.ERROR, 0, "", f"it cannot be read: {error.reason}", "", str(path))
     if data is None:
         return Finding(Level.ERROR, 0, "", "it cannot be read: it is gone", "", str(path))
-    found = batch.text_of(data)
+    found = conversion.text_of(data)
     return found if isinstance(found, str) else structs.replace(found, file=str(path))
 
 
@@ -94,14 +92,13 @@ class _Walk:
     def __init__(self, resources: tuple[str, ...], roots: list[Path]) -> None:
         self._resources = resources
         self._roots = roots
-        self._depth = 0
         self._count = 0
         self._seen: set[str] = set()
         self._by_folder: dict[Path, Group] = {}
         self.groups: list[Group] = []
         self.findings: list[Finding] = []
 
-    def folder(self, folder: Path) -> None:
+    def folder(self, folder: Path, depth: int = 0) -> None:
         if not self._is_new(folder):
             return
         if _kind(folder / "Chart.yaml"):
@@ -110,7 +107,7 @@ class _Walk:
             return
         for name in KUSTOMIZATIONS:
             if _kind(folder / name) == "file":
-                self.kustomization(folder / name)
+                self.kustomization(folder / name, depth=depth)
                 return
         try:
             inside = sorted(folder.iterdir())
@@ -122,28 +119,27 @@ class _Walk:
                 continue
             kind = _kind(path)
             if (kind == "folder" or path.suffix in SUFFIXES) and self._is_inside(path):
-                if kind == "folder":
-                    with self._deeper(path) as allowed:
-                        if allowed:
-                            self.folder(path)
-                else:
+                if kind != "folder":
                     self.file(path)
+                elif self._is_allowed(path, depth):
+                    self.folder(path, depth + 1)
 
     def file(self, path: Path, group: Group | None = None) -> None:
-        if self._is_new(path):
-            self._count += 1
-            if self._count > MOST_FILES:
-                if self._count == MOST_FILES + 1:
-                    self.error(path, f"it and what follows is left out: there are more than {MOST_FILES} files", "")
-                return
-            if group is None:
-                group = self._by_folder.get(path.parent)
-            if group is None:
-                group = self._by_folder[path.parent] = Group()
-                self.groups.append(group)
-            group.files.append(path)
+        if not self._is_new(path):
+            return
+        self._count += 1
+        if self._count > MOST_FILES:
+            if self._count == MOST_FILES + 1:
+                self.error(path, f"it and what follows is left out: there are more than {MOST_FILES} files", "")
+            return
+        if group is None:
+            if path.parent not in self._by_folder:
+                self._by_folder[path.parent] = Group()
+                self.groups.append(self._by_folder[path.parent])
+            group = self._by_folder[path.parent]
+        group.files.append(path)
 
-    def kustomization(self, path: Path, group: Group | None = None) -> None:
+    def kustomization(self, path: Path, group: Group | None = None, depth: int = 0) -> None:
         """Follow what a kustomization names; its own patches are not converted, and said."""
         if not self._is_new(path):
             return
@@ -156,15 +152,14 @@ class _Walk:
             return
         try:
             document = next(documents(text), None)
-        except (ValueError, NotYaml) as error:
+        except (ValueError, NotYamlError) as error:
             self.error(path, f"the kustomization cannot be read: {' '.join(str(error).split())}", "")
             return
         document = document if isinstance(document, dict) else {}
         for key in ("resources", "bases", "components"):
             for name in _strings(document.get(key)):
-                with self._deeper(path) as allowed:
-                    if allowed:
-                        self._resource(path, name, group)
+                if self._is_allowed(path, depth):
+                    self._resource(path, name, group, depth + 1)
         for name in _patches(document):
             if self._speaks_of_resources(path.parent / name):
                 self._find(Level.LEFT, path.parent / name, "a patch that speaks of the resource", _RENDER_HINT)
@@ -174,7 +169,7 @@ class _Walk:
             message = "namePrefix and nameSuffix rename templates, but not where pods name them"
             self._find(Level.LEFT, path, message, _RENDER_HINT)
 
-    def _resource(self, kustomization: Path, name: str, group: Group) -> None:
+    def _resource(self, kustomization: Path, name: str, group: Group, depth: int) -> None:
         path = Path(os.path.normpath(kustomization.parent / name))
         kind = _kind(path)
         if kind and not self._is_inside(path):
@@ -184,7 +179,7 @@ class _Walk:
             if inner is None:
                 self.error(path, f"{kustomization} names this folder, which has no kustomization", "")
             else:
-                self.kustomization(inner, group)
+                self.kustomization(inner, group, depth)
         elif kind:
             self.file(path, group)
         elif "://" in name or "?" in name or ":" in name or "//" in name:
@@ -200,16 +195,11 @@ class _Walk:
             self.error(path, f"it leads out of {roots} and is not read", "name the folder that has both")
         return inside
 
-    @contextmanager
-    def _deeper(self, path: Path) -> Iterator[bool]:
-        """Go one level down; False, and said, where that is too deep."""
-        self._depth += 1
-        try:
-            if self._depth > MOST_DEPTH:
-                self.error(path, _TOO_DEEP, "")
-            yield self._depth <= MOST_DEPTH
-        finally:
-            self._depth -= 1
+    def _is_allowed(self, path: Path, depth: int) -> bool:
+        """Return whether one level more may be looked at; say so where that is too deep."""
+        if depth >= MOST_DEPTH:
+            self.error(path, _TOO_DEEP, "")
+        return depth < MOST_DEPTH
 
     def _is_new(self, path: Path) -> bool:
         real = os.path.realpath(path)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 
 from msgspec import Struct
 
-from drabridge.migrate.convert.yaml_nodes import Leaf, Value
-from drabridge.migrate.operators import counting_operator
+from drabridge.migrate.convert.yaml_nodes import Value, at, matching, text_at
+from drabridge.migrate.installers import counting_operator
 from drabridge.yaml_reader import Path
-
-EACH = "*"  # in a path: every key of the mapping, every item of the list
 
 # kind -> the paths of its pod specs. Sources: the Kubernetes API; the CRDs of KubeRay 1.4, Kubeflow's training operator
 # 1.9 and trainer 2.0, mpi-operator 0.6, JobSet 0.8, LeaderWorkerSet 0.6, Volcano 1.12, Argo Rollouts 1.8, KServe 0.20.
@@ -66,6 +64,11 @@ ARGO_TEMPLATES: Mapping[str, str] = {
     "ClusterWorkflowTemplate": "spec.templates.*",
     "CronWorkflow": "spec.workflowSpec.templates.*",
 }
+# Argo CD: where an Application, or an ApplicationSet, has its sources.
+ARGO_SOURCES = tuple(
+    tuple(path.split("."))
+    for path in ("spec.source", "spec.sources.*", "spec.template.spec.source", "spec.template.spec.sources.*")
+)
 _ARGO_PODS = ("container", "script", "containerSet")  # one of them is in a template that makes a pod
 # KubeVirt: a VM's devices name a claim and a request of it instead of a device plugin's resource, and the VM lists its
 # claims as a pod does (schema.go and types.go of its API).
@@ -195,23 +198,29 @@ class Manifest(Struct, frozen=True):
             return text_at(spec, "targetNamespace") or self.namespace
         return text_at(at(spec, ("destination",)), "namespace") if self.kind == "Application" else self.namespace
 
+    @property
+    def group(self) -> str:
+        """Return the API group; "" for the core's."""
+        return text_at(self.body, "apiVersion").rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """Return the version of its API."""
+        return text_at(self.body, "apiVersion").rpartition("/")[2]
+
     def __str__(self) -> str:
         return f"{self.kind} {self.name}" if self.name else self.kind
 
 
-def manifests(document: Value) -> list[Manifest]:
-    """Return the objects of a document; none where it is no Kubernetes object."""
-    return list(_manifests(document, ()))
-
-
-def _manifests(document: Value, path: Path) -> Iterator[Manifest]:
+def manifests(document: Value, path: Path = ()) -> Iterator[Manifest]:
+    """Yield the objects of a document at a path; none where it is no Kubernetes object."""
     kind, metadata = text_at(document, "kind"), at(document, ("metadata",))
     if not kind or not text_at(document, "apiVersion") or not isinstance(document, dict):
         return
     items = document.get("items")
     if kind.endswith("List") and isinstance(items, list):
         for number, item in enumerate(items):
-            yield from _manifests(item, (*path, "items", number))
+            yield from manifests(item, (*path, "items", number))
         return
     name = text_at(metadata, "name") or text_at(metadata, "generateName")
     yield Manifest(path, kind, name, text_at(metadata, "namespace"), document)
@@ -219,7 +228,7 @@ def _manifests(document: Value, path: Path) -> Iterator[Manifest]:
 
 def remarks_on(manifest: Manifest) -> Iterator[str]:
     """Yield what to do beside a conversion of this object."""
-    operator = counting_operator(text_at(manifest.body, "apiVersion").rpartition("/")[0], manifest.kind)
+    operator = counting_operator(manifest.group, manifest.kind)
     if message := (operator.after if operator else "") or _NOTES.get(manifest.kind, ""):
         yield message
     if text_at(at(manifest.body, ("metadata", "labels")), _KUEUE_QUEUE):
@@ -278,20 +287,6 @@ def _predictor(manifest: Manifest, predictor: dict[str, Value]) -> Iterator[PodS
         yield PodSpec((*manifest.path, "spec", "predictor"), form=Form.MODEL)
 
 
-def matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the paths that a pattern stands for; ``*`` is each key or item."""
-    if not pattern:
-        yield ()
-        return
-    children: Iterable[tuple[str | int, Value]] = ()
-    if isinstance(body, dict):
-        children = body.items() if pattern[0] == EACH else [(key, body[key]) for key in (pattern[0],) if key in body]
-    elif isinstance(body, list) and pattern[0] == EACH:
-        children = enumerate(body)
-    for key, child in children:
-        yield from ((key, *rest) for rest in matching(child, pattern[1:]))
-
-
 def _shaped(body: Value, path: Path) -> Iterator[Path]:
     """Yield where a mapping has containers with names and images, and nothing within it."""
     if isinstance(body, dict):
@@ -321,21 +316,3 @@ def copies(document: Value, path: Path) -> int:
         said = next((text for key in _COPIES if (text := text_at(around, key))), "")
         found *= int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 1
     return found
-
-
-def at(document: Value | None, path: Path) -> Value | None:
-    """Return what is at a path; None where nothing is."""
-    for part in path:
-        if isinstance(document, dict) and part in document:
-            document = document[str(part)]
-        elif isinstance(document, list) and isinstance(part, int) and part < len(document):
-            document = document[part]
-        else:
-            return None
-    return document
-
-
-def text_at(document: Value | None, key: str) -> str:
-    """Return the text of a mapping's key; empty where there is none."""
-    found = document.get(key) if isinstance(document, dict) else None
-    return found.text if isinstance(found, Leaf) else ""

@@ -8,11 +8,12 @@ from enum import Enum
 
 from msgspec import Struct, structs
 
+from drabridge.migrate.convert.charts import releases
 from drabridge.migrate.convert.kinds import COUNT_LIMITS, KUBEVIRT_VMS, NO_POD_TEMPLATE, OTHERWISE, Manifest
 from drabridge.migrate.convert.mentions import Mention, Place
 from drabridge.migrate.convert.pods import PART
-from drabridge.migrate.convert.releases import releases
 from drabridge.migrate.convert.settings import Finding, Level
+from drabridge.yaml_reader import Path
 
 # Below these keys a value that is no number may become one: a shell's or a template's placeholder.
 _COUNTS = frozenset({"limits", "requests", "hard", "default", "defaultRequest", "max", "min", "capability"})
@@ -65,9 +66,9 @@ class Repeated:
     """Findings of one text: a note that is due at several lines of an object is said once, with their number."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, Finding], list[int]] = {}
+        self._found: dict[tuple[Path, Finding], list[int]] = {}
 
-    def add(self, document: int, finding: Finding) -> None:
+    def add(self, document: Path, finding: Finding) -> None:
         """Take a finding of a document."""
         key = structs.replace(finding, line=0) if finding.level is Level.NOTE else finding
         self._found.setdefault((document, key), []).append(finding.line)
@@ -151,7 +152,7 @@ def _judge_count(
     if manifest.kind in COUNT_LIMITS:
         return Judgement(Level.NOTE, f"{key}: {said} counts limits", hint)
     if not manifest.kind:
-        place = ".".join(map(str, mention.path[:-1]))
+        place = ".".join(map(str, mention.path[1:-1]))
         return Judgement(Level.LEFT, f"{place} has {key}: {said}, outside any Kubernetes object", hint)
     where = "where its pod does not take it" if in_pod else "in no pod template"
     return Judgement(Level.LEFT, f"{key}: {said} is {where}", hint)

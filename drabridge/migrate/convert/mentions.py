@@ -11,8 +11,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from drabridge.migrate.convert.yaml_nodes import key_text, target
-from drabridge.yaml_reader import Mapping, Node, Path, Scalar, Sequence
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode, key_text, target
 
 # Domains whose names are devices or labels of them: the vendors' device plugins, feature discovery and schedulers. Of
 # domains with a slash only names that begin so.
@@ -79,18 +78,18 @@ def may_name(text: str, resources: Iterable[str]) -> bool:
     return any(one in text for one in (*_DOMAINS, *_VARIABLE_PARTS, *(one.partition("/")[0] for one in resources)))
 
 
-def mentions(root: Node, pattern: re.Pattern[str]) -> Iterator[Mention]:
-    """Yield every mention in one document, in the order of the text."""
+def mentions(root: Node, start: Path, pattern: re.Pattern[str]) -> Iterator[Mention]:
+    """Yield every mention in one document, whose own path is ``start``, in the order of the text."""
     found: list[Mention] = []
-    pending: list[tuple[Node, Path]] = [(root, ())]
+    pending: list[tuple[Node, Path]] = [(root, start)]
     while pending:
         node, path = pending.pop()
-        if isinstance(node, Mapping):
+        if isinstance(node, MappingNode):
             for key, child in node.entries:
                 inner = (*path, key_text(key))
                 found += _of_key(key, child, inner, pattern)
                 pending.append((child, inner))
-        elif isinstance(node, Sequence):
+        elif isinstance(node, SequenceNode):
             pending += [(child, (*path, number)) for number, child in enumerate(node.items)]
         elif isinstance(node, Scalar):
             found += _of_value(node, path, pattern)

@@ -14,12 +14,11 @@ from itertools import chain, count
 
 from msgspec import Struct, field
 
-from drabridge.migrate.convert.kinds import MODELS, Form, PodSpec, at, text_at
-from drabridge.migrate.convert.labels import PROFILES, Term, cel
-from drabridge.migrate.convert.settings import Settings
+from drabridge.migrate.convert.kinds import MODELS, Form, Manifest, PodSpec
+from drabridge.migrate.convert.settings import PROFILES, Settings, Term, cel
 from drabridge.migrate.convert.splice import Add, Append, Operation, Remove
 from drabridge.migrate.convert.templates import Template, request_name, slug
-from drabridge.migrate.convert.yaml_nodes import Leaf, Value
+from drabridge.migrate.convert.yaml_nodes import Leaf, Value, at, text_at
 from drabridge.yaml_reader import Path
 
 DEVICES_MAX = 32  # resource.k8s.io/v1 AllocationResultsMaxSize: devices of one claim
@@ -60,7 +59,7 @@ _NODE_AFFINITY = ("affinity", "nodeAffinity")
 _TERMS = (*_NODE_AFFINITY, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """This pod spec cannot be converted. ``path`` is the place within it."""
 
     def __init__(self, path: Path, message: str, hint: str) -> None:
@@ -86,6 +85,16 @@ class PodPlan(Struct):
     remarks: list[Remark] = field(default_factory=list)
 
 
+class ConvertedPod(Struct, frozen=True):
+    """One pod spec that is converted: whose it is, and what changes, with paths from the object."""
+
+    line: int  # of the object
+    manifest: Manifest
+    operations: tuple[Operation, ...]
+    templates: tuple[Template, ...]
+    copies: int  # how many such pods there are, as far as what is around it says so
+
+
 class _Container(Struct):
     path: Path
     name: str
@@ -103,7 +112,7 @@ _PLAIN = PodSpec(())
 
 
 def plan_pod(spec: Value, namespace: str, settings: Settings, found: PodSpec = _PLAIN) -> PodPlan | None:
-    """Return the plan of one pod spec; None where it asks for none of the resources. Raises Refused."""
+    """Return the plan of one pod spec; None where it asks for none of the resources. Raises RefusedError."""
     form = found.form
     if form is Form.OLLAMA:
         return _plan_ollama(spec, settings)
@@ -112,7 +121,7 @@ def plan_pod(spec: Value, namespace: str, settings: Settings, found: PodSpec = _
     if not containers:
         return None
     if at(spec, ("nodeName",)) is not None:
-        raise Refused(
+        raise RefusedError(
             ("nodeName",),
             "the pod names its node, so no scheduler allocates its claims",
             "use a nodeSelector on kubernetes.io/hostname instead",
@@ -140,7 +149,7 @@ def plan_pod(spec: Value, namespace: str, settings: Settings, found: PodSpec = _
         entries.append({"name": claim.name, "resourceClaimTemplateName": template.name})
     if form is Form.ARGO:
         if at(spec, (_PATCH,)) is not None:
-            raise Refused((_PATCH,), "it has a podSpecPatch already", "write resourceClaims into it by hand")
+            raise RefusedError((_PATCH,), "it has a podSpecPatch already", "write resourceClaims into it by hand")
         plan.operations.append(Add((), _PATCH, json.dumps({"resourceClaims": entries})))
     elif form is Form.NIM:
         names: list[Value] = [{"resourceClaimTemplateName": template.name} for template in plan.templates]
@@ -161,7 +170,7 @@ def _plan_ollama(gpu: Value, settings: Settings) -> PodPlan | None:
     taken = next((key for key in ("mig", "draEnabled", "draDriverClass") if at(gpu, (key,)) is not None), None)
     if taken is not None or device.selectors or device.shares > 1 or device.claims_share:
         message = f"the chart's claim has a class and a number alone, and there is {taken or 'more to select'}"
-        raise Refused((taken,) if taken else (), message, "set draEnabled and draDriverClass by hand")
+        raise RefusedError((taken,) if taken else (), message, "set draEnabled and draDriverClass by hand")
     yes = Leaf("true", plain=True)
     return PodPlan([Add((), "draDriverClass", device.device_class), Add((), "draEnabled", yes)])
 
@@ -194,21 +203,21 @@ def _count(container: Value, path: Path, resource: str) -> int:
             continue
         text = found.text.strip() if isinstance(found, Leaf) else ""
         if not re.fullmatch(r"[0-9]{1,9}", text):
-            raise Refused(
+            raise RefusedError(
                 (*path, *place),
                 f"{resource}: {text or 'not a number'} is no whole number of devices",
                 "a claim holds whole devices; for shares of one, publish them with allowMultipleAllocations",
             )
         said[section] = int(text)
     if len(set(said.values())) > 1:
-        raise Refused(
+        raise RefusedError(
             (*path, "resources", "requests", resource),
             f"requests say {said['requests']} of {resource}, limits say {said['limits']}",
             "Kubernetes takes such a pod on neither way: make them equal",
         )
     wanted = next(iter(said.values()), 0)
     if wanted > DEVICES_MAX:
-        raise Refused(
+        raise RefusedError(
             (*path, "resources", next(iter(said)), resource),
             f"{wanted} of {resource}; one claim holds at most {DEVICES_MAX} devices",
             "write several claims by hand",
@@ -217,11 +226,11 @@ def _count(container: Value, path: Path, resource: str) -> int:
 
 
 def _refuse_shares(container: _Container, settings: Settings) -> None:
-    """Raise Refused where a container has a share of a device, and a claim would take all of it."""
+    """Raise RefusedError where a container has a share of a device, and a claim would take all of it."""
     for resource in container.counts:
         device = settings.devices[resource]
         if device.shares > 1 and not device.claims_share:
-            raise Refused(
+            raise RefusedError(
                 (*container.path, "resources"),
                 f"{resource} counts shares, {device.shares} of each device, and a claim would take the whole one",
                 "set sharing.allowMultipleAllocations for it in the agent's configuration, or leave it on limits",
@@ -229,12 +238,12 @@ def _refuse_shares(container: _Container, settings: Settings) -> None:
 
 
 def _refuse_parts(container: Value | None, path: Path) -> None:
-    """Raise Refused where a container asks for a part of a device's memory or processors, as HAMi's resources do."""
+    """Raise RefusedError where a container asks for a part of a device, as HAMi's resources do."""
     for section in _SECTIONS:
         found = at(container, ("resources", section))
         for name in found if isinstance(found, dict) else ():
             if PART.fullmatch(name):
-                raise Refused(
+                raise RefusedError(
                     (*path, "resources", section, name),
                     f"{name} asks for a part of a device, and nobody would enforce it for a claim",
                     "leave the pod on limits, with the scheduler and the plugin that know this name",
@@ -262,7 +271,9 @@ def _claims(spec: Value, containers: list[_Container], plan: PodPlan) -> tuple[l
                 shared.append(claim)
     for claim in claims:
         if claim.count > DEVICES_MAX:
-            raise Refused((), f"init containers need {claim.count} of {claim.resource}", "write the claims by hand")
+            raise RefusedError(
+                (), f"init containers need {claim.count} of {claim.resource}", "write the claims by hand"
+            )
     return claims, uses
 
 
@@ -355,7 +366,7 @@ def _put(spec: Value, path: Path, key: str, items: list[Value]) -> Iterator[Oper
     elif isinstance(there, list):
         yield from (Append((*path, key), item) for item in items)
     else:
-        raise Refused((*path, key), f"{key} has no value", "take the line out, or write a list")
+        raise RefusedError((*path, key), f"{key} has no value", "take the line out, or write a list")
 
 
 # --- which devices will do ------------------------------------------------------------------------------------------

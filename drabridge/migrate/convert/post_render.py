@@ -1,4 +1,4 @@
-"""Say the claims of a chart's pod in a patch of what Helm makes: within a HelmRelease of Flux, or as a folder.
+"""Write a conversion as patches that Kustomize makes: of objects, and of what Helm makes of a chart.
 
 A patch tests each limit before it takes it out. So it fails, and nothing changes, where the limits are not what the
 values said: other values come on top, or the chart has changed.
@@ -6,16 +6,31 @@ values said: other values come on top, or the chart has changed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from drabridge.migrate.convert.json_patch import json_patch
-from drabridge.migrate.convert.kinds import Rendered, at, matching, text_at
-from drabridge.migrate.convert.splice import Add, Append, Operation, flow_text, in_order, scalar
-from drabridge.migrate.convert.templates import TEMPLATES_FILE, Template, templates_file
-from drabridge.migrate.convert.yaml_nodes import Leaf, Value, leaf_text
-from drabridge.yaml_reader import Path
+from drabridge.migrate.convert.charts import ARGO, Release
+from drabridge.migrate.convert.kinds import Manifest, Rendered
+from drabridge.migrate.convert.pods import ConvertedPod
+from drabridge.migrate.convert.settings import Finding, Level
+from drabridge.migrate.convert.splice import Add, Append, Operation, block_lines, flow_text, in_order, json_patch
+from drabridge.migrate.convert.templates import TEMPLATES_FILE, Template, missing, templates_file
+from drabridge.migrate.convert.yaml_nodes import (
+    Leaf,
+    NotYamlError,
+    Value,
+    at,
+    content_end,
+    leaf_text,
+    matching,
+    parse,
+    same,
+    text_at,
+    value,
+)
+from drabridge.yaml_reader import Node, Path, node_at
 
 KUSTOMIZATION = "kustomization.yaml"
 RENDERED_FILE = "rendered.yaml"
@@ -41,8 +56,11 @@ class Patch(Struct, frozen=True):
 
 def patch_of(rendered: Rendered, operations: Iterable[Operation]) -> Patch:
     """Return the patch that does with the pod that a chart makes what operations do with the rendered one."""
-    lines = json_patch(in_order(operations), rendered.body, _POD)
-    return Patch(rendered.kind, rendered.selector, "".join(f"- {line}\n" for line in lines))
+    return Patch(rendered.kind, rendered.selector, _patch_text(in_order(operations), rendered.body, _POD))
+
+
+def _patch_text(operations: Iterable[Operation], body: Value, start: Path = ()) -> str:
+    return "".join(f"- {line}\n" for line in json_patch(operations, body, start))
 
 
 def in_release(body: Value, patches: Sequence[Patch]) -> Operation:
@@ -85,7 +103,9 @@ def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[
             f"#   kubectl kustomize {file}{FOLDER_SUFFIX} | kubectl apply -n NAMESPACE -f -",
             "# or in a script for helm upgrade --post-renderer: cat > rendered.yaml && kubectl kustomize .",
         )
-        found[KUSTOMIZATION] = kustomization(head, (f"- {RENDERED_FILE}", f"- {TEMPLATES_FILE}"), (), patches)
+        found[KUSTOMIZATION] = _kustomization(
+            head, {"resources": [RENDERED_FILE, TEMPLATES_FILE], "patches": [one.value() for one in patches]}
+        )
     return found
 
 
@@ -96,11 +116,132 @@ def joined(old: str, new: str) -> str:
     return f"{head}\n{_BETWEEN.join(dict.fromkeys(documents))}"
 
 
-def kustomization(head: Sequence[str], resources: Sequence[str], more: Sequence[str], patches: Sequence[Patch]) -> str:
-    """Return a kustomization with patches; ``more``: its other lines."""
-    lines = [*head, "apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", *more]
-    lines += ["resources:", *resources, "patches:"]
-    for one in patches:
-        lines += ["- target:", f"    kind: {scalar(one.kind)}", f"    labelSelector: {scalar(one.selector)}"]
-        lines += ["  patch: |", *(f"    {line}" for line in one.text.splitlines())]
-    return "\n".join(lines) + "\n"
+def _kustomization(head: Iterable[str], said: dict[str, Value]) -> str:
+    kind: dict[str, Value] = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    return "\n".join([*head, *block_lines({**kind, **said})]) + "\n"
+
+
+# --- a component ----------------------------------------------------------------------------------------------------
+
+
+def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[str, str]:
+    """Return the component's files by name: add its folder to ``components:`` of a kustomization.
+
+    A patch is written for each object with a name, as RFC 6902 has it, and fails if the object is not as it was read.
+    ``namespaced``: it is for the object in its namespace alone.
+    """
+    pods = [pod for pod in pods if _named(pod)]
+    templates = missing([template for pod in pods for template in pod.templates])
+    patches: list[Value] = []
+    for pod in pods:
+        target: dict[str, Value] = {"group": pod.manifest.group, "version": pod.manifest.version}
+        target |= {"kind": pod.manifest.kind, "name": pod.manifest.name}
+        target |= {"namespace": pod.manifest.namespace} if namespaced else {}
+        text = _patch_text(pod.operations, pod.manifest.body)
+        patches.append({"target": {key: one for key, one in target.items() if one}, "patch": text})
+    head = [f"{HEAD}: name this folder under components: of your kustomization."]
+    said: dict[str, Value] = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
+    said |= {"resources": [TEMPLATES_FILE], "patches": patches}
+    return {KUSTOMIZATION: _kustomization(head, said), TEMPLATES_FILE: templates_file(templates)}
+
+
+def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
+    """Return a finding for each object without a name of its own: a patch of Kustomize has nothing to aim at."""
+    message = "it has generateName only, and a patch of Kustomize needs the object's name"
+    hint = "convert the file itself with --in-place, or what Kustomize makes of it with --post-renderer"
+    values = "values of a chart are no object, so no patch of Kustomize changes them"
+    found = [
+        Finding(Level.LEFT, pod.line, str(pod.manifest), message if pod.manifest.kind else values, hint)
+        for pod in pods
+        if not _named(pod)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _named(pod: ConvertedPod) -> bool:
+    return bool(text_at(at(pod.manifest.body, ("metadata",)), "name"))
+
+
+# --- a folder for an Application of Argo CD -------------------------------------------------------------------------
+
+VALUES_FILE = "values.yaml"
+_HINT = (
+    "drabridge migrate convert -o kustomize --to FOLDER writes a folder with the chart, its values and a patch, which "
+    "its source can name instead"
+)
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")  # of an Application that may name a folder
+
+
+def hint(manifest: Manifest, release: Release) -> str:
+    """Return what to do with an Application whose chart needs a patch."""
+    return _HINT if text_at(at(manifest.body, release.source), "chart") else release.hint
+
+
+class Patched(Struct, frozen=True):
+    """One pod of a chart that an Application installs. ``root``: of its document in the text."""
+
+    text: str
+    root: Node
+    manifest: Manifest
+    release: Release
+    patch: Patch
+    templates: Sequence[Template]
+
+
+def folders(found: Iterable[Patched]) -> dict[str, dict[str, str]]:
+    """Return a folder for each Application that one can stand for: the name of its release -> its files."""
+    by_chart: dict[tuple[str, ...], list[Patched]] = {}
+    for one in found:
+        if key := _chart(one):
+            by_chart.setdefault(key, []).append(one)
+    made: dict[str, dict[str, str]] = {}
+    for (name, repository, version, release, namespace, values), some in by_chart.items():
+        head = (
+            f"{HEAD} for the Application {release}: commit this folder, and let spec.source",
+            "# name its path instead of the chart. Argo CD needs kustomize.buildOptions: --enable-helm in argocd-cm.",
+        )
+        chart: dict[str, Value] = {
+            "name": name,
+            "repo": repository if "://" in repository else f"oci://{repository}",
+            "version": version,
+            "releaseName": release,
+            "namespace": namespace,
+            "valuesFile": VALUES_FILE,
+        }
+        charts: list[Value] = [{key: one for key, one in chart.items() if one}]
+        patches = [one.patch.value() for one in some]
+        said: dict[str, Value] = {"helmCharts": charts, "resources": [TEMPLATES_FILE], "patches": patches}
+        templates = missing([template for one in some for template in one.templates])
+        files = {
+            KUSTOMIZATION: _kustomization(head, said),
+            TEMPLATES_FILE: templates_file(templates),
+            VALUES_FILE: values,
+        }
+        made.setdefault(release, files)
+    return made
+
+
+def _chart(one: Patched) -> tuple[str, ...]:
+    """Return (chart, repository, version, release, namespace, values) of an Application; () where no folder can be."""
+    manifest, source = one.manifest, at(one.manifest.body, one.release.source)
+    name = text_at(at(source, ("helm",)), "releaseName") or manifest.name
+    values = node_at(one.root, (*manifest.path, *one.release.values))
+    chart, repository, version = (text_at(source, key) for key in ("chart", "repoURL", "targetRevision"))
+    if manifest.kind != ARGO or not chart or not _NAME.fullmatch(name) or values is None:
+        return ()
+    return chart, repository, version, name, manifest.pods_namespace, _text_alone(one.text, values)
+
+
+def _text_alone(text: str, node: Node) -> str:
+    """Return what a node says as a text of its own, with its comments where they are in its lines."""
+    start = text.rfind("\n", 0, node.start) + 1
+    indent = node.start - start
+    end = text.find("\n", content_end(node))
+    lines = text[start : end if end >= 0 else len(text)].split("\n")
+    alone = "\n".join(line[indent:] for line in lines) + "\n"
+    try:
+        says = [value(root) for root in parse(alone)]
+    except NotYamlError:
+        says = []
+    whole = len(says) == 1 and same(says[0], value(node))
+    return alone if whole else f"{flow_text(value(node), json_style=True)}\n"

@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from itertools import pairwise
 
 import yaml
 from msgspec import Struct, field
 
-from drabridge.migrate.convert.yaml_nodes import (
-    Leaf,
-    Value,
-    content_end,
-    key_text,
-    leaf_text,
-    node_at,
-    owner_of,
-    target,
-)
-from drabridge.yaml_reader import Key, Mapping, Node, Path, Scalar, Sequence
+from drabridge.migrate.convert.yaml_nodes import Leaf, Value, at, content_end, leaf_text
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode, key_text, node_at, owner_of
 
 _DASH = re.compile(r"[ \t]*-[ ]+")
 _LINES = re.compile(r"(?:[!-~][ -~]*\n)+")  # a text that a literal block scalar has as it is
 _WORD = re.compile(r"[A-Za-z][-./A-Za-z0-9]*")
 
 
-class Unspliceable(Exception):
+class UnspliceableError(Exception):
     """The text is written in a way that cannot be changed in place; the message says which."""
 
 
@@ -77,12 +68,8 @@ def applied(document: Value, operations: Iterable[Operation]) -> Value:
     Removals come last, so that all paths are those of the given document.
     """
     for operation in in_order(operations):
-        if isinstance(operation, Remove):
-            document = _changed(document, operation.path[:-1], _without(operation.path[-1]))
-        elif isinstance(operation, Add):
-            document = _changed(document, operation.path, _with_key(operation.key, operation.new))
-        else:
-            document = _changed(document, operation.path, _with_item(operation.new))
+        removes = isinstance(operation, Remove)
+        document = _changed(document, operation.path[:-1] if removes else operation.path, operation)
     return document
 
 
@@ -95,42 +82,20 @@ def _reverse_of(path: Path) -> tuple[tuple[int, str], ...]:
     return tuple((-part, "") if isinstance(part, int) else (0, part) for part in path)
 
 
-def _changed(document: Value, path: Path, change: Callable[[Value], Value]) -> Value:
+def _changed(document: Value, path: Path, operation: Operation) -> Value:
     """Copy what lies along the path and share the rest: an alias's other places must not change."""
-    if not path:
-        return change(document)
-    head, *rest = path
-    if isinstance(document, dict) and isinstance(head, str):
-        return {**document, head: _changed(document[head], tuple(rest), change)}
+    if isinstance(document, dict):
+        if path:
+            return {**document, str(path[0]): _changed(document[str(path[0])], path[1:], operation)}
+        if isinstance(operation, Add):
+            return {operation.key: operation.new, **document}
+        return {key: child for key, child in document.items() if key != operation.path[-1]}
     assert isinstance(document, list)
-    assert isinstance(head, int)
-    return [*document[:head], _changed(document[head], tuple(rest), change), *document[head + 1 :]]
-
-
-def _without(key: Key) -> Callable[[Value], Value]:
-    def change(owner: Value) -> Value:
-        if isinstance(owner, dict):
-            return {name: child for name, child in owner.items() if name != key}
-        assert isinstance(owner, list)
-        return [item for number, item in enumerate(owner) if number != key]
-
-    return change
-
-
-def _with_key(key: str, new: Value) -> Callable[[Value], Value]:
-    def change(owner: Value) -> Value:
-        assert isinstance(owner, dict)
-        return {key: new, **owner}
-
-    return change
-
-
-def _with_item(new: Value) -> Callable[[Value], Value]:
-    def change(owner: Value) -> Value:
-        assert isinstance(owner, list)
-        return [*owner, new]
-
-    return change
+    if path:
+        return [_changed(one, path[1:], operation) if i == path[0] else one for i, one in enumerate(document)]
+    if isinstance(operation, Append):
+        return [*document, operation.new]
+    return [one for i, one in enumerate(document) if i != operation.path[-1]]
 
 
 # --- where the text changes for it ----------------------------------------------------------------------------------
@@ -139,16 +104,16 @@ def _with_item(new: Value) -> Callable[[Value], Value]:
 class _Changes(Struct):
     """All that happens to one mapping or list, whichever aliases lead to it."""
 
-    owner: Mapping | Sequence
+    owner: MappingNode | SequenceNode
     removed: set[int] = field(default_factory=set)
     added: dict[str, Value] = field(default_factory=dict)
     appended: list[Value] = field(default_factory=list)
 
 
-def edits(text: str, root: Node, operations: Iterable[Operation], *, is_json: bool = False) -> list[Edit]:
-    """Return the edits for one document of ``text``, in order and apart from each other.
+def edits(text: str, root: SequenceNode, operations: Iterable[Operation], *, is_json: bool = False) -> list[Edit]:
+    """Return the edits for a text whose documents are the items of ``root``, in order and apart from each other.
 
-    ``is_json``: what is new is JSON. Raises Unspliceable where the text does not allow it.
+    ``is_json``: what is new is JSON. Raises UnspliceableError where the text does not allow it.
     """
     changes: dict[int, _Changes] = {}
     for operation in operations:
@@ -157,55 +122,58 @@ def edits(text: str, root: Node, operations: Iterable[Operation], *, is_json: bo
     return sorted(edit for change in changes.values() for edit in writer.edits(change))
 
 
-def spliced(text: str, changes: Iterable[Edit]) -> str:
-    """Return the text with the edits made. They must not overlap."""
-    parts: list[str] = []
-    position = 0
+def spliced(text: str, changes: Iterable[Edit], start: int = 0, end: int | None = None) -> str:
+    """Return a part of the text with the edits made that are in it. They must not overlap."""
+    found: list[str] = []
     for edit in sorted(changes):
-        if edit.start < position:
-            raise Unspliceable("two changes meet in one line")
-        parts += [text[position : edit.start], edit.text]
-        position = edit.end
-    return "".join([*parts, text[position:]])
+        if edit.start < start:
+            raise UnspliceableError("two changes meet in one line")
+        found += [text[start : edit.start], edit.text]
+        start = edit.end
+    return "".join([*found, text[start:end]])
+
+
+def newline_of(text: str) -> str:
+    """Return how a text breaks its lines."""
+    return "\r\n" if text[: text.find("\n") + 1].endswith("\r\n") else "\n"
 
 
 def _collect(changes: dict[int, _Changes], root: Node, operation: Operation) -> None:
     if isinstance(operation, Remove):
         found = owner_of(root, operation.path)
         if found is None:
-            raise Unspliceable(f"{operation.path[-1]} is not where it seems to be")
+            raise UnspliceableError(f"{operation.path[-1]} is not where it seems to be")
         owner, number = found
         changes.setdefault(id(owner), _Changes(owner)).removed.add(number)
         return
-    node = node_at(root, operation.path)
-    owner_node = target(node) if node is not None else None
-    if isinstance(operation, Add) and isinstance(owner_node, Mapping):
+    owner_node = node_at(root, operation.path)
+    if isinstance(operation, Add) and isinstance(owner_node, MappingNode):
         change = changes.setdefault(id(owner_node), _Changes(owner_node))
         if change.added.setdefault(operation.key, operation.new) != operation.new:
-            raise Unspliceable(f"an alias shares {operation.path[-1]} with another place that needs another value")
-    elif isinstance(operation, Append) and isinstance(owner_node, Sequence):
+            raise UnspliceableError(f"an alias shares {operation.path[-1]} with another place that needs another value")
+    elif isinstance(operation, Append) and isinstance(owner_node, SequenceNode):
         change = changes.setdefault(id(owner_node), _Changes(owner_node))
         if operation.new not in change.appended:
             change.appended.append(operation.new)
     else:
-        raise Unspliceable(f"{operation.path[-1]} is empty; give it a value")
+        raise UnspliceableError(f"{operation.path[-1]} is empty; give it a value")
 
 
 class _Writer:
     """Turn the changes of one collection into edits of the text."""
 
-    def __init__(self, text: str, root: Node, is_json: bool) -> None:
+    def __init__(self, text: str, root: SequenceNode, is_json: bool) -> None:
         self._text = text
         self._is_json = is_json
-        self._dash_offset = self._offset_of_dashes(root)
-        first = text.find("\n")
-        self._newline = "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
+        self._documents = root.items
+        self._known_dashes: dict[int, int] = {}
+        self._newline = newline_of(text)
 
     def edits(self, change: _Changes) -> list[Edit]:
         owner = change.owner
         if owner.flow:
             return self._flow(owner, change)
-        if isinstance(owner, Mapping):
+        if isinstance(owner, MappingNode):
             replaced = bool(change.added) and 0 in change.removed and self._before(owner.entries[0][0].start).strip()
             gone = sorted(change.removed - {0} if replaced else change.removed)
             found = [self._removed_entry(*owner.entries[number]) for number in gone]
@@ -215,16 +183,22 @@ class _Writer:
         found = [self._removed_item(owner.items[number]) for number in sorted(change.removed)]
         return [*found, *self._appended_to_block(owner, change.appended)]
 
+    def _dashes(self, owner: Node) -> int:
+        """Return how far the document of a node indents the dashes of a list below its key; 0 without such a list."""
+        root = next(one for one in reversed(self._documents) if one.start <= owner.start)
+        if id(root) not in self._known_dashes:
+            self._known_dashes[id(root)] = self._offset_of_dashes(root)
+        return self._known_dashes[id(root)]
+
     def _offset_of_dashes(self, root: Node) -> int:
-        """Return how far this document indents the dashes of a list below its key; 0 where it has no such list."""
         pending: list[Node] = [root]
         while pending:
             node = pending.pop()
-            if isinstance(node, Sequence):
+            if isinstance(node, SequenceNode):
                 pending += node.items
-            elif isinstance(node, Mapping):
+            elif isinstance(node, MappingNode):
                 for key, child in node.entries:
-                    if isinstance(child, Sequence) and not child.flow and not self._before(key.start).strip():
+                    if isinstance(child, SequenceNode) and not child.flow and not self._before(key.start).strip():
                         return max(0, self._before(child.items[0].start).find("-") - len(self._before(key.start)))
                     pending.append(child)
         return 0
@@ -246,7 +220,7 @@ class _Writer:
         if self._text[end - 1 : end] != "\n":  # the end of a block scalar is the next line's start
             rest = self._text[end : self._line_end(end)].strip()
             if rest and not rest.startswith("#"):
-                raise Unspliceable("something else begins in the same line")
+                raise UnspliceableError("something else begins in the same line")
             end = self._line_end(end)
         start = self._line_start(start)
         while end and not (last := self._text[self._line_start(end - 1) : end]).strip() and end - len(last) > start:
@@ -260,21 +234,21 @@ class _Writer:
 
     def _removed_entry(self, key: Node, child: Node) -> Edit:
         if self._before(key.start).strip():
-            raise Unspliceable(f"{key_text(key)} shares its line with what stands before it")
+            raise UnspliceableError(f"{key_text(key)} shares its line with what stands before it")
         return self._lines(key.start, child)
 
     def _removed_item(self, item: Node) -> Edit:
         if not _DASH.fullmatch(self._before(item.start)):
-            raise Unspliceable("a list's item shares its line with what stands before it")
+            raise UnspliceableError("a list's item shares its line with what stands before it")
         return self._lines(item.start, item)
 
-    def _added_to_block(self, owner: Mapping, added: dict[str, Value]) -> list[Edit]:
+    def _added_to_block(self, owner: MappingNode, added: dict[str, Value]) -> list[Edit]:
         if not added:
             return []
         key, child = owner.entries[0]
         start = self._line_start(key.start)
         before = self._before(key.start)
-        lines = [line for name, new in added.items() for line in self._block_lines(name, new)]
+        lines = block_lines(added, self._dashes(owner))
         end = self._line_end(child.end)
         if (
             before.strip()
@@ -291,13 +265,13 @@ class _Writer:
         start = self._above_comments(start)
         return [Edit(start, start, "".join(f"{before}{line}{self._newline}" for line in lines))]
 
-    def _replaced_first(self, owner: Mapping, added: dict[str, Value]) -> Edit:
+    def _replaced_first(self, owner: MappingNode, added: dict[str, Value]) -> Edit:
         """Return the edit that puts new keys where the first one stood, behind a list's dash."""
         key, child = owner.entries[0]
         if not isinstance(child, Scalar) or child.style in ("|", ">"):
-            raise Unspliceable(f"{key_text(key)} shares its line with what stands before it")
+            raise UnspliceableError(f"{key_text(key)} shares its line with what stands before it")
         indent = " " * len(self._before(key.start))
-        lines = [line for name, new in added.items() for line in self._block_lines(name, new)]
+        lines = block_lines(added, self._dashes(owner))
         return Edit(key.start, child.end, f"{self._newline}{indent}".join(lines))
 
     def _above_comments(self, start: int) -> int:
@@ -309,45 +283,27 @@ class _Writer:
             start = above
         return start
 
-    def _appended_to_block(self, owner: Sequence, appended: Items[Value]) -> list[Edit]:
+    def _appended_to_block(self, owner: SequenceNode, appended: Items[Value]) -> list[Edit]:
         if not appended:
             return []
         first = owner.items[0]
         before = self._before(first.start)
         if not _DASH.fullmatch(before):
-            raise Unspliceable("a list's item shares its line with what stands before it")
+            raise UnspliceableError("a list's item shares its line with what stands before it")
         indent = before[: before.index("-")]
-        text = "".join(f"{indent}{line}{self._newline}" for new in appended for line in self._item_lines(new))
+        text = "".join(
+            f"{indent}{line}{self._newline}" for new in appended for line in _item_lines(new, self._dashes(owner))
+        )
         end = content_end(owner)
         end = end if self._text[end - 1 : end] == "\n" else self._line_end(end)
         if not self._text[:end].endswith("\n"):
             text = self._newline + text.removesuffix(self._newline)
         return [Edit(end, end, text)]
 
-    def _block_lines(self, key: str, new: Value) -> list[str]:
-        if isinstance(new, str | Leaf):
-            text = leaf_text(new)
-            if _LINES.fullmatch(text):
-                return [f"{scalar(key)}: |", *(f"  {line}" for line in text.splitlines())]
-            return [f"{scalar(key)}: {flow_text(new, json_style=False)}"]
-        if isinstance(new, list):
-            indent = " " * self._dash_offset
-            return [f"{scalar(key)}:", *(indent + line for item in new for line in self._item_lines(item))]
-        return [
-            f"{scalar(key)}:",
-            *("  " + line for name, child in new.items() for line in self._block_lines(name, child)),
-        ]
-
-    def _item_lines(self, new: Value) -> list[str]:
-        if isinstance(new, dict):
-            first, *others = [line for key, child in new.items() for line in self._block_lines(key, child)]
-            return [f"- {first}", *(f"  {line}" for line in others)]
-        return [f"- {flow_text(new, json_style=False)}"]
-
     # -- flow style: parts of a line
 
-    def _flow(self, owner: Mapping | Sequence, change: _Changes) -> list[Edit]:
-        if isinstance(owner, Mapping):
+    def _flow(self, owner: MappingNode | SequenceNode, change: _Changes) -> list[Edit]:
+        if isinstance(owner, MappingNode):
             spans = [(key.start, child.end) for key, child in owner.entries]
             json_style = self._is_json or (bool(owner.entries) and self._text[owner.entries[0][0].start] == '"')
             new = [f"{scalar(key, json_style)}: {flow_text(child, json_style)}" for key, child in change.added.items()]
@@ -360,7 +316,7 @@ class _Writer:
             start, end = (spans[0][0], spans[-1][1]) if spans else (owner.end - 1, owner.end - 1)
             return [Edit(start, end, ", ".join(new))]
         found = list(_flow_removals(spans, kept))
-        if new and isinstance(owner, Mapping):
+        if new and isinstance(owner, MappingNode):
             at = spans[kept[0]][0]
             before = self._before(at)
             joint = f",{self._newline}{before}" if not before.strip() else ", "  # a key with a line of its own keeps it
@@ -380,6 +336,29 @@ def _flow_removals(spans: Items[tuple[int, int]], kept: Items[int]) -> Iterable[
             yield Edit(spans[one + 1][0], spans[other][0], "")
     if kept[-1] < len(spans) - 1:
         yield Edit(spans[kept[-1]][1], spans[-1][1], "")
+
+
+def block_lines(new: dict[str, Value], dashes: int = 0) -> list[str]:
+    """Return the lines of a mapping in block style. ``dashes``: how far those of a list are indented below its key."""
+    lines: list[str] = []
+    for key, child in new.items():
+        name = scalar(key)
+        if isinstance(child, dict):
+            lines += [f"{name}:", *(f"  {line}" for line in block_lines(child, dashes))]
+        elif isinstance(child, list):
+            lines += [f"{name}:", *(" " * dashes + line for item in child for line in _item_lines(item, dashes))]
+        elif _LINES.fullmatch(text := leaf_text(child)):
+            lines += [f"{name}: |", *(f"  {line}" for line in text.splitlines())]
+        else:
+            lines.append(f"{name}: {flow_text(child, json_style=False)}")
+    return lines
+
+
+def _item_lines(new: Value, dashes: int) -> list[str]:
+    if isinstance(new, dict):
+        first, *others = block_lines(new, dashes)
+        return [f"- {first}", *(f"  {line}" for line in others)]
+    return [f"- {flow_text(new, json_style=False)}"]
 
 
 def flow_text(new: Value, json_style: bool) -> str:
@@ -404,3 +383,28 @@ def scalar(text: str, json_style: bool = False) -> str:
     if not json_style and '"' in text and "'" not in text and text.isascii() and text.isprintable():
         return f"'{text}'"
     return json.dumps(text)
+
+
+# --- as RFC 6902 has it ---------------------------------------------------------------------------------------------
+
+
+def json_patch(operations: Iterable[Operation], body: Value, start: Path = ()) -> Iterator[str]:
+    """Yield operations in their order; what goes is tested first. ``body``: what they change, which is at ``start``."""
+    for one in operations:
+        path = (*start, *one.path)
+        if isinstance(one, Add):
+            yield _operation("add", (*path, one.key), one.new)
+        elif isinstance(one, Append):
+            yield _operation("add", (*path, "-"), one.new)
+        else:
+            if (there := at(body, one.path)) is not None:
+                yield _operation("test", path, there)
+            yield _operation("remove", path)
+
+
+def _operation(word: str, path: Path, new: Value | None = None) -> str:
+    pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
+    said: dict[str, Value] = {"op": word, "path": pointer}
+    if new is not None:
+        said["value"] = new
+    return flow_text(said, json_style=True)

@@ -1,15 +1,22 @@
-"""Name and write ResourceClaimTemplates: one for each namespace, resource, count and selection of devices."""
+"""Name and write ResourceClaimTemplates: one for each namespace, resource, count and selection of devices.
+
+JSON has neither comments nor document marks: a List takes templates as items, one object becomes an item of a List with
+them, and after several objects they come as objects.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
 
 from msgspec import Struct
 
-from drabridge.migrate.convert.splice import scalar
-from drabridge.migrate.convert.yaml_nodes import Value, same
+from drabridge.migrate.convert.splice import Edit, block_lines, newline_of
+from drabridge.migrate.convert.yaml_nodes import Leaf, Value, same, text_at, value
+from drabridge.yaml_reader import MappingNode, Node, SequenceNode, key_text
 
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceClaimTemplate"
@@ -35,52 +42,47 @@ class Template(Struct, frozen=True):
         name = slug(f"{domain.partition('.')[0]}-{word}", _NAME_MAX - _HASH - 5)
         return "-".join([name, str(self.count), *([_digest(self.selectors)] if self.selectors else [])])
 
-    def spec(self) -> Value:
-        """Return the object's ``spec`` as parsed YAML would be."""
-        exactly: dict[str, Value] = {"deviceClassName": self.device_class}
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return its namespace and its name."""
+        return self.namespace, self.name
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the whole object."""
+        exactly: dict[str, Any] = {"deviceClassName": self.device_class}
         if self.count != 1:
-            exactly["count"] = str(self.count)
+            exactly["count"] = self.count
         if self.selectors:
             exactly["selectors"] = [{"cel": {"expression": one}} for one in self.selectors]
-        request: Value = {"name": request_name(self.resource), "exactly": exactly}
-        return {"spec": {"devices": {"requests": [request]}}}
+        requests = [{"name": request_name(self.resource), "exactly": exactly}]
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": self.name, **({"namespace": self.namespace} if self.namespace else {})},
+            "spec": {"spec": {"devices": {"requests": requests}}},
+        }
 
-    def document(self) -> Value:
+    def document(self) -> dict[str, Value]:
         """Return the whole object as parsed YAML would be."""
-        metadata: dict[str, Value] = {"name": self.name}
-        if self.namespace:
-            metadata["namespace"] = self.namespace
-        return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": self.spec()}
+        found = _as_value(self.manifest())
+        assert isinstance(found, dict)
+        return found
 
     def lines(self) -> list[str]:
         """Return the manifest, without the line that separates documents."""
-        namespace = [f"  namespace: {scalar(self.namespace)}"] if self.namespace else []
-        count = [f"          count: {self.count}"] if self.count != 1 else []
-        selectors = [f"          - cel: {{expression: {_in_quotes(one)}}}" for one in self.selectors]
-        return [
-            f"apiVersion: {API_VERSION}",
-            f"kind: {KIND}",
-            "metadata:",
-            f"  name: {self.name}",
-            *namespace,
-            "spec:",
-            "  spec:",
-            "    devices:",
-            "      requests:",
-            f"      - name: {scalar(request_name(self.resource))}",
-            "        exactly:",
-            f"          deviceClassName: {scalar(self.device_class)}",
-            *count,
-            *(["          selectors:", *selectors] if selectors else []),
-        ]
+        return block_lines(self.document())
 
 
-class Existing(Struct, frozen=True):
-    """A template that some file has already."""
+def _as_value(said: Any) -> Value:
+    if isinstance(said, dict):
+        return {key: _as_value(one) for key, one in said.items()}
+    if isinstance(said, list):
+        return [_as_value(one) for one in said]
+    return said if isinstance(said, str) else Leaf(str(said), plain=True)
 
-    namespace: str
-    name: str
-    spec: Value
+
+Existing = dict[tuple[str, str], Value]
+"""(namespace, name) of each template that some file has already -> its ``spec``."""
 
 
 def request_name(resource: str) -> str:
@@ -105,25 +107,16 @@ def _beginnings(name: str) -> Iterator[str]:
         name = name.partition("-")[2]
 
 
-def missing(wanted: Iterable[Template], there: Iterable[Existing]) -> list[Template]:
+def missing(wanted: Iterable[Template], there: Container[tuple[str, str]] = ()) -> list[Template]:
     """Return the templates that are not there yet, each once, in order."""
-    known = {(one.namespace, one.name): one for one in there}
-    found: dict[tuple[str, str], Template] = {}
-    for template in wanted:
-        existing = known.get((template.namespace, template.name))
-        if existing is None:
-            found.setdefault((template.namespace, template.name), template)
+    found = {template.key: template for template in wanted if template.key not in there}
     return list(found.values())
 
 
-def foreign(wanted: Iterable[Template], there: Iterable[Existing]) -> Template | None:
+def foreign(wanted: Iterable[Template], there: Existing) -> Template | None:
     """Return the first template whose name is taken by one that says something else."""
-    known = {(one.namespace, one.name): one for one in there}
-    for template in wanted:
-        existing = known.get((template.namespace, template.name))
-        if existing is not None and not same(template.spec(), existing.spec):
-            return template
-    return None
+    taken = (one for one in wanted if one.key in there and not same(one.document()["spec"], there[one.key]))
+    return next(taken, None)
 
 
 def templates_file(templates: Iterable[Template]) -> str:
@@ -143,5 +136,68 @@ def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_HASH]
 
 
-def _in_quotes(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+# --- templates in JSON ----------------------------------------------------------------------------------------------
+
+_HEAD = '{"apiVersion": "v1", "kind": "List", "items": ['
+
+
+def takes_templates(roots: Sequence[Node]) -> bool:
+    """Return whether templates have a place in these documents: a list of one kind, as DeploymentList, has none."""
+    kind = text_at(value(roots[0]), "kind")
+    return len(roots) > 1 or not kind.endswith("List") or _items(roots[0]) is not None
+
+
+def placed(text: str, roots: Sequence[Node], templates: Iterable[Template]) -> list[Edit]:
+    """Return the edits that put templates into a text of these documents."""
+    written = [template.manifest() for template in templates]
+    if not written:
+        return []
+    last, items = roots[-1], _items(roots[0])
+    newline = newline_of(text)
+    step = _step(text, last)
+    if len(roots) > 1:
+        added = "".join(newline + _text(one, step, "", newline) for one in written)
+        return [Edit(last.end, last.end, added)]
+    if items is not None:
+        before = text[text.rfind("\n", 0, items[-1].start) + 1 : items[-1].start]
+        own_line = not before.strip() and step
+        joint = f",{newline}{before}" if own_line else ", "
+        added = "".join(joint + _text(one, step if own_line else 0, before, newline) for one in written)
+        return [Edit(items[-1].end, items[-1].end, added)]
+    added = "".join(f",{newline}{_text(one, step, '', newline)}" for one in written)
+    return [Edit(last.start, last.start, _HEAD + newline), Edit(last.end, last.end, f"{added}{newline}]}}")]
+
+
+def with_templates_said(
+    documents: Sequence[Value], roots: Sequence[Node], templates: Iterable[Template]
+) -> list[Value]:
+    """Return what the documents say with the templates that :func:`placed` put there."""
+    added: list[Value] = [template.document() for template in templates]
+    (first, *others) = documents
+    if not added or others:
+        return [*documents, *added]
+    if _items(roots[0]) is not None and isinstance(first, dict) and isinstance(items := first["items"], list):
+        return [{**first, "items": [*items, *added]}]
+    return [{"apiVersion": "v1", "kind": "List", "items": [first, *added]}]
+
+
+def _items(root: Node) -> list[Node] | None:
+    """Return the items of a List of any kinds; None where it is none."""
+    if isinstance(root, MappingNode) and text_at(value(root), "kind") == "List":
+        for key, child in root.entries:
+            if key_text(key) == "items" and isinstance(child, SequenceNode) and child.items:
+                return child.items
+    return None
+
+
+def _step(text: str, root: Node) -> int:
+    """Return how far an object's keys are indented; 0 where they have no lines of their own."""
+    if not isinstance(root, MappingNode) or not root.entries:
+        return 0
+    start = root.entries[0][0].start
+    before = text[text.rfind("\n", 0, start) + 1 : start]
+    return len(before) if not before.strip() else 0
+
+
+def _text(manifest: object, step: int, indent: str, newline: str) -> str:
+    return json.dumps(manifest, indent=step or None).replace("\n", newline + indent)

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from drabridge.migrate.convert.json_nodes import parse_json
-from drabridge.migrate.convert.kinds import manifests, matching
-from drabridge.migrate.convert.yaml_nodes import NotYaml, owner_of, value
+from drabridge.migrate.convert.kinds import ARGO_SOURCES, manifests
+from drabridge.migrate.convert.yaml_nodes import NotYamlError, matching, parse_json, parts, value
 from drabridge.migrate.convert.yaml_nodes import parse as parse_yaml
-from drabridge.yaml_reader import Mapping as Entries
-from drabridge.yaml_reader import Node, Path, Scalar
-from drabridge.yaml_reader import Sequence as Items
+from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, owner_of
 
-_ARGO = tuple(
-    (*source.split("."), "helm", "values")
-    for source in ("spec.source", "spec.sources.*", "spec.template.spec.source", "spec.template.spec.sources.*")
-)
+_ARGO = tuple((*source, "helm", "values") for source in ARGO_SOURCES)
 # kind -> where it has values of a chart as a text. HelmChart and its HelmChartConfig are those of k3s and RKE2.
 _TEXTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "Application": _ARGO,
@@ -31,20 +25,20 @@ _WORDS = ("values: |", "valuesContent: |")
 
 
 def parsed(text: str) -> tuple[list[Node], bool]:
-    """Return the documents of a text, and whether it is JSON. Raises NotYaml."""
+    """Return the documents of a text, and whether it is JSON. Raises NotYamlError."""
     if not text.lstrip().startswith("{"):
         return parse(text), False
     try:
         return parse_json(text), True
-    except NotYaml as error:
+    except NotYamlError as error:
         try:
             return parse(text), False
-        except NotYaml:
+        except NotYamlError:
             raise error from None
 
 
 def parse(text: str) -> list[Node]:
-    """Return the root of each document of YAML, with values that are texts read. Raises NotYaml."""
+    """Return the root of each document of YAML, with values that are texts read. Raises NotYamlError."""
     roots = parse_yaml(text)
     if any(word in text for word in _WORDS):
         for root in roots:
@@ -55,7 +49,7 @@ def parse(text: str) -> list[Node]:
 def _read_texts(text: str, root: Node) -> None:
     for path in list(_places(root)):
         owned = owner_of(root, path)
-        if owned is None or not isinstance(owned[0], Entries):
+        if owned is None or not isinstance(owned[0], MappingNode):
             continue
         owner, number = owned
         key, node = owner.entries[number]
@@ -82,9 +76,9 @@ def _inner(text: str, node: Scalar) -> Node | None:
         return None
     try:
         roots = parse_yaml(block)
-    except NotYaml:
+    except NotYamlError:
         return None
-    if len(roots) != 1 or not isinstance(roots[0], Entries) or roots[0].flow:
+    if len(roots) != 1 or not isinstance(roots[0], MappingNode) or roots[0].flow:
         return None
     _shift(roots[0], start)
     return roots[0]
@@ -97,7 +91,4 @@ def _shift(root: Node, by: int) -> None:
         node = pending.pop()
         node.start += by
         node.end += by
-        if isinstance(node, Entries):
-            pending += [part for entry in node.entries for part in entry]
-        elif isinstance(node, Items):
-            pending += node.items
+        pending += parts(node)

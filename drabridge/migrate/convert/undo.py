@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
 
-from drabridge.migrate.convert.splice import Edit
+from drabridge.migrate.convert.splice import Edit, newline_of, spliced
 from drabridge.migrate.convert.templates import Template
 
 BEGIN = "# drabridge migrate convert wrote the lines from here to its end mark; --reverse needs them as they are"
@@ -35,7 +35,7 @@ class Hunk(Struct, frozen=True):
     was: str
 
 
-class CannotUndo(Exception):
+class CannotUndoError(Exception):
     """The block at the end, or a line that was converted, is not as the conversion left it. ``line`` counts from 1."""
 
     def __init__(self, line: int, message: str) -> None:
@@ -46,7 +46,7 @@ class CannotUndo(Exception):
 
 def with_block(before: str, after: str, edits: Iterable[Edit], templates: Sequence[Template]) -> str:
     """Return the converted text with the block that can undo it and with its templates."""
-    newline = _newline(before)
+    newline = newline_of(before)
     comments = "".join(f"{line}{newline}" for line in _comments(before, after, edits))
     after += "" if after.endswith("\n") else newline
     return with_templates(after + comments, templates) + END + newline
@@ -64,13 +64,9 @@ def _comments(before: str, after: str, edits: Iterable[Edit]) -> list[str]:
 
 def with_templates(text: str, templates: Iterable[Template]) -> str:
     """Return the text with the templates as documents after it."""
-    newline = _newline(text)
+    newline = newline_of(text)
     lines = [line for template in templates for line in ("---", *template.lines())]
     return text + ("" if text.endswith("\n") else newline) + "".join(f"{line}{newline}" for line in lines)
-
-
-def _newline(text: str) -> str:
-    return "\r\n" if text[: text.find("\n") + 1].endswith("\r\n") else "\n"
 
 
 def _hunks(before: str, after: str, edits: Iterable[Edit]) -> Iterator[Hunk]:
@@ -78,7 +74,7 @@ def _hunks(before: str, after: str, edits: Iterable[Edit]) -> Iterator[Hunk]:
     found_at = _Lines(_split(after))
     shift = 0  # lines that the hunks above brought
     for start, end, members in _line_groups(before, edits):
-        was, now = before[start:end], _edited(before, start, end, members)
+        was, now = before[start:end], spliced(before, members, start, end)
         if not now and start:
             above = before.rfind("\n", 0, start - 1) + 1
             was, now, start = before[above:end], before[above:start], above
@@ -123,34 +119,26 @@ class _Lines:
         return self._known[text]
 
 
-def _edited(text: str, start: int, end: int, edits: Iterable[Edit]) -> str:
-    parts: list[str] = []
-    for edit in edits:
-        parts += [text[start : edit.start], edit.text]
-        start = edit.end
-    return "".join([*parts, text[start:end]])
-
-
 def is_converted(text: str) -> bool:
     """Return whether a conversion has left its block in the text."""
     return BEGIN in text
 
 
 def undone(text: str) -> str:
-    """Return the text as it was before it was converted. Raises CannotUndo."""
+    """Return the text as it was before it was converted. Raises CannotUndoError."""
     while is_converted(text):
         text = _undone_once(text)
     return text
 
 
 def undone_by(text: str, blocks: str) -> str:
-    """Return the text as it was before the conversions that left these blocks, the last one last. Raises CannotUndo."""
+    """Return the text before the conversions that left these blocks, the last one last. Raises CannotUndoError."""
     for block in reversed(blocks.split(BEGIN)[1:]):
-        above = text if text.endswith("\n") else text + _newline(text)
+        above = text if text.endswith("\n") else text + newline_of(text)
         try:
             text = _undone_once(above + BEGIN + block)
-        except CannotUndo as error:
-            raise CannotUndo(0, error.message) from error
+        except CannotUndoError as error:
+            raise CannotUndoError(0, error.message) from error
     return text
 
 
@@ -159,7 +147,7 @@ def _undone_once(text: str) -> str:
     line = text.count("\n", 0, start) + 1
     end = text.find(END, start)
     if end < 0:
-        raise CannotUndo(line, "the end mark of what convert wrote is gone")
+        raise CannotUndoError(line, "the end mark of what convert wrote is gone")
     end = text.find("\n", end) + 1 or len(text)
     block, before, after = text[start:end].replace("\r", "").split("\n"), text[:start], text[end:]
     kept: list[tuple[int, Hunk]] = []
@@ -167,10 +155,10 @@ def _undone_once(text: str) -> str:
         if one.startswith(_WAS):
             kept.append((line + number, _read(one.removeprefix(_WAS), line + number)))
     if _NO_BREAK in block:
-        before = before.removesuffix(_newline(before))
+        before = before.removesuffix(newline_of(before))
     before = _put_back(before, kept)
     if after and not before.endswith("\n"):  # a person put something after the block
-        before += _newline(before)
+        before += newline_of(before)
     return before + after
 
 
@@ -180,7 +168,7 @@ def _read(text: str, line: int) -> Hunk:
         if not (isinstance(place, int) and isinstance(places, int) and isinstance(now, str) and isinstance(was, str)):
             raise ValueError
     except (ValueError, TypeError, RecursionError) as error:
-        raise CannotUndo(line, "the comment that says what lines were cannot be read") from error
+        raise CannotUndoError(line, "the comment that says what lines were cannot be read") from error
     return Hunk(place, places, now, was)
 
 
@@ -193,7 +181,7 @@ def _put_back(text: str, hunks: Iterable[tuple[int, Hunk]]) -> str:
         places = found_at.places(hunk.now)
         if not hunk.now or len(places) != hunk.places or not 0 <= hunk.place < len(places):
             shown = hunk.now.strip().partition("\n")[0].strip()
-            raise CannotUndo(comment, f"the converted lines at {shown!r} were changed, added or taken out since")
+            raise CannotUndoError(comment, f"the converted lines at {shown!r} were changed, added or taken out since")
         found.append((places[hunk.place], hunk))
     for place, hunk in sorted(found, key=lambda one: one[0], reverse=True):
         lines[place : place + len(_split(hunk.now))] = [hunk.was]

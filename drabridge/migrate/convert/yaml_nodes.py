@@ -1,22 +1,39 @@
-"""Say what YAML nodes mean: parse a text, write aliases and merge keys out, find what is at a path.
+"""Parse YAML and JSON into nodes, say what these mean, and find what is at a path. Knows nothing of Kubernetes.
 
-Knows nothing of Kubernetes, but refuses what no cluster would take.
+Aliases and merge keys are written out, and what no cluster would take is refused. JSON is not quite YAML: PyYAML
+refuses tabs, pairs of surrogates, and several objects one after the other, which kubectl takes. And what was JSON must
+still be JSON when it was changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import yaml
 
 from drabridge import yaml_reader
-from drabridge.yaml_reader import Alias, Fault, Found, Key, Mapping, Node, Path, Scalar, Sequence, TooLarge
+from drabridge.yaml_reader import (
+    MERGE,
+    Fault,
+    Found,
+    MappingNode,
+    Node,
+    Path,
+    Scalar,
+    SequenceNode,
+    TooLarge,
+    key_text,
+    merged,
+    target,
+)
 
 DEPTH_MAX = 100
 NODES_MAX = 200_000  # with aliases written out: aliases of aliases of aliases are an attack, not a manifest
 
-_MERGE = "<<"
+EACH = "*"  # in a path: every key of the mapping, every item of the list
 
 
 class Leaf(NamedTuple):
@@ -30,7 +47,7 @@ class Leaf(NamedTuple):
 Value = Leaf | str | dict[str, "Value"] | list["Value"]
 
 
-class NotYaml(Exception):
+class NotYamlError(Exception):
     """The text is no YAML that a cluster would take. ``line`` counts from 1."""
 
     def __init__(self, line: int, message: str) -> None:
@@ -42,86 +59,65 @@ class NotYaml(Exception):
 def parse(text: str) -> list[Node]:
     """Return the root of each document, empty documents left out.
 
-    Raises NotYaml with line and reason: wrong syntax, the same key twice in a mapping, an unknown tag, an alias of
+    Raises NotYamlError with line and reason: wrong syntax, the same key twice in a mapping, an unknown tag, an alias of
     nothing, too deep or too large.
     """
     try:
-        roots = yaml_reader.read(text, DEPTH_MAX, NODES_MAX, lambda found: _refuse(text, found))
+        roots = yaml_reader.read(text, DEPTH_MAX, NODES_MAX, lambda found: _refuse(found))
     except TooLarge as error:
         said = f"nested deeper than {DEPTH_MAX} levels" if error.deep else f"more than {NODES_MAX} values"
-        raise NotYaml(_line(text, error.start), said if error.deep else f"{said}, aliases written out") from error
+        raise NotYamlError(error.place[0], said if error.deep else f"{said}, aliases written out") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = ": ".join(part for part in (error.context, error.problem) if part)
-        raise NotYaml(mark.line + 1 if mark else 1, said) from error
+        raise NotYamlError(mark.line + 1 if mark else 1, said) from error
     except yaml.YAMLError as error:  # a ReaderError: characters that YAML does not allow
-        raise NotYaml(_line(text, getattr(error, "position", 0)), str(error).splitlines()[0]) from error
+        raise NotYamlError(_line(text, getattr(error, "position", 0)), str(error).splitlines()[0]) from error
     return [root for root in roots if not (isinstance(root, Scalar) and not root.text and not root.style)]
 
 
-def _refuse(text: str, found: Found) -> None:
-    """Raise NotYaml for what Kubernetes does not take."""
+def _refuse(found: Found) -> None:
+    """Raise NotYamlError for what Kubernetes does not take."""
     said = {
         Fault.TAG: f"the tag {found.word}, which Kubernetes does not know",
         Fault.KEY: "a key that is no plain word",
-        Fault.AGAIN: f"the key {found.word} a second time; the first is in line {_line(text, found.first)}",
+        Fault.AGAIN: f"the key {found.word} a second time; the first is in line {found.first[0]}",
         Fault.ALIAS: f"the alias *{found.word} stands for nothing above it",
         Fault.OWN_ALIAS: f"the alias *{found.word} stands for nothing above it",
     }
     if found.fault is not Fault.DOCUMENT and (found.fault, found.word) != (Fault.TAG, "!"):
-        raise NotYaml(_line(text, found.start), said[found.fault])
+        raise NotYamlError(found.place[0], said[found.fault])
 
 
 def _line(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1
 
 
-def key_text(key: Node) -> str:
-    """Return the text of a mapping's key; keys are scalars, the parser refuses others."""
-    assert isinstance(key, Scalar)
-    return key.text
-
-
-def target(node: Node) -> Node:
-    """Return the node itself, or what it stands for if it is an alias."""
-    return node.target if isinstance(node, Alias) else node
-
-
 def value(node: Node) -> Value:
     """Return what a node says, with aliases and merge keys written out. Parts that are used twice are one object."""
-    return _value(node, {})
-
-
-def _value(node: Node, seen: dict[int, Value]) -> Value:
-    node = target(node)
-    if isinstance(node, Scalar):
-        return Leaf(node.text, not node.style and not node.string)
-    if id(node) in seen:
-        return seen[id(node)]
-    found: Value
-    if isinstance(node, Sequence):
-        found = [_value(item, seen) for item in node.items]
-    else:
-        found = {}
-        assert isinstance(node, Mapping)
-        for source in reversed(list(merged(node))):
-            for key, child in source.entries:
-                found[key_text(key)] = _value(child, seen)
-        found.pop(_MERGE, None)
-    seen[id(node)] = found
+    found: Value = _said(node, {}, lambda one: Leaf(one.text, one.plain))
     return found
 
 
-def merged(mapping: Mapping) -> Iterator[Mapping]:
-    """Yield a mapping and then those that its merge keys bring in: the first that has a key decides it."""
-    yield mapping
-    for key, child in mapping.entries:
-        if key_text(key) == _MERGE:
-            brought = target(child)
-            for source in brought.items if isinstance(brought, Sequence) else [brought]:
-                found = target(source)
-                if isinstance(found, Mapping):
-                    yield from merged(found)
+def loaded(node: Node) -> object:
+    """Return what a node says as Python has it, by the rules of YAML 1.1, as kubectl reads it; dates stay text."""
+    found: object = _said(node, {}, lambda one: _plain_value(one.text) if one.plain else one.text)
+    return found
+
+
+def _said(node: Node, seen: dict[int, Any], leaf: Callable[[Scalar], Any]) -> Any:
+    node = target(node)
+    if isinstance(node, Scalar):
+        return leaf(node)
+    if id(node) not in seen:
+        if isinstance(node, SequenceNode):
+            seen[id(node)] = [_said(item, seen, leaf) for item in node.items]
+        else:
+            assert isinstance(node, MappingNode)
+            sources = reversed(list(merged(node)))
+            entries = ((key_text(key), child) for source in sources for key, child in source.entries)
+            seen[id(node)] = {key: _said(child, seen, leaf) for key, child in entries if key != MERGE}
+    return seen[id(node)]
 
 
 def same(one: Value, other: Value) -> bool:
@@ -142,59 +138,36 @@ def leaf_text(leaf: str | Leaf) -> str:
     return leaf.text if isinstance(leaf, Leaf) else leaf
 
 
-def node_at(root: Node, path: Path) -> Node | None:
-    """Return the node at a path, through aliases and merge keys; None when there is none."""
-    node: Node | None = root
+def at(document: Value | None, path: Path) -> Value | None:
+    """Return what is at a path; None where nothing is."""
     for part in path:
-        node = target(node) if node is not None else None
-        if isinstance(node, Mapping):
-            node = next((found for _, _, found in _entries(node, part)), None)
-        elif isinstance(node, Sequence) and isinstance(part, int) and part < len(node.items):
-            node = node.items[part]
+        if isinstance(document, dict) and part in document:
+            document = document[str(part)]
+        elif isinstance(document, list) and isinstance(part, int) and part < len(document):
+            document = document[part]
         else:
             return None
-    return node
+    return document
 
 
-def owner_of(root: Node, path: Path) -> tuple[Mapping, int] | tuple[Sequence, int] | None:
-    """Return the collection that holds what is at a path, and its number there; None when there is none."""
-    parent = node_at(root, path[:-1])
-    parent = target(parent) if parent is not None else None
-    if isinstance(parent, Mapping):
-        return next(((owner, number) for owner, number, _ in _entries(parent, path[-1])), None)
-    if isinstance(parent, Sequence) and isinstance(path[-1], int) and path[-1] < len(parent.items):
-        return parent, path[-1]
-    return None
+def text_at(document: Value | None, key: str) -> str:
+    """Return the text of a mapping's key; empty where there is none."""
+    found = document.get(key) if isinstance(document, dict) else None
+    return found.text if isinstance(found, Leaf) else ""
 
 
-def _entries(mapping: Mapping, key: Key) -> Iterator[tuple[Mapping, int, Node]]:
-    for source in merged(mapping):
-        for number, (name, child) in enumerate(source.entries):
-            if key_text(name) == key:
-                yield source, number, child
-
-
-def loaded(node: Node) -> object:
-    """Return what a node says as Python has it, by the rules of YAML 1.1, as kubectl reads it; dates stay text."""
-    return _loaded(node, {})
-
-
-def _loaded(node: Node, seen: dict[int, object]) -> object:
-    node = target(node)
-    if isinstance(node, Scalar):
-        return node.text if node.style or node.string else _plain_value(node.text)
-    if id(node) not in seen:
-        if isinstance(node, Sequence):
-            seen[id(node)] = [_loaded(item, seen) for item in node.items]
-        else:
-            assert isinstance(node, Mapping)
-            found: dict[str, object] = {}
-            for source in reversed(list(merged(node))):
-                found |= {
-                    key_text(key): _loaded(child, seen) for key, child in source.entries if key_text(key) != _MERGE
-                }
-            seen[id(node)] = found
-    return seen[id(node)]
+def matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the paths that a pattern stands for; ``*`` is each key or item."""
+    if not pattern:
+        yield ()
+        return
+    children: Iterable[tuple[str | int, Value]] = ()
+    if isinstance(body, dict):
+        children = body.items() if pattern[0] == EACH else [(key, body[key]) for key in (pattern[0],) if key in body]
+    elif isinstance(body, list) and pattern[0] == EACH:
+        children = enumerate(body)
+    for key, child in children:
+        yield from ((key, *rest) for rest in matching(child, pattern[1:]))
 
 
 def _plain_value(text: str) -> object:
@@ -208,28 +181,145 @@ def _plain_value(text: str) -> object:
     return found if found is None or isinstance(found, bool | int | float) else text
 
 
+def parts(node: Node) -> Iterator[Node]:
+    """Yield a node's own keys, values and items."""
+    if isinstance(node, MappingNode):
+        for entry in node.entries:
+            yield from entry
+    elif isinstance(node, SequenceNode):
+        yield from node.items
+
+
 def starts(node: Node) -> frozenset[int]:
     """Return where the keys and values of a node begin, and of all that aliases in it stand for."""
-    found: set[int] = set()
-    seen: set[int] = set()
+    seen: dict[int, int] = {}
     pending = [node]
     while pending:
         node = target(pending.pop())
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        found.add(node.start)
-        if isinstance(node, Mapping):
-            pending += [part for entry in node.entries for part in entry]
-        elif isinstance(node, Sequence):
-            pending += node.items
-    return frozenset(found)
+        if id(node) not in seen:
+            seen[id(node)] = node.start
+            pending += parts(node)
+    return frozenset(seen.values())
 
 
 def content_end(node: Node) -> int:
     """Return where a node's own text ends; what a block's end mark covers beyond it are comments and empty lines."""
-    if isinstance(node, Mapping) and not node.flow and node.entries:
+    if isinstance(node, MappingNode) and not node.flow and node.entries:
         return content_end(node.entries[-1][1])
-    if isinstance(node, Sequence) and not node.flow and node.items:
+    if isinstance(node, SequenceNode) and not node.flow and node.items:
         return content_end(node.items[-1])
     return node.end
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+_SPACE = re.compile(r"[ \t\r\n]*+")
+_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]++|\\.)*+"')
+_OTHER = re.compile(r"(?:-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null)(?![A-Za-z0-9_.+-])")
+
+
+def parse_json(text: str) -> list[Node]:
+    """Return the objects of a text, which may be several, one after the other.
+
+    Raises NotYamlError with line and reason: no JSON objects, the same key twice, too deep.
+    """
+    reader = _Reader(text)
+    roots: list[Node] = []
+    position = reader.skip(0)
+    while position < len(text):
+        if text[position] != "{":
+            raise reader.error(position, "expected an object")
+        roots.append(reader.node(position, DEPTH_MAX))
+        position = reader.skip(roots[-1].end)
+    return roots
+
+
+def documents(text: str) -> Iterator[object]:
+    """Yield what each document of a text says, as Python has it: JSON, or else YAML. Raises NotYamlError."""
+    text = text.removeprefix("\ufeff")
+    try:
+        roots = parse_json(text)
+    except NotYamlError:
+        yield from map(loaded, parse(text))
+        return
+    for root in roots:
+        try:
+            yield json.loads(text[root.start : root.end])
+        except ValueError as error:  # a number with thousands of digits
+            raise NotYamlError(text.count("\n", 0, root.start) + 1, str(error)) from error
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def skip(self, position: int) -> int:
+        """Return the place of the next thing that is no space."""
+        found = _SPACE.match(self._text, position)
+        return found.end() if found else position
+
+    def error(self, position: int, message: str) -> NotYamlError:
+        """Return the error for a place in the text."""
+        return NotYamlError(self._text.count("\n", 0, position) + 1, message)
+
+    def node(self, position: int, depth: int) -> Node:
+        """Return the value that begins at a place."""
+        if not depth:
+            raise self.error(position, f"nested deeper than {DEPTH_MAX} levels")
+        start = self._text[position : position + 1]
+        if start == "{":
+            return self._mapping(position, depth)
+        if start == "[":
+            return self._sequence(position, depth)
+        if start == '"':
+            return self._string(position)
+        found = _OTHER.match(self._text, position)
+        if not found:
+            raise self.error(position, "expected a value")
+        return Scalar(position, found.end(), found[0])
+
+    def _string(self, position: int) -> Scalar:
+        found = _STRING.match(self._text, position)
+        if not found:
+            raise self.error(position, "expected a string in double quotes, closed in its line")
+        try:
+            text = str(json.loads(found[0]))
+            text.encode()  # half a pair of surrogates is no text
+        except ValueError as error:
+            raise self.error(position, f"a string that says no text: {error}") from error
+        return Scalar(position, found.end(), text, '"')
+
+    def _mapping(self, position: int, depth: int) -> MappingNode:
+        found = MappingNode(position, position, flow=True)
+        first: dict[str, int] = {}
+        place = self.skip(position + 1)
+        while not self._ends(place, "}", bool(found.entries)):
+            key = self._string(self.skip(place + 1) if found.entries else place)
+            if key.text in first:
+                line = self._text.count("\n", 0, first[key.text]) + 1
+                raise self.error(key.start, f"the key {key_text(key)} a second time; the first is in line {line}")
+            first[key.text] = key.start
+            colon = self.skip(key.end)
+            if self._text[colon : colon + 1] != ":":
+                raise self.error(colon, "expected a colon")
+            found.entries.append((key, self.node(self.skip(colon + 1), depth - 1)))
+            place = self.skip(found.entries[-1][1].end)
+        found.end = place + 1
+        return found
+
+    def _sequence(self, position: int, depth: int) -> SequenceNode:
+        found = SequenceNode(position, position, flow=True)
+        place = self.skip(position + 1)
+        while not self._ends(place, "]", bool(found.items)):
+            found.items.append(self.node(self.skip(place + 1) if found.items else place, depth - 1))
+            place = self.skip(found.items[-1].end)
+        found.end = place + 1
+        return found
+
+    def _ends(self, position: int, bracket: str, comma: bool) -> bool:
+        """Return whether a collection ends here. Raises NotYamlError where it neither ends nor goes on."""
+        if self._text[position : position + 1] == bracket:
+            return True
+        if comma and self._text[position : position + 1] != ",":
+            raise self.error(position, f"expected a comma or {bracket}")
+        return False

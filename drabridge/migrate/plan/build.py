@@ -1,4 +1,4 @@
-"""Make a plan of what was read of a cluster. Pure."""
+"""Make a plan of what was read of a cluster: who needs devices, how many nodes have, and in which order they move."""
 
 from __future__ import annotations
 
@@ -9,17 +9,69 @@ from typing import Literal
 from msgspec import Struct
 
 from drabridge.errors import ClusterError, ConfigError
+from drabridge.kube.api import Cluster, DeniedError, NotFoundError
 from drabridge.kube.versions import RESOURCE_GROUP
 from drabridge.migrate.convert.default_classes import of_classes
 from drabridge.migrate.installers import IN_FOLDER, IN_GIT, operator_of
 from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step, Way
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing
-from drabridge.migrate.plan.supply import NodeDevices, devices_by_node, kubelet_devices
 from drabridge.migrate.report.build import Facts, build
 from drabridge.migrate.report.codes import LEFT_ALONE, Severity
+from drabridge.migrate.report.facts import NAMESPACES, NodeFacts, PodFacts, SliceFacts, is_built_in
 from drabridge.migrate.report.model import Obstacle
-from drabridge.migrate.report.owners import OwnerChain, OwnerChains
-from drabridge.migrate.report.reads import NAMESPACES, is_built_in
+from drabridge.migrate.report.tally import OwnerChain, OwnerChains, ResourceNames
+
+# --- the cluster and its devices ------------------------------------------------------------------------------------
+
+_EVERYWHERE = "kube-system"  # every cluster has it, and its UID is what others take for the cluster's, too
+
+
+async def cluster_id(cluster: Cluster) -> str:
+    """Return the UID of the namespace kube-system. Raises ClusterError."""
+    try:
+        return str((await cluster.get(NAMESPACES, _EVERYWHERE))["metadata"]["uid"])
+    except (DeniedError, NotFoundError) as error:
+        hint = f"A plan says by its UID which cluster it is for: allow `get` of namespace {_EVERYWHERE}"
+        raise ClusterError(error.message, hint=hint) from error
+
+
+class NodeDevices(Struct, frozen=True):
+    """The devices of one node. One that is on its way between the lanes is in neither for a moment."""
+
+    facts: NodeFacts
+    for_limits: int
+    for_claims: int
+    held_by_limits: int
+    held_by_claims: int
+
+
+def devices_by_node(facts: Facts, resource: str, device_class: str) -> Iterator[NodeDevices]:
+    """Yield the nodes that have devices of a resource in either lane, or pods with limits for it."""
+    names = ResourceNames({resource}, facts.classes, {device_class: resource})
+    by_limits: Counter[str] = Counter()
+    for pod in facts.pods:
+        by_limits[pod.node] += kubelet_devices(pod, resource)
+    by_node: dict[str, list[SliceFacts]] = {}
+    node_of_pool: dict[tuple[str, str], str] = {}
+    for one in facts.slices:
+        by_node.setdefault(one.node, []).append(one)
+        node_of_pool[one.driver, one.pool] = one.node
+    by_claims: Counter[str] = Counter()
+    for claim in facts.claims:
+        for (driver, pool, claimed), count in claim.held:
+            if names.of_class(claimed) == resource:
+                by_claims[node_of_pool.get((driver, pool), pool)] += count
+    for node in facts.nodes:
+        for_limits = dict(node.allocatable).get(resource, 0)
+        for_claims = names.devices(by_node.get(node.name, ()))[resource]
+        if for_limits or for_claims or by_limits[node.name]:
+            yield NodeDevices(node, for_limits, for_claims, by_limits[node.name], by_claims[node.name])
+
+
+def kubelet_devices(pod: PodFacts, resource: str) -> int:
+    """Return how many devices kubelet gives, or will give, to a pod."""
+    return 0 if resource in pod.by_dra else dict(pod.limits).get(resource, 0)
+
 
 REST = "rest/lanes"
 """The last step. No namespace has a slash in its name, and no kind is written in small letters."""

@@ -1,19 +1,68 @@
 """Try the steps of a plan on numbers: which devices are free in which lane, before and after each pod moves. Pure.
 
 All devices of a node are alike here. A device that a pod releases goes to the lane for claims if the step gives that
-node one more, as the agent does it; a free device goes there at once.
+node one more, as the agent does it; a free device goes there at once. Labels and taints say where a pod may run;
+processor time and memory are not looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct, field
 
 from drabridge.migrate.installers import Installer
 from drabridge.migrate.plan.document import How
-from drabridge.migrate.plan.places import may_run
-from drabridge.migrate.report.facts import NodeFacts, Place
+from drabridge.migrate.report.facts import NodeFacts, Placement, Requirement, Toleration
+
+# --- where a pod may run --------------------------------------------------------------------------------------------
+
+_REPELS = ("NoSchedule", "NoExecute")
+
+
+def may_run(place: Placement, node: NodeFacts) -> bool:
+    """Whether the scheduler would let new pods with this place run there."""
+    if node.cordoned or any(node.labels.get(key) != value for key, value in place.labels):
+        return False
+    if place.terms and not any(term and all(_met(one, node.labels) for one in term) for term in place.terms):
+        return False
+    return all(
+        effect not in _REPELS or any(_bears(one, key, value, effect) for one in place.tolerations)
+        for key, value, effect in node.taints
+    )
+
+
+def _met(one: Requirement, labels: Mapping[str, str]) -> bool:
+    """Whether labels are as required (k8s.io/apimachinery/pkg/labels, Requirement.Matches)."""
+    found = labels.get(one.key)
+    match one.operator:
+        case "In":
+            return found in one.values
+        case "NotIn":
+            return found not in one.values
+        case "Exists":
+            return found is not None
+        case "DoesNotExist":
+            return found is None
+        case "Gt" | "Lt":
+            try:
+                left, right = int(found or ""), int(one.values[0])
+            except (ValueError, IndexError):
+                return False
+            return left > right if one.operator == "Gt" else left < right
+        case _:
+            return False
+
+
+def _bears(one: Toleration, key: str, value: str, effect: str) -> bool:
+    if one.effect and one.effect != effect:
+        return False
+    if not one.key:
+        return one.exists
+    return one.key == key and (one.exists or one.value == value)
+
+
+# --- how many devices -----------------------------------------------------------------------------------------------
 
 
 class NodeState(Struct):
@@ -38,7 +87,7 @@ class Demand(Struct):
     waiting: int = 0
     surge: int = 0
     unavailable: int = 1
-    place: Place = Place()
+    place: Placement = Placement()
     installer: Installer | None = None
 
     @property
@@ -139,7 +188,7 @@ class Packing:
         self._enter(node)
 
     def _released(self, name: str, devices: int) -> None:
-        """A pod with limits ended: its devices are for claims now."""
+        """Give claims the devices of a pod with limits that ended."""
         node = self.nodes.get(name)
         if node is not None:
             self._leave(node)

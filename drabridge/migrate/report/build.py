@@ -1,15 +1,19 @@
-"""Make the report of the facts that were read. Pure."""
+"""Make the report of the facts that were read, limited to some namespaces and resources. Pure.
+
+Counts of nodes and of devices in slices stay those of the whole cluster, because all namespaces share them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
+from drabridge.config.problems import did_you_mean
+from drabridge.errors import ConfigError
 from drabridge.kube.features import POLICIES, FeatureState, feature_rows
-from drabridge.migrate.report.cluster_obstacles import class_obstacles, limited, node_obstacles, quota_obstacles
-from drabridge.migrate.report.codes import Code, Severity
+from drabridge.migrate.report.codes import LEFT_ALONE, Code, Severity
 from drabridge.migrate.report.facts import (
     ClaimFacts,
     ClassFacts,
@@ -19,7 +23,6 @@ from drabridge.migrate.report.facts import (
     SliceFacts,
     WorkloadFacts,
 )
-from drabridge.migrate.report.filters import Filter, Shown, check_namespaces, check_resources
 from drabridge.migrate.report.model import (
     Namespace,
     NamespaceSwitch,
@@ -32,11 +35,77 @@ from drabridge.migrate.report.model import (
     Workload,
     number,
 )
-from drabridge.migrate.report.names import ResourceNames
-from drabridge.migrate.report.namespaces import switched_words
-from drabridge.migrate.report.owners import OwnerChains
-from drabridge.migrate.report.tally import Tally, Use, WorkloadTally
-from drabridge.migrate.report.workload_obstacles import obstacle, workload_obstacles
+from drabridge.migrate.report.obstacles import (
+    class_obstacles,
+    limited,
+    node_obstacles,
+    obstacle,
+    quota_obstacles,
+    workload_obstacles,
+)
+from drabridge.migrate.report.tally import OwnerChains, ResourceNames, Tally, Use, WorkloadTally
+from drabridge.migrate.switch import marks
+
+# --- what is shown --------------------------------------------------------------------------------------------------
+
+
+class Filter(Struct, frozen=True):
+    """What the caller asked for; an empty set means all."""
+
+    namespaces: frozenset[str] = frozenset()
+    resources: frozenset[str] = frozenset()
+
+
+class Shown:
+    """Says what a filter leaves. ``row_of`` returns the row of a resource, ``workloads`` are all of the cluster."""
+
+    def __init__(
+        self, wanted: Filter, row_of: Callable[[str], str], workloads: Mapping[tuple[str, str, str], WorkloadTally]
+    ) -> None:
+        self._namespaces = wanted.namespaces
+        self._resources = frozenset(map(row_of, wanted.resources))
+        self._row_of = row_of
+        self._of_others = {
+            (namespace, f"{kind}/{name}")
+            for (namespace, kind, name), one in workloads.items()
+            if one.uses and not any(map(self.resource, one.uses))
+        }
+
+    def namespace(self, name: str) -> bool:
+        return not self._namespaces or name in self._namespaces
+
+    def resource(self, name: str) -> bool:
+        return not self._resources or self._row_of(name) in self._resources
+
+    def workload(self, one: WorkloadTally) -> bool:
+        return self.namespace(one.chain.namespace) and any(map(self.resource, one.uses))
+
+    def is_left(self, one: WorkloadTally) -> bool:
+        """Return whether a workload has limits of a resource that is shown."""
+        return one.has_limits and any(map(self.resource, one.per_pod))
+
+    def obstacle(self, one: Obstacle) -> bool:
+        """Return whether an obstacle is shown; one without a namespace or a resource is about all of them."""
+        if one.namespace and not self.namespace(one.namespace):
+            return False
+        return self.resource(one.resource) if one.resource else (one.namespace, one.object) not in self._of_others
+
+
+def check_classes(said: Collection[str], known: Collection[str]) -> None:
+    """Raise ConfigError for a DeviceClass that is not there and that no claim names: a slip would count nothing."""
+    names = sorted(known)
+    are = f"is {names[0]}" if len(names) == 1 else f"are {', '.join(names)}" if names else "is none"
+    hint = f"There {are}; kubectl get deviceclasses lists them"
+    _check("there is no DeviceClass {}", {*said} - {*known}, known, hint)
+
+
+def _check(said: str, unknown: Collection[str], known: Collection[str], hint: str) -> None:
+    """Raise ConfigError for a name that is not there: a slip would look like one that nobody uses."""
+    for name in sorted(unknown):
+        raise ConfigError(said.format(name), hint=did_you_mean(name, sorted(known)) or hint)
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
 
 ALL = Filter()
 _STAY = (Code.STATIC_POD, Code.FIXED_NODE_NAME)
@@ -104,8 +173,12 @@ def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -
             free[names.of_class(device_class)] -= count
     rows = sorted({*allocatable, *in_slices, *tally.resources} - {""})
     if not facts.unread:
-        check_namespaces(wanted, {*(facts.namespaces or ()), *(namespace for namespace, _, _ in tally.workloads)})
-        check_resources(wanted, names.of_limit, {*known, *rows, *names.classes})
+        spaces = {*(facts.namespaces or ()), *(namespace for namespace, _, _ in tally.workloads)}
+        _check("there is no namespace {}", wanted.namespaces - spaces, spaces, "kubectl get namespaces lists them")
+        resources_there = {*known, *rows, *names.classes}
+        unknown = [name for name in wanted.resources if names.of_limit(name) not in resources_there]
+        hint = "`drabridge migrate report` without --resource shows all"
+        _check("nothing in the cluster has or asks for {}", unknown, resources_there, hint)
     shown = Shown(wanted, names.of_limit, tally.workloads)
 
     obstacles = [
@@ -116,42 +189,23 @@ def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -
         *(one for workload in tally.workloads.values() for one in workload_obstacles(workload, free, facts.templates)),
     ]
     obstacles = sorted(filter(shown.obstacle, obstacles), key=_order)
+    resources = []
+    for name in filter(shown.resource, rows):
+        use = tally.resources.get(name) or Use()
+        counts = nodes[name], allocatable[name], in_slices[name], max(free[name], 0)
+        kinds = names.classes.get(name, [])
+        resources.append(ResourceUse(name, kinds, *counts, use.pods, use.devices, use.pods.done_percent))
     return Report(
         server_version=facts.server_version,
         nodes=len(facts.nodes),
         pods=facts.pods_read,
-        resources=[
-            _resource(name, names, nodes, allocatable, in_slices, free, tally.resources.get(name) or Use())
-            for name in filter(shown.resource, rows)
-        ],
+        resources=resources,
         namespaces=list(_namespaces(tally, shown, obstacles, facts)),
         workloads=list(_workloads(tally, shown)),
         obstacles=obstacles,
         unread=facts.unread,
         features=feature_rows(facts.features),
         filter=ReportFilter(sorted(wanted.namespaces), sorted(wanted.resources)),
-    )
-
-
-def _resource(
-    name: str,
-    names: ResourceNames,
-    nodes: Mapping[str, int],
-    allocatable: Mapping[str, int],
-    in_slices: Mapping[str, int],
-    free: Mapping[str, int],
-    use: Use,
-) -> ResourceUse:
-    return ResourceUse(
-        name=name,
-        classes=names.classes.get(name, []),
-        nodes=nodes[name],
-        allocatable=allocatable[name],
-        in_slices=in_slices[name],
-        free_in_slices=max(free[name], 0),
-        pods=use.pods,
-        devices=use.devices,
-        done_percent=use.pods.done_percent,
     )
 
 
@@ -219,3 +273,35 @@ def _unread_obstacles(facts: Facts) -> Iterator[Obstacle]:
 def _order(one: Obstacle) -> tuple[bool, int, str, str, str]:
     codes = list(Code)
     return one.severity is not Severity.BLOCKER, codes.index(one.code), one.namespace, one.object, one.resource
+
+
+# --- what a switch means --------------------------------------------------------------------------------------------
+
+_WHAT_STAYS = "of DaemonSets, static, with nodeName, or with more than 32 devices"
+
+
+def switched_words(switch: NamespaceSwitch, left: Sequence[WorkloadTally]) -> str:
+    """Say what new pods get, and how many old ones are to be rolled out. ``left``: workloads that have limits."""
+    stay = sum(one.limit_pods for one in left if _stays(one))
+    old = sum(one.limit_pods for one in left) - stay
+    words = [f"{_new_pods(switch)} get claims"]
+    if old:
+        still = f"{number(old, 'pod')} still {'has' if old == 1 else 'have'} limits"
+        part = switch.percent < marks.ALL_OWNERS or switch.selector
+        out = "roll out those that it is for" if part else f"roll {'it' if old == 1 else 'them'} out"
+        words.append(f"{still}: {out}")
+    if stay:
+        words.append(f"the switch leaves {number(stay, 'pod')} alone: {_WHAT_STAYS}")
+    if not old and not stay:
+        words.append("no pod has limits any more")
+    return "; ".join(words)
+
+
+def _stays(one: WorkloadTally) -> bool:
+    """Return whether the switch's policy leaves the pods of a workload alone."""
+    return one.chain.kinds[1:2] == ("DaemonSet",) or any(code in LEFT_ALONE for code, _ in one.signs)
+
+
+def _new_pods(switch: NamespaceSwitch) -> str:
+    words = f"new pods with {switch.selector}" if switch.selector else "new pods"
+    return words if switch.percent >= marks.ALL_OWNERS else f"{words} of {switch.percent} % of the owners"

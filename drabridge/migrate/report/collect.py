@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from msgspec import Raw
 
 from drabridge.errors import ClusterError, ConfigError
 from drabridge.kube.api import (
@@ -26,14 +28,12 @@ from drabridge.kube.api import (
 )
 from drabridge.kube.feature_questions import keeps_extended_names, serves_policies, slice_features
 from drabridge.kube.features import EXTENDED_NAMES, POLICIES, FeatureState
-from drabridge.kube.json_reader import Json, ObjectView
+from drabridge.kube.json_reader import ObjectView
 from drabridge.kube.versions import RESOURCE_GROUP, choose_version
 from drabridge.migrate.report import facts as read
-from drabridge.migrate.report import fields
 from drabridge.migrate.report.build import Facts
+from drabridge.migrate.report.facts import NAMESPACES, QUOTAS, WORKLOADS, all_kinds, claim_templates
 from drabridge.migrate.report.model import Unread
-from drabridge.migrate.report.namespaces import NamespaceFields, namespace_facts
-from drabridge.migrate.report.reads import NAMESPACES, QUOTAS, WORKLOADS, all_kinds, claim_templates
 from drabridge.offers.slices import ALL_FEATURES
 
 T = TypeVar("T")
@@ -46,17 +46,17 @@ _NOTHING_CHANGED = "The report only reads, so run it again at any time"
 
 
 class _CountingView(ObjectView[T]):
-    """Reads objects, and tells how many."""
+    """Reads objects as another view does, and tells how many."""
 
-    def __init__(self, read: Callable[[Json], T], fields: Any, tell: Callable[[int], None]) -> None:
-        super().__init__(read, fields)
+    def __init__(self, view: ObjectView[T], tell: Callable[[int], None]) -> None:
+        self._view = view
         self._tell = tell
         self._count = 0
 
-    def __call__(self, data: Any) -> T:
+    def __call__(self, data: bytes | Raw) -> T:
         self._count += 1
         self._tell(self._count)
-        return super().__call__(data)
+        return self._view(data)
 
 
 async def collect(cluster: Cluster, progress: Progress, pauses: tuple[float, ...] = PAUSES_SECONDS) -> Facts:
@@ -82,16 +82,15 @@ class _Collector:
             found.server_version = await self._version()
             version = await self._dra_version()
             await self._ask_for_features(version)
-            found.nodes = await self._list(NODES, read.node_facts, fields.NodeFields)
-            spaces = await self._list_or_none(NAMESPACES, namespace_facts, NamespaceFields)
-            found.namespaces = None if spaces is None else {one.name: one.switch for one in spaces}
+            found.nodes = await self._list(NODES, read.NODE) or []
+            spaces = await self._list(NAMESPACES, read.NAMESPACE)
+            found.namespaces = None if spaces is None else dict(spaces)
             if version:
                 await self._dra(version)
-            found.quotas = await self._list(QUOTAS, read.quota_facts, fields.QuotaFields)
+            found.quotas = await self._list(QUOTAS, read.QUOTA) or []
             for kind, where in WORKLOADS.items():
-                reader = functools.partial(read.workload_facts, kind)
-                found.workloads += filter(None, await self._list(where, reader, fields.WorkloadFields))
-            pods = await self._list(PODS, read.pod_facts, fields.PodFields)
+                found.workloads += filter(None, await self._list(where, read.WORKLOAD[kind]) or [])
+            pods = await self._list(PODS, read.POD) or []
         except UnreachableError as error:
             if isinstance(error.__cause__, ConfigError):
                 hint = error.hint or "Give one with --kubeconfig"
@@ -107,10 +106,10 @@ class _Collector:
 
     async def _dra(self, version: str) -> None:
         found = self._facts
-        found.classes = await self._list(device_classes(version), read.class_facts, fields.ClassFields)
-        found.slices = await self._list(resource_slices(version), read.slice_facts, fields.SliceFields)
-        found.claims = await self._list(resource_claims(version), read.claim_facts, fields.ClaimFields)
-        templates = await self._list_or_none(claim_templates(version), read.template_name, fields.NamedFields)
+        found.classes = await self._list(device_classes(version), read.CLASS) or []
+        found.slices = await self._list(resource_slices(version), read.SLICE) or []
+        found.claims = await self._list(resource_claims(version), read.CLAIM) or []
+        templates = await self._list(claim_templates(version), read.TEMPLATE)
         found.templates = None if templates is None else set(templates)
 
     async def _version(self) -> str:
@@ -144,33 +143,27 @@ class _Collector:
         self._facts.serves_dra = bool(version)
         return version
 
-    async def _list_or_none(self, kind: Kind, reader: Callable[[Json], T], wanted: Any) -> list[T] | None:
-        """Return the same as ``_list``; None where the caller has no right."""
-        denied = len(self._denied)
-        found = await self._list(kind, reader, wanted)
-        return found if len(self._denied) == denied else None
-
-    async def _list(self, kind: Kind, reader: Callable[[Json], T], wanted: Any) -> list[T]:
-        """Return the facts of all objects of a kind; none, and why in ``unread``, where the caller has no right."""
+    async def _list(self, kind: Kind, view: ObjectView[T]) -> list[T] | None:
+        """Return the facts of all objects of a kind; None, and why in ``unread``, where the caller has no right."""
         try:
-            listing = await self._retried(kind, reader, wanted)
+            listing = await self._retried(kind, view)
         except DeniedError as error:
             self._check_credentials(error)
             self._denied.append(error)
             name = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
             self._facts.unread.append(Unread("list", name, error.message))
-            return []
+            return None
         except UnservedError:
             return []
         for one in listing.unreadable:
             self._facts.unread.append(Unread("", f"{kind.plural} {one}", "it does not have the form of such an object"))
         return list(listing.items)
 
-    async def _retried(self, kind: Kind, reader: Callable[[Json], T], wanted: Any) -> Listing[T]:
+    async def _retried(self, kind: Kind, view: ObjectView[T]) -> Listing[T]:
         for pause in (*self._pauses, None):
-            view = _CountingView(reader, wanted, functools.partial(self._progress, kind.plural))
+            counting = _CountingView(view, functools.partial(self._progress, kind.plural))
             try:
-                return await self._cluster.list(kind, view=view)
+                return await self._cluster.list(kind, view=counting)
             except UnservedError:
                 raise
             except (ExpiredError, UnreachableError):

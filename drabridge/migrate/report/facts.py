@@ -1,24 +1,231 @@
-"""Reduce API objects to the small facts that the report is made of. Pure: one object in, one struct out.
+"""Read the objects that the report is made of: which kinds, which of their fields, and the small facts of each. Pure.
 
-The readers get what :mod:`drabridge.migrate.report.fields` names, and raise what strange data raises.
+One object in, one struct out. The readers raise what strange data raises.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 from msgspec import Struct
 
 from drabridge.config.quantity import parse
+from drabridge.kube.api import NODES, PODS, Kind, device_classes, resource_claims, resource_slices
+from drabridge.kube.json_reader import ObjectView
+from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP
 from drabridge.migrate.installers import Installer, installer_of
-from drabridge.migrate.report.signs import Sign, limits_of, pod_limits, signs_of
+from drabridge.migrate.report.codes import Code
+from drabridge.migrate.report.model import NamespaceSwitch
+from drabridge.migrate.switch import marks
 
+# --- which kinds are read -------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
 Json = Mapping[str, Any]
+
+NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
+QUOTAS = Kind("", "v1", "resourcequotas")
+WORKLOADS = {  # kind -> where it is
+    "ReplicaSet": Kind("apps", "v1", "replicasets"),
+    "Deployment": Kind("apps", "v1", "deployments"),
+    "StatefulSet": Kind("apps", "v1", "statefulsets"),
+    "DaemonSet": Kind("apps", "v1", "daemonsets"),
+    "Job": Kind("batch", "v1", "jobs"),
+    "CronJob": Kind("batch", "v1", "cronjobs"),
+}
+
+
+def is_built_in(kind: str) -> bool:
+    """Whether a kind that makes pods, or is one, is Kubernetes' own."""
+    return kind in WORKLOADS or kind == "Pod"
+
+
+def claim_templates(version: str) -> Kind:
+    return Kind(RESOURCE_GROUP, version, "resourceclaimtemplates")
+
+
+def all_kinds(version: str = NEWEST_RESOURCE_VERSION) -> tuple[Kind, ...]:
+    """Return every kind that is listed, with this version of resource.k8s.io."""
+    dra = (device_classes(version), resource_slices(version), resource_claims(version), claim_templates(version))
+    return (NODES, NAMESPACES, PODS, QUOTAS, *WORKLOADS.values(), *dra)
+
+
+def cluster_role(name: str = "drabridge-migrate-report") -> dict[str, Any]:
+    """Return the ClusterRole. It reads no Secrets and no ConfigMaps, and writes nothing.
+
+    Which versions a server has needs no rule: every user may ask (ClusterRole system:discovery).
+    """
+    by_group: dict[str, list[str]] = {}
+    for kind in all_kinds():
+        by_group.setdefault(kind.group, []).append(kind.plural)
+    rules = [{"apiGroups": [group], "resources": plurals, "verbs": ["list"]} for group, plurals in by_group.items()]
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": name},
+        "rules": rules,
+    }
+
+
+# --- what is seen in a pod ------------------------------------------------------------------------------------------
+
+MOST_DEVICES_OF_CLAIM = 32  # AllocationResultsMaxSize, staging/src/k8s.io/api/resource/v1/types.go
+_MIRROR = "kubernetes.io/config.mirror"
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+_NO_DEVICES = ("", "void", "none")  # values with which NVIDIA's container toolkit gives no device
+_NATIVE_DOMAIN = "kubernetes.io"
+_DEFAULT_SCHEDULER = "default-scheduler"
+
+
+class Sign(Struct, frozen=True):
+    """One thing seen in a pod: its code, the resource that it is about ("" for all), and what was seen."""
+
+    code: Code
+    resource: str
+    seen: str
+
+
+@functools.lru_cache(maxsize=1024)
+def is_extended(name: str) -> bool:
+    """Return whether a resource is an extended one (IsExtendedResourceName in pkg/apis/core/v1/helper)."""
+    domain, slash, _ = name.partition("/")
+    if not slash or name.startswith("requests."):
+        return False
+    if domain == "deviceclass.resource.kubernetes.io":  # KEP-5004's name for any DeviceClass
+        return True
+    return domain != _NATIVE_DOMAIN and not domain.endswith(f".{_NATIVE_DOMAIN}")
+
+
+def limits_of(amounts: Json | None, *, zero: bool = False) -> tuple[tuple[str, int], ...]:
+    """Return (name, count) of the extended resources, sorted. ``zero`` keeps those of which there is none."""
+    if not amounts:
+        return ()
+    found = {name: _count(str(value)) for name, value in amounts.items() if value and is_extended(name)}
+    return tuple(sorted((name, count) for name, count in found.items() if count or zero))
+
+
+@functools.lru_cache(maxsize=1024)
+def _count(quantity: str) -> int:
+    return int(parse(quantity))
+
+
+def pod_limits(spec: Json) -> tuple[tuple[str, int], ...]:
+    """Return how many devices of each extended resource a pod needs at most at one time.
+
+    Init containers run one after the other, beside the sidecars that began before them (PodRequests in
+    k8s.io/component-helpers/resource).
+    """
+    init: Sequence[Json] = spec.get("initContainers") or ()
+    app: Sequence[Json] = spec.get("containers") or ()
+    if not init and len(app) == 1:  # most pods, and there may be fifty thousand of them
+        return _limits(app[0])
+    running: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    for container in init:
+        own = Counter(dict(_limits(container)))
+        if container.get("restartPolicy") == "Always":
+            running += own
+            own = Counter()
+        most |= running + own
+    for container in app:
+        running += Counter(dict(_limits(container)))
+    return tuple(sorted((running | most).items()))
+
+
+def signs_of(meta: Json, spec: Json, limits: Sequence[tuple[str, int]], *, template: bool) -> tuple[Sign, ...]:
+    """Return what a pod, or a pod template, has that matters once its ``limits`` are claims."""
+    return tuple(_signs(meta, spec, limits, template=template)) if limits else tuple(_without_limits(spec))
+
+
+def _signs(meta: Json, spec: Json, limits: Sequence[tuple[str, int]], *, template: bool) -> Iterator[Sign]:
+    if _MIRROR in (meta.get("annotations") or {}):
+        yield Sign(Code.STATIC_POD, "", "")
+    if template and spec.get("nodeName"):
+        yield Sign(Code.FIXED_NODE_NAME, "", str(spec["nodeName"]))
+    for name, count in limits:
+        if count > MOST_DEVICES_OF_CLAIM:
+            yield Sign(Code.MORE_THAN_32_DEVICES, name, f"{count} devices")
+        yield from _containers(spec, name)
+    ephemeral = [one.get("name") or "" for one in spec.get("ephemeralContainers") or ()]
+    if ephemeral:
+        yield Sign(Code.EPHEMERAL_CONTAINER, "", ", ".join(ephemeral))
+    yield from _selection(spec, limits)
+    if _QUEUE in (meta.get("labels") or {}):
+        yield Sign(Code.KUEUE, "", f"queue {meta['labels'][_QUEUE]}")
+    if (scheduler := spec.get("schedulerName")) and scheduler != _DEFAULT_SCHEDULER:
+        yield Sign(Code.OTHER_SCHEDULER, "", str(scheduler))
+    if (priority := spec.get("priorityClassName")) and spec.get("preemptionPolicy") != "Never":
+        yield Sign(Code.NO_PREEMPTION, "", f"priority class {priority}")
+    runtime = spec.get("runtimeClassName") or ""
+    if runtime.startswith("nvidia"):
+        yield Sign(Code.RUNTIME_CLASS, "", runtime)
+    for container, value in _visible_devices(spec):
+        yield Sign(Code.VISIBLE_DEVICES, "", f"{container}: {value}")
+
+
+def _without_limits(spec: Json) -> Iterator[Sign]:
+    """Yield what gets devices behind both APIs: the variable alone makes NVIDIA's runtime hand them out."""
+    if spec.get("resourceClaims"):
+        return
+    for container, value in _visible_devices(spec):
+        if value not in _NO_DEVICES:
+            yield Sign(Code.VISIBLE_DEVICES, "", f"{container}: {value}, without limits: its devices count nowhere")
+
+
+def _containers(spec: Json, resource: str) -> Iterator[Sign]:
+    def with_limits(containers: Sequence[Json] | None) -> list[Json]:
+        return [one for one in containers or () if dict(_limits(one)).get(resource)]
+
+    init = with_limits(spec.get("initContainers"))
+    app = with_limits(spec.get("containers"))
+    sidecars = [_name(one) for one in init if one.get("restartPolicy") == "Always"]
+    ordinary = [_name(one) for one in init if one.get("restartPolicy") != "Always"]
+    if ordinary:
+        yield Sign(Code.INIT_CONTAINER, resource, ", ".join(ordinary))
+    if sidecars:
+        yield Sign(Code.SIDECAR, resource, ", ".join(sidecars))
+    if len(app) > 1:
+        yield Sign(Code.SEVERAL_CONTAINERS, resource, ", ".join(map(_name, app)))
+
+
+def _selection(spec: Json, limits: Sequence[tuple[str, int]]) -> Iterator[Sign]:
+    """Yield labels of the resource's own domain that choose the node: ``nvidia.com/gpu.product`` for nvidia.com/gpu."""
+    keys = list(spec.get("nodeSelector") or ())
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    for term in required.get("nodeSelectorTerms") or ():
+        keys += [one.get("key") or "" for one in term.get("matchExpressions") or ()]
+    for resource, _ in limits:
+        domain = resource.partition("/")[0]
+        found = sorted({key for key in keys if key.partition("/")[0] == domain})
+        if found:
+            yield Sign(Code.NODE_LABEL_SELECTOR, resource, ", ".join(found))
+
+
+def _visible_devices(spec: Json) -> Iterator[tuple[str, str]]:
+    for container in [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]:
+        for variable in container.get("env") or ():
+            if variable.get("name") == _VARIABLE:
+                yield _name(container), str(variable.get("value") or "")
+
+
+def _limits(container: Json) -> tuple[tuple[str, int], ...]:
+    return limits_of((container.get("resources") or {}).get("limits"))
+
+
+def _name(container: Json) -> str:
+    return container.get("name") or ""
+
+
+# --- the facts ------------------------------------------------------------------------------------------------------
+
 Amounts = tuple[tuple[str, int], ...]
 """(name, how many) of each, sorted by name: of extended resources, or of device classes."""
 
@@ -55,7 +262,7 @@ class Requirement(Struct, frozen=True):
     values: tuple[str, ...]
 
 
-class Place(Struct, frozen=True):
+class Placement(Struct, frozen=True):
     """Where pods may run: on nodes with all the ``labels``, and of ``terms`` one whole, if there are some."""
 
     labels: tuple[tuple[str, str], ...] = ()
@@ -100,7 +307,7 @@ class WorkloadFacts(Struct, frozen=True):
     unavailable: int
     limits: Amounts
     templates: tuple[str, ...]
-    place: Place
+    place: Placement
     signs: tuple[Sign, ...]
     installer: Installer | None = None
 
@@ -196,11 +403,11 @@ def workload_facts(kind: str, obj: Json) -> WorkloadFacts | None:
     ended = (one for one in status.get("conditions") or () if one.get("type") in ("Complete", "Failed"))
     if kind == "Job" and any(one.get("status") == "True" for one in ended):
         return None
-    job = (spec.get("jobTemplate") or {}).get("spec") or {}
-    template = (job if kind == "CronJob" else spec).get("template") or {}
+    making = maker_of_pods(spec)
+    template = making.get("template") or {}
     pod = template.get("spec") or {}
     limits, templates = pod_limits(pod), _templates(pod)
-    replicas = _replicas(kind, job if kind == "CronJob" else spec)
+    replicas = _replicas(kind, making)
     strategy, surge, unavailable = _rollout(kind, spec, replicas)
     return WorkloadFacts(
         kind,
@@ -290,6 +497,16 @@ def template_name(obj: Json) -> tuple[str, str]:
     return meta.get("namespace") or "", meta.get("name") or ""
 
 
+def namespace_facts(obj: Json) -> tuple[str, NamespaceSwitch | None]:
+    """Return a Namespace's name, and its switch; None where its new pods keep their limits."""
+    meta = obj.get("metadata") or {}
+    switch = None
+    if (meta.get("labels") or {}).get(marks.LABEL) == marks.CLAIMS:
+        notes = meta.get("annotations") or {}
+        switch = NamespaceSwitch(marks.percent_of(notes), notes.get(marks.SELECTOR) or "")
+    return meta.get("name") or "", switch
+
+
 def _parts(obj: Json) -> tuple[Json, Json, Json]:
     return obj.get("metadata") or {}, obj.get("spec") or {}, obj.get("status") or {}
 
@@ -308,10 +525,15 @@ def _templates(spec: Json) -> tuple[str, ...]:
     return tuple(sorted(filter(None, names)))
 
 
-def _place(spec: Json) -> Place:
+def maker_of_pods(spec: Json) -> Json:
+    """Return what has the pod template: a workload's own spec, but of a CronJob its Job's."""
+    return (spec["jobTemplate"] or {}).get("spec") or {} if "jobTemplate" in spec else spec
+
+
+def _place(spec: Json) -> Placement:
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    return Place(
+    return Placement(
         tuple(sorted((key, value or "") for key, value in (spec.get("nodeSelector") or {}).items())),
         tuple(
             tuple(
@@ -358,3 +580,131 @@ def _rollout(kind: str, spec: Json, replicas: int) -> tuple[str, int, int]:
 def _share(wanted: str | int | None, replicas: int) -> Fraction:
     text = DEFAULT_SURGE if wanted is None else str(wanted)
     return Fraction(text[:-1]) * replicas / 100 if text.endswith("%") else Fraction(parse(text))
+
+
+# --- how each kind is read ------------------------------------------------------------------------------------------
+
+# The fields that are read. Everything else is skipped, never built. A field may be null.
+_OWNERS = [{"apiVersion": str, "kind": str, "name": str, "uid": str, "controller": bool}]
+_QUANTITIES = dict[str, str | int | float | None]
+_TEXTS = dict[str, str | None]
+_ID = {"namespace": str, "name": str, "uid": str}
+_POD_META = {**_ID, "ownerReferences": _OWNERS, "annotations": {_MIRROR: str}, "labels": {_QUEUE: str}}
+_CONTAINERS = [
+    {
+        "name": str,
+        "resources": {"limits": _QUANTITIES},
+        "env": [{"name": str, "value": str}],
+        "restartPolicy": str,
+    }
+]
+_TERMS = [{"matchExpressions": [{"key": str, "operator": str, "values": list[str]}]}]
+_POD_CLAIMS = [{"resourceClaimName": str, "resourceClaimTemplateName": str}]
+_POD_SPEC = {
+    "containers": _CONTAINERS,
+    "initContainers": _CONTAINERS,
+    "ephemeralContainers": [{"name": str}],
+    "resourceClaims": _POD_CLAIMS,
+    "nodeName": str,
+    "nodeSelector": _TEXTS,
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _TERMS}}},
+    "runtimeClassName": str,
+    "schedulerName": str,
+    "priorityClassName": str,
+    "preemptionPolicy": str,
+}
+_TOLERATIONS = [{"key": str, "operator": str, "value": str, "effect": str}]
+_TEMPLATE = {"metadata": _POD_META, "spec": {**_POD_SPEC, "tolerations": _TOLERATIONS}}
+_STRATEGY = {"type": str, "rollingUpdate": {"maxSurge": int | str, "maxUnavailable": int | str}}
+_ATTRIBUTES = {"resource": {"string": str}}
+_REQUEST = {"name": str, "deviceClassName": str, "count": int}
+
+
+def _type_of(fields: Any) -> Any:
+    """Return the type of the JSON that has these fields: an object's are a dict, those of a list's items in a list."""
+    if isinstance(fields, dict):
+        typed_dict: Any = TypedDict
+        return typed_dict("Fields", {name: _type_of(one) | None for name, one in fields.items()}, total=False)
+    list_of: Any = list
+    return list_of[_type_of(fields[0])] if isinstance(fields, list) else fields
+
+
+def _view(read: Callable[[Json], T], fields: dict[str, Any]) -> ObjectView[T]:
+    return ObjectView(read, _type_of(fields))
+
+
+# Tolerations of pods are not read: kubelet's own are on each.
+POD = _view(
+    pod_facts,
+    {
+        "metadata": _POD_META,
+        "spec": _POD_SPEC,
+        "status": {
+            "phase": str,
+            "extendedResourceClaimStatus": {"requestMappings": [{"resourceName": str}]},
+            "resourceClaimStatuses": _POD_CLAIMS,
+        },
+    },
+)
+_WORKLOAD_FIELDS = {
+    "metadata": {
+        **_ID,
+        "ownerReferences": _OWNERS,
+        "labels": _TEXTS,
+        "annotations": {"argocd.argoproj.io/tracking-id": str, "meta.helm.sh/release-name": str},
+    },
+    "spec": {
+        "replicas": int,
+        "parallelism": int,
+        "template": _TEMPLATE,
+        "strategy": _STRATEGY,
+        "updateStrategy": _STRATEGY,
+        "jobTemplate": {"spec": {"parallelism": int, "template": _TEMPLATE}},
+    },
+    "status": {"replicas": int, "conditions": [{"type": str, "status": str}]},
+}
+WORKLOAD = {kind: _view(functools.partial(workload_facts, kind), _WORKLOAD_FIELDS) for kind in WORKLOADS}
+NODE = _view(
+    node_facts,
+    {
+        "metadata": {"name": str, "labels": _TEXTS},
+        "spec": {"unschedulable": bool, "taints": [{"key": str, "value": str, "effect": str}]},
+        "status": {"capacity": _QUANTITIES, "allocatable": _QUANTITIES},
+    },
+)
+SLICE = _view(
+    slice_facts,
+    {
+        "spec": {
+            "driver": str,
+            "nodeName": str,
+            "pool": {"name": str, "generation": int},
+            "devices": [{"attributes": _ATTRIBUTES, "basic": {"attributes": _ATTRIBUTES}}],  # basic: v1beta1
+        }
+    },
+)
+CLASS = _view(
+    class_facts,
+    {"metadata": _ID, "spec": {"extendedResourceName": str, "selectors": [{"cel": {"expression": str}}]}},
+)
+CLAIM = _view(
+    claim_facts,
+    {
+        "metadata": _ID,
+        # ``exactly`` and ``firstAvailable`` are newer than v1beta1, which has their fields in the request.
+        "spec": {"devices": {"requests": [{**_REQUEST, "exactly": _REQUEST, "firstAvailable": [_REQUEST]}]}},
+        "status": {"allocation": {"devices": {"results": [{"request": str, "driver": str, "pool": str}]}}},
+    },
+)
+QUOTA = _view(quota_facts, {"metadata": _ID, "spec": {"hard": _QUANTITIES}})
+TEMPLATE = _view(template_name, {"metadata": _ID})
+NAMESPACE = _view(
+    namespace_facts,
+    {
+        "metadata": {
+            "name": str,
+            "labels": {marks.LABEL: str},
+            "annotations": {marks.PERCENT: str, marks.SELECTOR: str},
+        }
+    },
+)

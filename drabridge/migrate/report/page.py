@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 
 from drabridge.migrate.report.codes import Severity
@@ -16,13 +15,14 @@ from drabridge.migrate.report.model import Obstacle, Report, Ways
 from drabridge.migrate.report.text import (
     LEGEND,
     NOBODY,
+    Table,
+    by_code,
     details,
     filter_line,
     headline,
     lacking_features,
-    percent,
     place,
-    ways,
+    tables,
 )
 from drabridge.status.markup import Html, tag
 
@@ -72,54 +72,21 @@ def document(title: str, said: Sequence[str], at: str, sections: Sequence[Html],
 
 
 def _sections(report: Report) -> Iterable[Html]:
-    yield tag("p", *_legend(), class_="legend")
+    symbols = (
+        tag("span", tag("span", symbol, class_=f"symbol {way}", aria_hidden="true"), words)
+        for way, symbol, words in _WAYS
+    )
+    yield tag("p", *symbols, class_="legend")
     if not report.resources:
         yield tag("p", "No node has devices, and no pod asks for one.")
     elif filter_line(report) and not report.workloads:
         yield tag("p", NOBODY)
-    rows: list[Sequence[object]] = [
-        (
-            tag("code", one.name),
-            _bar(one.pods, one.name),
-            *ways(one.pods),
-            percent(one.done_percent),
-            one.nodes,
-            one.allocatable,
-            one.in_slices,
-            ", ".join(one.classes) or "-",
-        )
-        for one in report.resources
-    ]
-    columns = ("Resource", "Share", *_columns(), "Done", "Nodes", "Allocatable", "In slices", "Classes")
-    yield from section("Resources", columns, rows)
-    rows = [
-        (
-            one.name,
-            tag("code", use.resource),
-            _bar(use.pods, f"{use.resource} in {one.name}"),
-            *ways(use.pods),
-            percent(use.done_percent),
-            Html(f"{tag('strong', one.fits)}{tag('small', one.because)}"),
-        )
-        for one in report.namespaces
-        for use in one.uses
-    ]
-    yield from section("Namespaces", ("Namespace", "Resource", "Share", *_columns(), "Done", "Fits"), rows)
-    for severity in Severity:
-        yield from _obstacles(severity, [one for one in report.obstacles if one.severity is severity])
-    found = sorted(report.workloads, key=lambda one: (-one.pods.total, one.namespace, one.kind, one.name))
-    rows = [
-        (
-            one.namespace,
-            Html(f"{tag('code', f'{one.kind}/{one.name}')}{tag('small', ' < '.join(reversed(one.chain)))}"),
-            tag("code", one.resource),
-            _bar(one.pods, f"{one.kind} {one.namespace}/{one.name}"),
-            *ways(one.pods),
-            one.per_pod or "-",
-        )
-        for one in found
-    ]
-    yield from section("Workloads", ("Namespace", "Workload", "Resource", "Share", *_columns(), "Each"), rows)
+    resources, namespaces, workloads = tables(report, None, wide=True)
+    yield from _table(resources)
+    yield from _table(namespaces)
+    for severity, codes in by_code(report).items():
+        yield from _obstacles(severity, codes)
+    yield from _table(workloads)
     if lacking := lacking_features(report):
         yield tag("section", tag("h2", "Not in this cluster"), tag("ul", *(tag("li", one) for one in lacking)))
     if report.unread:
@@ -127,15 +94,16 @@ def _sections(report: Report) -> Iterable[Html]:
         yield tag("section", tag("h2", "Not read"), tag("ul", *items))
 
 
-def _columns() -> tuple[str, ...]:
-    return ("Limits", "By DRA", "Claims", "Pending")
-
-
-def _legend() -> list[Html]:
-    return [
-        tag("span", tag("span", symbol, class_=f"symbol {way}", aria_hidden="true"), words)
-        for way, symbol, words in _WAYS
-    ]
+def _table(table: Table) -> Iterable[Html]:
+    """Draw a table, with a bar of the pods in each row."""
+    heads = [column[:1].upper() + column[1:] for column in table.columns]
+    heads.insert(table.named, "Share")
+    rows = []
+    for row, pods in zip(table.rows, table.pods, strict=True):
+        names = [tag("code", name) for name in row[: table.named]]
+        bar = _bar(pods, " ".join(row[: table.named]))
+        rows.append([*names, bar, *row[table.named :]])
+    yield from section(table.title.capitalize(), heads, rows, table.notes)
 
 
 def _bar(one: Ways, what: str) -> Html:
@@ -153,24 +121,23 @@ def _bar(one: Ways, what: str) -> Html:
     return tag("svg", *drawn, class_="bar", role="img", aria_label=f"Pods of {what}: {said}")
 
 
-def _obstacles(severity: Severity, obstacles: Sequence[Obstacle]) -> Iterable[Html]:
-    if not obstacles:
-        return
+def _obstacles(severity: Severity, codes: Iterable[Sequence[Obstacle]]) -> Iterable[Html]:
     blocks = []
     is_open = "" if severity is Severity.BLOCKER else None
-    for code, group in groupby(obstacles, key=lambda one: one.code):
-        same = list(group)
+    for same in codes:
         items = [tag("li", tag("code", place(one)), details(one)) for one in same[:MOST_ROWS]]
         if len(same) > MOST_ROWS:
             items.append(tag("li", f"and {len(same) - MOST_ROWS:,} more: -o json has all"))
-        words = tag("summary", tag("strong", code), f" ({len(same)}): {same[0].why}")
+        words = tag("summary", tag("strong", same[0].code), f" ({len(same)}): {same[0].why}")
         advice = tag("p", f"What to do: {same[0].action}.")
         blocks.append(tag("details", words, advice, tag("ul", *items), open=is_open))
     yield tag("section", tag("h2", f"{severity.capitalize()}s"), *blocks, class_=severity)
 
 
-def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[Html]:
-    """Yield a section with a table; nothing without rows."""
+def section(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], notes: Sequence[str] = ()
+) -> Iterable[Html]:
+    """Yield a section with a table, and sentences below it; nothing without rows."""
     if not rows:
         return
     heads = [tag("th", column, scope="col") for column in columns]
@@ -183,4 +150,5 @@ def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
         tag("h2", title),
         tag("div", tag("table", tag("thead", tag("tr", *heads)), tag("tbody", *lines)), class_="scroll"),
         tag("p", f"and {more:,} more: -o json has all", class_="quiet") if more > 0 else None,
+        tag("ul", *(tag("li", note) for note in notes[:MOST_ROWS])) if notes else None,
     )

@@ -1,16 +1,143 @@
-"""Count pods and devices by resource, namespace and workload, and collect what was seen in pods. Pure."""
+"""Count pods and devices by resource, namespace and workload, and collect what was seen in pods. Pure.
+
+A pod belongs to what a person wrote, at the end of its chain of owners: Pod, ReplicaSet, Deployment, custom resource.
+A DeviceClass belongs to a resource by the first that applies: what the caller says, its ``extendedResourceName``, the
+same name written the other way round (``gpu.nvidia.com`` for ``nvidia.com/gpu``, as drivers are named). Else the class
+has a row of its own, under the name that Kubernetes has for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from msgspec import Struct, field
 
 from drabridge.migrate.report.codes import Code
-from drabridge.migrate.report.facts import ClaimFacts, PodFacts, WorkloadFacts
+from drabridge.migrate.report.facts import (
+    CLASS_RESOURCE,
+    ClaimFacts,
+    ClassFacts,
+    PodFacts,
+    PodOwner,
+    SliceFacts,
+    WorkloadFacts,
+)
 from drabridge.migrate.report.model import Ways
-from drabridge.migrate.report.names import ResourceNames
-from drabridge.migrate.report.owners import OwnerChain, OwnerChains
+
+# --- which resource -------------------------------------------------------------------------------------------------
+
+
+class ResourceNames:
+    """Resources by class and by driver. ``known``: resources in limits and on nodes; ``said``: class -> resource."""
+
+    def __init__(self, known: Set[str], classes: Sequence[ClassFacts], said: Mapping[str, str]) -> None:
+        self._turned = {turned(name): name for name in sorted(known)}
+        self._said = dict(said)
+        self._extended = {one.name: one.extended for one in classes if one.extended}
+        self._by_driver: dict[str, set[str]] = {}
+        self.classes: dict[str, list[str]] = {}
+        for one in sorted(classes, key=lambda one: one.name):
+            resource = self.of_class(one.name)
+            self.classes.setdefault(resource, []).append(one.name)
+            for driver in one.drivers:
+                self._by_driver.setdefault(driver, set()).add(resource)
+        self._known = {*known, *self.classes}
+
+    def of_class(self, name: str) -> str:
+        return self._said.get(name) or self._extended.get(name) or self._turned.get(name) or f"{CLASS_RESOURCE}{name}"
+
+    def of_limit(self, name: str) -> str:
+        """Return the row of a resource in limits: those that name a class are the class's."""
+        return self.of_class(name.removeprefix(CLASS_RESOURCE)) if name.startswith(CLASS_RESOURCE) else name
+
+    def devices(self, slices: Iterable[SliceFacts]) -> Counter[str]:
+        """Count devices in slices by resource; slices of an older generation of a pool are no longer offered."""
+        newest: dict[tuple[str, str], int] = {}
+        slices = list(slices)
+        for one in slices:
+            key = one.driver, one.pool
+            newest[key] = max(newest.get(key, 0), one.generation)
+        count: Counter[str] = Counter()
+        for one in slices:
+            if one.generation == newest[one.driver, one.pool]:
+                for attribute, devices in one.devices:
+                    if resource := self._of_device(one.driver, attribute):
+                        count[resource] += devices
+        return count
+
+    def _of_device(self, driver: str, attribute: str) -> str:
+        """Return the resource of a device; "" where nobody can say, because its driver has several."""
+        if attribute in self._known:
+            return attribute
+        resources = self._by_driver.get(driver, set())
+        if len(resources) == 1:
+            return next(iter(resources))
+        return self._turned.get(driver, "")
+
+
+def turned(resource: str) -> str:
+    """Return ``gpu.nvidia.com`` for ``nvidia.com/gpu``."""
+    domain, _, name = resource.partition("/")
+    return f"{name}.{domain}"
+
+
+# --- whose pods -----------------------------------------------------------------------------------------------------
+
+MOST_OWNERS = 8  # a chain that is longer goes round in a circle
+_BUILT_IN = ("", "apps", "batch")
+
+
+class OwnerChain(Struct, frozen=True):
+    """The end of a chain of owners, the kinds from Pod to there, and those of its workloads that were read."""
+
+    namespace: str
+    kind: str
+    name: str
+    group: str
+    kinds: tuple[str, ...]
+    read: tuple[WorkloadFacts, ...]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.namespace, self.kind, self.name
+
+    @property
+    def is_custom(self) -> bool:
+        return self.group not in _BUILT_IN
+
+
+class OwnerChains:
+    """Workloads by UID."""
+
+    def __init__(self, workloads: Iterable[WorkloadFacts]) -> None:
+        self._by_uid = {one.uid: one for one in workloads}
+
+    def of_pod(self, pod: PodFacts) -> OwnerChain:
+        """Return a pod's chain. A mirror pod belongs to its Node, but nobody can change it there: it has no owner."""
+        owner = pod.owner if pod.owner is None or pod.owner.kind != "Node" else None
+        return self._follow(pod.namespace, PodOwner("v1", "Pod", pod.name, pod.uid), owner)
+
+    def of_workload(self, workload: WorkloadFacts) -> OwnerChain:
+        """Return the chain of the pods that a workload makes."""
+        group = "batch/v1" if workload.kind in ("Job", "CronJob") else "apps/v1"
+        own = PodOwner(group, workload.kind, workload.name, workload.uid)
+        return self._follow(workload.namespace, PodOwner("v1", "Pod", "", ""), own)
+
+    def _follow(self, namespace: str, last: PodOwner, owner: PodOwner | None) -> OwnerChain:
+        kinds, read = [last.kind], []
+        while owner is not None and len(kinds) < MOST_OWNERS:
+            last = owner
+            kinds.append(last.kind)
+            found = self._by_uid.get(last.uid)
+            if found is not None:
+                read.append(found)
+            owner = found.owner if found is not None else None
+        group = last.api_version.rpartition("/")[0]
+        return OwnerChain(namespace, last.kind, last.name, group, tuple(kinds), tuple(read))
+
+
+# --- how many -------------------------------------------------------------------------------------------------------
 
 _ORDER = ("kubelet", "dra", "claims", "pending")  # a pod that has a resource in two ways counts as the first
 

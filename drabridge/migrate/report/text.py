@@ -61,107 +61,131 @@ def filter_line(report: Report) -> str:
     return f"Shown: {'; '.join(words)}. Nodes, slices and obstacles without a namespace are the cluster's."
 
 
-def ways(one: Ways) -> list[str]:
-    return [str(count) for count in (one.kubelet, one.dra, one.claims, one.pending)]
-
-
-def percent(done: int | None) -> str:
-    return "-" if done is None else f"{done} %"
-
-
 def _lines(report: Report, layout: Layout) -> Iterator[str]:
-    yield from _wrapped(headline(report), layout, "")
-    yield from _wrapped(filter_line(report), layout, "") if filter_line(report) else ()
+    yield from wrapped(headline(report), layout, "")
+    yield from wrapped(filter_line(report), layout, "") if filter_line(report) else ()
     yield ""
     if report.resources:
-        yield from _resources(report, layout)
-        yield from _namespaces(report, layout)
-        yield from _workloads(report, layout)
+        for table in tables(report, None if layout.wide else MOST_ROWS, wide=layout.wide):
+            yield from _table(table, layout)
         if filter_line(report) and not report.workloads:
             yield NOBODY
             yield ""
         for line in LEGEND:
-            yield from _wrapped(line, layout, "")
+            yield from wrapped(line, layout, "")
     else:
         yield "No node has devices, and no pod asks for one."
-    for severity in Severity:
-        found = [one for one in report.obstacles if one.severity is severity]
-        if found:
-            yield ""
-            yield f"{severity.upper()}S"
-            yield from _obstacles(found, layout)
-    yield from _features(report, layout)
+    for severity, codes in by_code(report).items():
+        yield ""
+        yield f"{severity.upper()}S"
+        for same in codes:
+            yield from _obstacles(same, layout)
+    if lacking := lacking_features(report):
+        yield ""
+        yield "NOT IN THIS CLUSTER"
+        for sentence in lacking:
+            yield from wrapped(sentence, layout, "  ")
     if report.unread:
         yield ""
         yield "NOT READ"
         for one in report.unread:
-            yield from _wrapped(f"{one.verb} {one.resource}: {one.reason}".strip(), layout, "  ")
+            yield from wrapped(f"{one.verb} {one.resource}: {one.reason}".strip(), layout, "  ")
 
 
-def _resources(report: Report, layout: Layout) -> Iterator[str]:
-    header = ["resource", "nodes", "allocatable", "in slices", "free", *WAYS, "done"]
-    header += ["devices", "by DRA", "claims", "pending", "classes"] if layout.wide else []
+class Table(Struct, frozen=True):
+    """One table of the report. ``left_out``: how many more of these there are; ``notes``: sentences below it.
+
+    ``named``: so many cells at the front say what a row is about; ``pods``: the same of each row as a bar shows it.
+    """
+
+    title: str
+    named: int
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+    pods: list[Ways]
+    left_out: int = 0
+    notes: Sequence[str] = ()
+
+
+def tables(report: Report, most: int | None, *, wide: bool) -> Iterator[Table]:
+    """Yield the tables of resources, namespaces and workloads. ``most``: of namespaces and workloads; None: all."""
+    columns: tuple[str, ...] = ("resource", "nodes", "allocatable", "in slices", "free", *WAYS, "done")
     rows = [
         [
             one.name,
             *map(str, (one.nodes, one.allocatable, one.in_slices, one.free_in_slices)),
-            *ways(one.pods),
-            percent(one.done_percent),
-            *([*ways(one.devices), ",".join(one.classes)] if layout.wide else ()),
+            *_ways(one.pods),
+            _percent(one.done_percent),
+            *([*_ways(one.devices), ",".join(one.classes)] if wide else ()),
         ]
         for one in report.resources
     ]
-    yield _table(header, rows, layout)
-    yield ""
-
-
-def _namespaces(report: Report, layout: Layout) -> Iterator[str]:
-    header = ["namespace", "resource", *WAYS, "done", "fits"]
+    columns += ("devices", *WAYS[1:], "classes") if wide else ()
+    yield Table("resources", 1, columns, rows, [one.pods for one in report.resources])
     spaces = sorted(report.namespaces, key=lambda one: (-sum(use.pods.total for use in one.uses), one.name))
-    shown = spaces if layout.wide else spaces[:MOST_ROWS]
-    rows = [
-        [one.name, use.resource, *ways(use.pods), percent(use.done_percent), one.fits]
-        for one in shown
-        for use in one.uses
-    ]
-    if rows:
-        yield _table(header, rows, layout)
-        yield from _left_out(len(spaces) - len(shown), "namespaces")
-    for one in shown:
-        yield from _wrapped(f"{one.name}: {one.fits}: {one.because}", layout, "  - ")
-    yield ""
-
-
-def _workloads(report: Report, layout: Layout) -> Iterator[str]:
-    header = ["namespace", "workload", "resource", "each", *WAYS, *(["owners"] if layout.wide else ())]
+    shown = spaces[:most]
+    uses = [(one, use) for one in shown for use in one.uses]
+    columns = ("namespace", "resource", *WAYS, "done", "fits")
+    rows = [[one.name, use.resource, *_ways(use.pods), _percent(use.done_percent), one.fits] for one, use in uses]
+    notes = [f"{one.name}: {one.fits}: {one.because}" for one in shown]
+    yield Table("namespaces", 2, columns, rows, [use.pods for _, use in uses], len(spaces) - len(shown), notes)
     found = sorted(report.workloads, key=lambda one: (-one.pods.total, one.namespace, one.kind, one.name))
-    shown = found if layout.wide else found[:MOST_ROWS]
+    columns = ("namespace", "workload", "resource", "each", *WAYS, *(("owners",) if wide else ()))
     rows = [
         [
             one.namespace,
             f"{one.kind}/{one.name}",
             one.resource,
             str(one.per_pod or "-"),
-            *ways(one.pods),
-            *([" < ".join(reversed(one.chain))] if layout.wide else ()),
+            *_ways(one.pods),
+            *([" < ".join(reversed(one.chain))] if wide else ()),
         ]
-        for one in shown
+        for one in found[:most]
     ]
-    if rows:
-        yield _table(header, rows, layout)
-        yield from _left_out(len(found) - len(shown), "workloads")
+    yield Table("workloads", 3, columns, rows, [one.pods for one in found[:most]], len(found) - len(rows))
+
+
+def by_code(report: Report) -> dict[Severity, list[list[Obstacle]]]:
+    """Return the obstacles of each severity that there is, those of one code together."""
+    found: dict[Severity, list[list[Obstacle]]] = {}
+    for _, same in groupby(report.obstacles, key=lambda one: one.code):
+        group = list(same)
+        found.setdefault(group[0].severity, []).append(group)
+    return found
+
+
+def _ways(one: Ways) -> list[str]:
+    return [str(count) for count in (one.kubelet, one.dra, one.claims, one.pending)]
+
+
+def _percent(done: int | None) -> str:
+    return "-" if done is None else f"{done} %"
+
+
+def _table(table: Table, layout: Layout) -> Iterator[str]:
+    if table.rows:
+        heads = [one.upper() for one in table.columns]
+        rows = [[cut(cell, MOST_WORDS) for cell in row] for row in table.rows]
+        yield render(heads, rows, layout.width, drop_empty=False)
+        yield from _left_out(table.left_out, table.title)
+    for note in table.notes:
+        yield from wrapped(note, layout, "  - ")
+    if table.rows or table.notes:
         yield ""
 
 
-def _obstacles(obstacles: Sequence[Obstacle], layout: Layout) -> Iterator[str]:
-    for code, group in groupby(obstacles, key=lambda one: one.code):
-        same = list(group)
-        yield from _wrapped(f"{code} ({len(same)}): {same[0].why}", layout, "  ")
-        yield from _wrapped(f"-> {same[0].action}", layout, "    ", hanging=3)
-        shown = same if layout.wide else same[:MOST_OBJECTS]
-        for one in shown:
-            yield from _wrapped(f"{place(one)}{details(one)}", layout, "    - ")
-        yield from _left_out(len(same) - len(shown), "objects", "      ")
+def _obstacles(same: list[Obstacle], layout: Layout) -> Iterator[str]:
+    yield from wrapped(f"{same[0].code} ({len(same)}): {same[0].why}", layout, "  ")
+    yield from wrapped(f"-> {same[0].action}", layout, "    ", hanging=3)
+    shown = same if layout.wide else same[:MOST_OBJECTS]
+    for one in shown:
+        yield from wrapped(f"{place(one)}{details(one)}", layout, "    - ")
+    yield from _left_out(len(same) - len(shown), "objects", "      ")
+
+
+def _left_out(count: int, what: str, indent: str = "") -> Iterator[str]:
+    if count > 0:
+        yield f"{indent}and {count:,} more {what}: -o wide shows all"
 
 
 def place(one: Obstacle) -> str:
@@ -175,14 +199,6 @@ def details(one: Obstacle) -> str:
     return f"{counted}: {seen}" if seen else counted
 
 
-def _features(report: Report, layout: Layout) -> Iterator[str]:
-    if lacking := lacking_features(report):
-        yield ""
-        yield "NOT IN THIS CLUSTER"
-        for sentence in lacking:
-            yield from _wrapped(sentence, layout, "  ")
-
-
 def lacking_features(report: Report) -> list[str]:
     """Return a sentence for each feature that the cluster lacks, and one about those that could not be asked for."""
     found = [one.sentence for one in report.features if one.sentence and one.name not in OFF_BY_DEFAULT]
@@ -194,17 +210,7 @@ def lacking_features(report: Report) -> list[str]:
     return found
 
 
-def _left_out(count: int, what: str, indent: str = "") -> Iterator[str]:
-    if count > 0:
-        yield f"{indent}and {count:,} more {what}: -o wide shows all"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], layout: Layout) -> str:
-    heads = [one.upper() for one in header]
-    return render(heads, [[cut(cell, MOST_WORDS) for cell in row] for row in rows], layout.width, drop_empty=False)
-
-
-def _wrapped(words: str, layout: Layout, indent: str, *, hanging: int = 0) -> Iterator[str]:
+def wrapped(words: str, layout: Layout, indent: str, *, hanging: int = 0) -> Iterator[str]:
     words = cut(words, MOST_WORDS)
     if layout.width is None:
         yield indent + words

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import yaml
 from msgspec import Struct
 
 from drabridge.errors import ClusterError, ConfigError
@@ -25,10 +24,18 @@ from drabridge.kube.api import (
 from drabridge.kube.feature_questions import keeps_extended_names, policy_version
 from drabridge.kube.features import FEATURES
 from drabridge.migrate.convert.templates import Template
-from drabridge.migrate.report.reads import NAMESPACES, WORKLOADS, claim_templates
+from drabridge.migrate.report.facts import NAMESPACES, WORKLOADS, claim_templates, maker_of_pods
 from drabridge.migrate.switch import marks
-from drabridge.migrate.switch.claims_of_pod import MOST_DEVICES, bucket, claims_of_pod
-from drabridge.migrate.switch.policy import GROUP, MISSING, base_of, classes_of, policies
+from drabridge.migrate.switch.policy import (
+    GROUP,
+    MISSING,
+    MOST_DEVICES,
+    base_of,
+    bucket,
+    claims_of_pod,
+    classes_of,
+    policies,
+)
 
 Json = Mapping[str, Any]
 Tell = Callable[[str], None]
@@ -169,10 +176,9 @@ async def _classes_in_use(cluster: Cluster, kinds: Mapping[str, Kind]) -> dict[s
 async def _pod_specs(cluster: Cluster, namespace: str) -> list[Json]:
     """Return the specs of the namespace's pods, and those that its workloads make pods of."""
     specs = [pod["spec"] for pod in (await cluster.list(PODS, namespace=namespace)).items]
-    for name, kind in WORKLOADS.items():
-        for one in (await cluster.list(kind, namespace=namespace)).items:
-            spec = one["spec"]["jobTemplate"]["spec"] if name == "CronJob" else one["spec"]
-            specs.append(spec["template"]["spec"])
+    for kind in WORKLOADS.values():
+        workloads = (await cluster.list(kind, namespace=namespace)).items
+        specs += [maker_of_pods(one["spec"])["template"]["spec"] for one in workloads]
     return specs
 
 
@@ -224,7 +230,7 @@ async def _make_templates(
             counts = counts | choice.counts or {1}
         for count in sorted(counts):
             template = Template(namespace, resource, device_class, count)
-            body = yaml.safe_load("\n".join(template.lines()))
+            body = template.manifest()
             body["apiVersion"] = f"{kind.group}/{version}"
             body["metadata"]["labels"] = dict(marks.MANAGED_BY)
             names.add(template.name)

@@ -22,7 +22,7 @@ from drabridge.kube.api import InvalidError, Kind
 from drabridge.kube.client import KubernetesCluster as Api
 from drabridge.kube.feature_questions import policy_version
 from drabridge.migrate.switch import marks
-from drabridge.migrate.switch.claims_of_pod import bucket, claims_of_pod, owner_of
+from drabridge.migrate.switch.policy import bucket, claims_of_pod, owner_of
 from drabridge.migrate.switch.switcher import policy_kinds
 from tests.cluster.bed import (
     CLASS,

@@ -15,12 +15,11 @@ from drabridge.kube import kubeconfig
 from drabridge.migrate.apply.manifests import read_manifests
 from drabridge.migrate.apply.state import State
 from drabridge.migrate.convert import files
-from drabridge.migrate.convert.batch import text_of
-from drabridge.migrate.convert.conversion import convert, reverse, survey
+from drabridge.migrate.convert.conversion import convert, reverse, survey, text_of
 from drabridge.migrate.convert.default_classes import default_devices
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.plan import document
-from drabridge.migrate.survey.read import survey_folders
+from drabridge.migrate.survey import survey_folders
 from podresources.resolve import api_server
 from tests.fuzz.reader import CORPUS, Form, Read, Reader
 

@@ -30,9 +30,7 @@ from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.node_labels import labels_of, plan
 from drabridge.kube.response import read_event
 from drabridge.ledger.model import ClaimRef
-from drabridge.migrate.report import facts, fields
-from drabridge.migrate.report.namespaces import NamespaceFields, namespace_facts
-from drabridge.migrate.report.reads import WORKLOADS
+from drabridge.migrate.report import facts
 from drabridge.system.untrusted import Unreadable, reading
 from tests.fuzz.reader import Form, Read, Reader
 from tests.support.dra_node import CONFIG, DRIVER, NODE, gpu
@@ -155,33 +153,29 @@ def _annotated() -> ObjectView[Any]:
         return NodeAnnotationWatch(client, NODE, DRIVER, lambda value: None).view
 
 
-PODS_VIEWS = (ObjectView(watched_pod, PodFields), NOMINATED, ObjectView(facts.pod_facts, fields.PodFields))
+PODS_VIEWS = (ObjectView(watched_pod, PodFields), NOMINATED, facts.POD)
 CLAIM_VIEWS = (
     _allocated(lambda one: allocation_here(one, DRIVER, NODE)),
     _allocated(lambda one: in_use([one], DRIVER, {})),
     ObjectView(lambda one: devices_on(one, DRIVER, NODE), PlacedClaimFields),
     ObjectView(lambda one: waiting_claim(one, DRIVER), LeasedClaimFields),
-    ObjectView(facts.claim_facts, fields.ClaimFields),
+    facts.CLAIM,
 )
-NODE_VIEWS = (_annotated(), ObjectView(_labelled), ObjectView(facts.node_facts, fields.NodeFields))
+NODE_VIEWS = (_annotated(), ObjectView(_labelled), facts.NODE)
 SLICE_VIEWS = (
     publisher.slice_view("v1"),
     publisher.slice_view("v1beta1"),
-    ObjectView(facts.slice_facts, fields.SliceFields),
+    facts.SLICE,
 )
-
-
-def _workload(kind: str) -> ObjectView[Any]:
-    return ObjectView(lambda one: facts.workload_facts(kind, one), fields.WorkloadFields)
 
 
 OTHER_VIEWS: tuple[ObjectView[Any], ...] = (
     ObjectView(read_hints, HintsFields),
-    ObjectView(facts.class_facts, fields.ClassFields),
-    ObjectView(facts.quota_facts, fields.QuotaFields),
-    ObjectView(facts.template_name, fields.NamedFields),
-    ObjectView(namespace_facts, NamespaceFields),
-    *map(_workload, WORKLOADS),
+    facts.CLASS,
+    facts.QUOTA,
+    facts.TEMPLATE,
+    facts.NAMESPACE,
+    *facts.WORKLOAD.values(),
 )
 
 READERS = (

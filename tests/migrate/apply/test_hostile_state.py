@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from drabridge.errors import ConfigError, DrabridgeError, HostError
-from drabridge.migrate.apply import for_owners
+from drabridge.migrate.apply import manifests
+from drabridge.migrate.apply.manifests import restore
 from drabridge.migrate.apply.state import FileBefore, State, alone, state_path
-from drabridge.migrate.apply.written_files import restore
 from drabridge.migrate.plan.document import Plan
 
 PLAN = Plan(
@@ -74,9 +74,9 @@ def _no_manifest(folder: Path) -> str:
 
 
 def _for_owners(folder: Path) -> str:
-    (folder / for_owners.FOLDER).mkdir()
-    (folder / for_owners.FOLDER / "x.yaml").write_text(KNOWN)
-    return f"{for_owners.FOLDER}/x.yaml"
+    (folder / manifests.FOLDER).mkdir()
+    (folder / manifests.FOLDER / "x.yaml").write_text(KNOWN)
+    return f"{manifests.FOLDER}/x.yaml"
 
 
 WAYS = [_absolute, _upwards, _through_manifests, _link, _linked_folder, _beside_the_plan, _no_manifest, _for_owners]
@@ -99,7 +99,7 @@ def test_a_rollback_touches_no_file_that_is_not_the_plan_s(
 
 def test_a_rollback_writes_manifests_and_removes_what_owners_got(folder: Path) -> None:
     said: list[str] = []
-    made = f"{for_owners.FOLDER}/release/kustomization.yaml"
+    made = f"{manifests.FOLDER}/release/kustomization.yaml"
     (folder / made).parent.mkdir(parents=True)
     (folder / made).write_text("x")
     written = [FileBefore("apps/a.yaml", "kind: Job\n", "kind: Pod\n"), FileBefore(made, "", "x")]

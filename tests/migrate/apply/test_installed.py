@@ -21,6 +21,7 @@ from tests.migrate.cluster_objects import (
     device_class,
     meta,
     migrate,
+    namespace,
     node,
     pod,
     serving,
@@ -31,6 +32,7 @@ from tests.migrate.desk import OURS, Desk
 Json = dict[str, Any]
 LIMITS = {"limits": {GPU: "1"}}
 LIMITS_AT = "/spec/template/spec/containers/0/resources/limits"
+SPACES = [namespace(name, switched=False) for name in ("kube-system", "team-a")]
 FLUX = {"labels": {"kustomize.toolkit.fluxcd.io/name": "apps"}}
 HELM = {"annotations": {"meta.helm.sh/release-name": "web"}, "labels": {"app.kubernetes.io/managed-by": "Helm"}}
 
@@ -50,10 +52,7 @@ async def desk(tmp_path: Path, installed: Json, text: str = "") -> AsyncIterator
     web["metadata"] |= installed
     web["spec"] = {"replicas": 1, "serviceName": "web", "selector": {"matchLabels": labels}, "template": template}
     manifest = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "web", "namespace": "team-a"}}
-    namespaces: list[Json] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(name, "")} for name in ("kube-system", "team-a")
-    ]
-    async with serving(*namespaces, node(), web, pod("web-0", owner=web)) as (api, kubeconfig):
+    async with serving(*SPACES, node(), web, pod("web-0", owner=web)) as (api, kubeconfig):
         found = Desk(api, kubeconfig, tmp_path / "plan.yaml")
         found.plan.with_name("web.yaml").write_text(text or yaml.safe_dump({**manifest, "spec": web["spec"]}))
         await planned(found, tmp_path)
@@ -64,7 +63,7 @@ async def planned(found: Desk, manifests: Path) -> None:
     words = ("--class", f"{GPU}={OURS}", "--driver", OURS, "--manifests", str(manifests), "--write", str(found.plan))
     code, out, err = await migrate("plan", "--kubeconfig", str(found.kubeconfig), *words)
     assert code == 0, err
-    found.said = " ".join(out.split())  # type: ignore[attr-defined]
+    found.said = " ".join(out.split())
     plan = yaml.safe_load(found.plan.read_text())
     for step in plan["steps"]:
         step.pop("lanes", None)  # no agent is here that could change them
@@ -79,7 +78,7 @@ def asked(api: Any) -> Json:
 
 async def test_what_a_repository_installs_is_converted_there_and_waited_for(tmp_path: Path) -> None:
     async with desk(tmp_path, FLUX) as found:
-        assert "StatefulSet/web was installed by Flux's Kustomization apps" in found.said  # type: ignore[attr-defined]
+        assert "StatefulSet/web was installed by Flux's Kustomization apps" in found.said
         code, out, err = await found.apply()
         assert code == 1
         assert "commit web.yaml: Flux's Kustomization apps brings it to the cluster" in out
@@ -97,8 +96,8 @@ async def test_what_a_repository_installs_is_converted_there_and_waited_for(tmp_
 async def test_for_a_release_of_helm_a_folder_is_written_and_waited_for(tmp_path: Path) -> None:
     async with desk(tmp_path, HELM) as found:
         before = found.plan.with_name("web.yaml").read_bytes()
-        assert "StatefulSet/web was installed by Helm's release web" in found.said  # type: ignore[attr-defined]
-        assert "a folder with a patch" in found.said  # type: ignore[attr-defined]
+        assert "StatefulSet/web was installed by Helm's release web" in found.said
+        assert "a folder with a patch" in found.said
         code, out, err = await found.apply()
         assert code == 1
         assert "Helm's release web: upgrade it with for-owners.claims/helm-s-release-web/" in out
@@ -174,10 +173,7 @@ async def test_what_one_release_makes_is_one_step(tmp_path: Path) -> None:
     for web in webs:
         web["metadata"] |= OF_RELEASE
     (tmp_path / "tv.yaml").write_text(FLUX_RELEASE)
-    namespaces: list[Json] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(name, "")} for name in ("kube-system", "team-a")
-    ]
-    async with serving(*namespaces, node(), *webs) as (_, kubeconfig):
+    async with serving(*SPACES, node(), *webs) as (_, kubeconfig):
         words = ("--class", f"{GPU}={OURS}", "--driver", OURS, "--manifests", str(tmp_path), "-o", "json")
         _, out, err = await migrate("plan", "--kubeconfig", str(kubeconfig), *words)
     steps = [one for one in json.loads(out)["steps"] if one["way"] == "manifests"]
@@ -197,14 +193,11 @@ spec:
 
 async def test_a_custom_resource_is_converted_in_its_file_and_left_to_its_operator(tmp_path: Path) -> None:
     owner = {"apiVersion": "apps.nvidia.com/v1alpha1", "kind": "NIMService", "metadata": meta("llm")}
-    namespaces: list[Json] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(name, "")} for name in ("kube-system", "team-a")
-    ]
     (tmp_path / "nim.yaml").write_text(NIM)
-    async with serving(*namespaces, node(), pod("llm-0", owner=owner)) as (api, kubeconfig):
+    async with serving(*SPACES, node(), pod("llm-0", owner=owner)) as (api, kubeconfig):
         found = Desk(api, kubeconfig, tmp_path / "plan.yaml")
         await planned(found, tmp_path)
-        assert "NIMService/llm belongs to the operator of NIMServices" in found.said  # type: ignore[attr-defined]
+        assert "NIMService/llm belongs to the operator of NIMServices" in found.said
         code, out, err = await found.apply()
         assert code == 1
         assert "kubectl apply -f nim.yaml: the operator of NIMServices brings it to the cluster" in out, err
@@ -221,11 +214,8 @@ kind: Pod
 metadata: {{name: lonely, namespace: team-a}}
 spec: {{containers: [{{name: c, image: x, resources: {{limits: {{{GPU}: 1}}}}}}]}}
 """
-    namespaces: list[Json] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(name, "")} for name in ("kube-system", "team-a")
-    ]
     (tmp_path / "pod.yaml").write_text(text)
-    async with serving(*namespaces, node(), pod("lonely")) as (api, kubeconfig):
+    async with serving(*SPACES, node(), pod("lonely")) as (api, kubeconfig):
         found = Desk(api, kubeconfig, tmp_path / "plan.yaml")
         await planned(found, tmp_path)
         code, _, err = await found.apply()

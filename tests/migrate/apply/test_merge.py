@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.migrate.apply.merge import merged
+from drabridge.migrate.apply.runner import merged
 
 SCALARS = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from("abc")
 NAMES = st.sampled_from("pqrs")

@@ -13,8 +13,7 @@ import yaml
 
 from drabridge.migrate.convert.conversion import Conversion, convert, reverse
 from drabridge.migrate.convert.kinds import MODELS, Form, manifests, pod_specs
-from drabridge.migrate.convert.labels import Published
-from drabridge.migrate.convert.settings import Device, Settings
+from drabridge.migrate.convert.settings import Device, Published, Settings
 from drabridge.migrate.convert.undo import BEGIN
 from drabridge.migrate.convert.yaml_nodes import parse, value
 from tests.support.waiting import HANG_SECONDS

@@ -217,13 +217,3 @@ def test_a_folder_that_cannot_be_written_is_an_error(folder: Path, capsys: Outpu
     folder.chmod(0o500)
     assert run(*RESOURCE, "--in-place", folder) == 1
     assert "cannot be written" in capsys.readouterr().err
-
-
-def test_help_shows_the_commands_that_exist(capsys: Output) -> None:
-    with pytest.raises(SystemExit):
-        main(["migrate", "--help"])
-    out = capsys.readouterr().out
-    assert "convert" in out
-    with pytest.raises(SystemExit):
-        main([*CONVERT, "--help"])
-    assert "--post-renderer" in capsys.readouterr().out

@@ -8,8 +8,7 @@ import re
 import pytest
 import yaml
 
-from drabridge.migrate.convert.batch import Source, convert_group, text_of
-from drabridge.migrate.convert.conversion import Conversion, convert
+from drabridge.migrate.convert.conversion import Conversion, Source, convert, convert_group, text_of
 from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
 from tests.migrate.convert.checks import SETTINGS, check, converted_lines, templates_of
 

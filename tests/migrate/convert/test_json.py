@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from drabridge.cli import main
 from drabridge.migrate.apply.manifests import read_manifests
 from drabridge.migrate.convert.conversion import Conversion, convert, reverse
-from drabridge.migrate.convert.json_nodes import documents, parse_json
 from drabridge.migrate.convert.settings import Level
-from drabridge.migrate.convert.yaml_nodes import NotYaml
+from drabridge.migrate.convert.yaml_nodes import NotYamlError, documents, parse_json
 from tests.migrate.convert.checks import RESOURCE, SETTINGS, filtered
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
@@ -169,7 +168,7 @@ def test_what_is_json_is_what_pythons_own_parser_takes(
     broken = text[:place] + data.draw(st.sampled_from(["", ",", '"', "{", "0", "\\", "\n"])) + text[place + 1 :]
     try:
         is_one_object = len(parse_json(broken)) == 1
-    except NotYaml:
+    except NotYamlError:
         is_one_object = False
     if is_one_object:
         json.loads(broken)  # it raises if this is none

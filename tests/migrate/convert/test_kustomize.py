@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from drabridge.migrate.convert.conversion import convert
-from drabridge.migrate.convert.kustomize import component
+from drabridge.migrate.convert.post_render import component
 from tests.deploy.kubectl import kubectl
 from tests.migrate.convert.checks import SETTINGS
 

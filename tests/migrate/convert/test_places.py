@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drabridge.migrate.convert.conversion import convert, reverse
-from drabridge.migrate.convert.kustomize import component, nameless
+from drabridge.migrate.convert.post_render import component, nameless
 from drabridge.migrate.convert.settings import Level
 from tests.migrate.convert.checks import SETTINGS, check
 

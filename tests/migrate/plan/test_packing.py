@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.migrate.plan.document import How
-from drabridge.migrate.plan.packing import Demand, NodeState, Packing
-from drabridge.migrate.plan.places import may_run
-from drabridge.migrate.report.facts import NodeFacts, Place, Requirement, Toleration
+from drabridge.migrate.plan.packing import Demand, NodeState, Packing, may_run
+from drabridge.migrate.report.facts import NodeFacts, Placement, Requirement, Toleration
 
 GPUS = 8
 
@@ -93,22 +92,22 @@ LINUX = Requirement("os", "In", ("linux",))
 
 
 def test_labels_taints_and_cordons_say_where_a_pod_may_run() -> None:
-    assert may_run(Place(), facts("a"))
-    assert not may_run(Place(), facts("a", cordoned=True))
-    assert may_run(Place(labels=(("os", "linux"),)), facts("a", os="linux"))
-    assert not may_run(Place(labels=(("os", "linux"),)), facts("a"))
-    assert may_run(Place(terms=((Requirement("x", "Exists", ()),), (LINUX,))), facts("a", os="linux"))
-    assert not may_run(Place(terms=((Requirement("x", "Exists", ()), LINUX),)), facts("a", os="linux"))
-    assert may_run(Place(terms=((Requirement("n", "Gt", ("4",)),),)), facts("a", n="5"))
-    assert not may_run(Place(terms=((Requirement("n", "Lt", ("4",)),),)), facts("a", n="many"))
+    assert may_run(Placement(), facts("a"))
+    assert not may_run(Placement(), facts("a", cordoned=True))
+    assert may_run(Placement(labels=(("os", "linux"),)), facts("a", os="linux"))
+    assert not may_run(Placement(labels=(("os", "linux"),)), facts("a"))
+    assert may_run(Placement(terms=((Requirement("x", "Exists", ()),), (LINUX,))), facts("a", os="linux"))
+    assert not may_run(Placement(terms=((Requirement("x", "Exists", ()), LINUX),)), facts("a", os="linux"))
+    assert may_run(Placement(terms=((Requirement("n", "Gt", ("4",)),),)), facts("a", n="5"))
+    assert not may_run(Placement(terms=((Requirement("n", "Lt", ("4",)),),)), facts("a", n="many"))
     assert may_run(
-        Place(terms=((Requirement("x", "NotIn", ("1",)), Requirement("y", "DoesNotExist", ())),)), facts("a")
+        Placement(terms=((Requirement("x", "NotIn", ("1",)), Requirement("y", "DoesNotExist", ())),)), facts("a")
     )
-    assert not may_run(Place(), facts("a", taint="gpu"))
-    assert may_run(Place(tolerations=(Toleration("gpu", True, "", ""),)), facts("a", taint="gpu"))
-    assert may_run(Place(tolerations=(Toleration("", True, "", "NoSchedule"),)), facts("a", taint="gpu"))
-    assert not may_run(Place(tolerations=(Toleration("gpu", True, "", "NoExecute"),)), facts("a", taint="gpu"))
-    assert may_run(Place(tolerations=(Toleration("gpu", False, "", ""),)), facts("a", taint="gpu"))
+    assert not may_run(Placement(), facts("a", taint="gpu"))
+    assert may_run(Placement(tolerations=(Toleration("gpu", True, "", ""),)), facts("a", taint="gpu"))
+    assert may_run(Placement(tolerations=(Toleration("", True, "", "NoSchedule"),)), facts("a", taint="gpu"))
+    assert not may_run(Placement(tolerations=(Toleration("gpu", True, "", "NoExecute"),)), facts("a", taint="gpu"))
+    assert may_run(Placement(tolerations=(Toleration("gpu", False, "", ""),)), facts("a", taint="gpu"))
 
 
 @st.composite
