@@ -139,4 +139,4 @@ def identity_hint(device: UdevDevice) -> str:
 
 def is_in_instances(gpu: Mapping[str, str]) -> bool:
     """Whether a GPU is in MIG mode: no pod can use it but through its instances. ``gpu``: its fields."""
-    return gpu.get(MODE, "").lower() in (ENABLED, "true", "1")
+    return gpu.get(MODE) == ENABLED
