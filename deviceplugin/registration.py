@@ -17,6 +17,7 @@ knowledge about kubelet.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from random import Random
 
@@ -96,17 +97,12 @@ class RegistrationProgress(Struct, frozen=True):
     refusals: int = 0
 
 
-class PhaseByKubelet(Struct, frozen=True):
-    """A next phase that depends on what we know about kubelet."""
+PhaseByKubelet = Mapping[KubeletState, RegistrationPhase]
+"""A next phase that depends on what we know about kubelet."""
 
-    absent: RegistrationPhase
-    fresh: RegistrationPhase
-    asked: RegistrationPhase
 
-    def resolve(self, kubelet: KubeletState) -> RegistrationPhase:
-        return {KubeletState.ABSENT: self.absent, KubeletState.FRESH: self.fresh, KubeletState.ASKED: self.asked}[
-            kubelet
-        ]
+def _by_kubelet(absent: RegistrationPhase, fresh: RegistrationPhase, asked: RegistrationPhase) -> PhaseByKubelet:
+    return {KubeletState.ABSENT: absent, KubeletState.FRESH: fresh, KubeletState.ASKED: asked}
 
 
 class PhaseEntry(Struct, frozen=True):
@@ -131,14 +127,14 @@ class RegistrationStep(Struct, frozen=True):
         return ENTRY[self.state.phase].timer if self.entered else None
 
 
-READY = PhaseByKubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.LOST)
-FAILED = PhaseByKubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.BACKOFF)
-AGAIN = PhaseByKubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.REGISTERING)
+READY = _by_kubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.LOST)
+FAILED = _by_kubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.BACKOFF)
+AGAIN = _by_kubelet(absent=P.SERVING, fresh=P.REGISTERING, asked=P.REGISTERING)
 # FRESH here means that kubelet changed while the call was in flight: we cannot know which one answered, so its stream
 # gets a moment to appear before the new one is asked (twice would be a double registration).
-ANSWERED = PhaseByKubelet(absent=P.WAIT_STREAM, fresh=P.BACKOFF, asked=P.WAIT_STREAM)
-READ = PhaseByKubelet(absent=P.ACTIVE, fresh=P.SETTLING, asked=P.ACTIVE)
-REFUSED_BY = PhaseByKubelet(absent=P.SERVING, fresh=P.REFUSED, asked=P.REFUSED)
+ANSWERED = _by_kubelet(absent=P.WAIT_STREAM, fresh=P.BACKOFF, asked=P.WAIT_STREAM)
+READ = _by_kubelet(absent=P.ACTIVE, fresh=P.SETTLING, asked=P.ACTIVE)
+REFUSED_BY = _by_kubelet(absent=P.SERVING, fresh=P.REFUSED, asked=P.REFUSED)
 
 ENTRY: dict[RegistrationPhase, PhaseEntry] = {
     P.IDLE: PhaseEntry(timer=Timer.BACKOFF),
@@ -202,7 +198,7 @@ def step(state: RegistrationProgress, event: RegistrationEvent) -> RegistrationS
     target = TABLE.get((state.phase, event))
     if target is None:
         return RegistrationStep(known, entered=False)
-    phase = target.resolve(known.kubelet) if isinstance(target, PhaseByKubelet) else target
+    phase = target if isinstance(target, RegistrationPhase) else target[known.kubelet]
     return RegistrationStep(_enter(known, phase, event), entered=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -12,8 +13,8 @@ from msgspec.structs import asdict
 import deviceplugin
 from drabridge.agent.cordons import Cordons
 from drabridge.agent.drain import ClaimsLeft, Drain, DriverFiles
-from drabridge.agent.endpoints import ControlRequests, Endpoints, Views
-from drabridge.agent.evictions import ClusterAsked, Evictor
+from drabridge.agent.endpoints import Endpoints, Views
+from drabridge.agent.evictions import Evictor
 from drabridge.agent.history import History
 from drabridge.agent.maintenance import CdiMaintenance, LedgerMaintenance, Maintenance, TurnKeeper
 from drabridge.agent.manual_release import OperatorRelease
@@ -142,7 +143,7 @@ class Components:
         self._state_worker = base.state_worker
         metrics = Metrics(self._samples)
         self.holds = Holds(self._owner_of)
-        self.history = History(paths.state, base.state_worker, lambda: self.holds.open)
+        self.history = History(paths.state, base.state_worker, self.holds)
         self.sinks = Sinks(metrics, self.resource_of, base.now)
 
         def config_in_use() -> Config:
@@ -160,10 +161,11 @@ class Components:
             options.boot_id,
             IommuGroups(),
             config_in_use,
-            lambda: (ledger_service.ledger, ledger_service.head),
+            ledger_service,
             devices,
             self._pause_nvml,
         )
+        self.turns = TurnKeeper(ledger_service, self._turns_changed)
         self._cdi = cdi = CdiStore(paths.cdi, config.driver)
         self.legacy_files = LegacyCdiFiles(cdi)
         self.podresources = Client(paths.podresources_socket, observe=self.sinks.asked)
@@ -177,7 +179,7 @@ class Components:
                 confirm_cdi=inventory.cdi.confirm,
                 bind=vfio.bind,
                 now=base.now,
-                kept=lambda: self.turns.turns.kept_from_pods,
+                kept=self.turns.kept_from_pods,
                 paused=self.paused,
             ),
             KubeletObserver(ledger_service, self.sinks, paths, self._kubelet_known),
@@ -186,10 +188,7 @@ class Components:
         self.kubelet = kubelet = KubeletEvidence(
             self.podresources, paths.device_plugins, legacy.resend, base.now, legacy.wait_answered, config.driver
         )
-        self.others = others = OtherEvidence(
-            lambda: ledger_service.ledger, devices, lambda: probed_resources(inventory.configs())
-        )
-        self.turns = TurnKeeper(ledger_service, self._turns_changed)
+        self.others = others = OtherEvidence(ledger_service, devices, lambda: probed_resources(inventory.configs()))
         self.evidence = EvidenceLoop(ledger_service, kubelet, enrich=others.enrich)
         self.merge = StartupMerge(ledger_service, kubelet, cdi, paths, options.boot_id)
 
@@ -197,25 +196,15 @@ class Components:
         connected = standby.cluster if standby is not None else None
         self.api_server = api_server = ApiServer(config_in_use, options.kubeconfig, connected)
         self.events = Announcer(
-            api_server.cluster, options.node_name, config.driver, base.now, lambda: metrics.count("events_dropped")
+            api_server.cluster, options.node_name, config.driver, base.now, partial(metrics.count, "events_dropped")
         )
         writer = NodeLabelWriter(lambda: api_server.cluster, options.node_name, config.driver)
         self.node_labels = NodeLabels(config_in_use, devices, inventory.lookup, writer, base.now)
         self.desired = desired = DesiredLanes(
-            paths.state,
-            config_in_use,
-            self._desired_changed,
-            follows_node=api_server.cluster is not None,
-            off=lambda: api_server.claims_off,
-            files=base.state_worker,
+            paths.state, config_in_use, self._desired_changed, api_server, base.state_worker
         )
         self.cordons = Cordons(
-            paths.state,
-            lambda: current.config.driver,
-            ledger_service,
-            base.snapshot_taken.set,
-            base.state_worker,
-            follows_node=api_server.cluster is not None,
+            paths.state, config_in_use, ledger_service, base.snapshot_taken.set, api_server, base.state_worker
         )
         self.claim_demand = ClaimDemand(
             config_in_use, options.node_name, ledger_service, desired, api_server, paths.claim_records
@@ -231,7 +220,7 @@ class Components:
         self.claim_queries = queries = ClaimQueries(
             api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
         )
-        self.vendor = VendorSoftware(paths, config.driver, lambda: claims.state is not None and claims.state.serving)
+        self.vendor = VendorSoftware(paths, config.driver, claims)
         self.vendor_managers = VendorManagers(self._managers_changed)
         self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)
         self.targets = LaneTargets(
@@ -241,8 +230,8 @@ class Components:
             ledger_service,
             desired,
             api_server,
-            lambda: claims.keeps_leases,
-            lambda: self.turns.turns.lent,
+            claims,
+            self.turns.lent,
         )
         self.mover = LaneMover(
             ledger_service,
@@ -268,8 +257,14 @@ class Components:
             DriverFiles(cdi, self.legacy_files),
         )
         self.endpoints = Endpoints(
-            Views(lambda: agent_state(self), lambda: status_document(self), metrics.exposition),
-            ControlRequests(desired.set, release.request, drain.request, self.cordons.request, self.history.request),
+            Views(partial(agent_state, self), partial(status_document, self), metrics.exposition),
+            {
+                "/lanes": desired.set,
+                "/release": release.request,
+                "/drain": drain.request,
+                "/cordon": self.cordons.request,
+                "/history": self.history.request,
+            },
             base.port,
             paths.control_socket,
             options.page,
@@ -280,10 +275,12 @@ class Components:
         self.evictor = Evictor(
             config_in_use,
             devices,
-            lambda: ledger_service.ledger,
-            ClusterAsked(lambda: api_server.cluster, lambda: others.pods, lambda: claims.api_version),
+            ledger_service,
+            api_server,
+            others,
+            claims,
             self.events.tell,
-            lambda resource, result: metrics.count("evictions", resource, result),
+            partial(metrics.count, "evictions"),
             base.now,
         )
         ledger_maintenance = LedgerMaintenance(ledger_service, inventory, legacy, others)
@@ -368,7 +365,7 @@ class Components:
             pods=lambda: self.others.pods,
             unwell=lambda: service.health.error or self._cdi.error,
             on_synced=self.lanes_changed.set,
-            kept=lambda entry: self.turns.turns.keeps_from_claims(entry),
+            kept=self.turns.keeps_from_claims,
             paused=self.paused,
             clock=service.now,
         )

@@ -15,7 +15,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
+from drabridge.agent.requests import read_request
+from drabridge.config.schema import Config
 from drabridge.errors import ConfigError, HostError
+from drabridge.kube.connection import ApiServer
 from drabridge.ledger.events import Cordoned
 from drabridge.ledger.refusals import holder
 from drabridge.ledger.service import LedgerService
@@ -31,25 +36,30 @@ REASON_MAX = 256  # characters; it is in Events, tables, and every refusal
 EXAMPLE = 'For example {"GPU-8f1c": "exchange of the fan"}'
 
 
+class _Asked(Struct):
+    device: str
+    reason: str | None = None
+    undo: bool = False
+
+
 class Cordons:
     """The two sources. ``annotation_error``: why the annotation is not followed, for people."""
 
     def __init__(
         self,
         state: Path,
-        driver: Callable[[], str],
+        config: Callable[[], Config],
         ledger_service: LedgerService,
         changed: Callable[[], None],
+        api_server: ApiServer,
         files: IoThread,
-        *,
-        follows_node: bool,
     ) -> None:
         """``changed`` is called when the ledger is to hear of :attr:`devices`. ``files``: whose thread waits for disks.
 
-        ``follows_node``: there is an API server to ask. Without one nobody could take back an old annotation.
+        Without an API server nobody could take back an old annotation.
         """
         self._path = state / FILE_NAME
-        self._driver = driver
+        self._config = config
         self._ledger_service = ledger_service
         self._changed = changed
         self._files = files
@@ -59,7 +69,7 @@ class Cordons:
         remembered = {name: entry.device.cordoned for name, entry in entries if entry.device.cordoned}
         self._commands = self._load(remembered)
         others = {name: why for name, why in remembered.items() if name not in self._commands}
-        self._annotation = others if follows_node else {}
+        self._annotation = others if api_server.cluster is not None else {}
         self.annotation_error = ""
 
     @property
@@ -102,7 +112,7 @@ class Cordons:
             if not undo:
                 commands[name] = reason
             elif name in map(self._name, self._annotation):
-                annotation = f"{self._driver()}/cordoned"
+                annotation = f"{self._config().driver}/cordoned"
                 raise ConfigError(
                     f"the Node's annotation {annotation} has {name} out of service",
                     hint=f"Take it out there: kubectl annotate node NODE {annotation}- removes it all",
@@ -151,24 +161,17 @@ class Cordons:
 
     def _parse(self, body: bytes) -> tuple[str, str, bool]:
         """Return (device, reason, undo). Raises ConfigError for another form, or a device that is not known."""
-        try:
-            asked = json.loads(body)
-            name, undo = asked["device"], asked.get("undo", False) is True
-            reason = asked.get("reason") or NO_REASON
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            name = reason = None
-        if not isinstance(name, str) or not isinstance(reason, str):
-            raise ConfigError("a device was expected, and why", hint='{"device": "GPU-8f1c", "reason": "fan"}')
-        name = self._name(name)
+        asked = read_request(body, _Asked, "a device was expected, and why", '{"device": "GPU-8f1c", "reason": "fan"}')
+        name = self._name(asked.device)
         known: Collection[str] = self._ledger_service.ledger.entries.keys()
-        if undo:
+        if asked.undo:
             known = self.devices.keys()
             if name not in known:
                 raise ConfigError(f"{name} is not cordoned", hint=f"Cordoned: {', '.join(sorted(known)) or 'none'}")
         elif name not in known:
             there = ", ".join(sorted(known)) or "none"
             raise ConfigError(f"this node has no device {name}", hint=f"It has {there}")
-        return name, _one_line(reason), undo
+        return name, _one_line(asked.reason or NO_REASON), asked.undo
 
     def _describe(self, name: str) -> dict[str, Any]:
         entry = self._ledger_service.ledger.entries.get(name)

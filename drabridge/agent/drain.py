@@ -7,7 +7,6 @@ on disk, not in the API server. Pods with limits need no driver to end, and run 
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import time
@@ -15,12 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
+from drabridge.agent.requests import read_request
 from drabridge.coexistence.vendor_software import is_vendors
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.dra.claim_queries import ClaimQueries
 from drabridge.dra.lifecycle import ClaimSide
-from drabridge.errors import ConfigError, HostError, RefusedError
+from drabridge.errors import HostError, RefusedError
 from drabridge.evidence.kubelet import KubeletEvidence, is_same
 from drabridge.inventory.model import Presence
 from drabridge.lanes.desired import DesiredLanes
@@ -113,6 +115,11 @@ class ClaimsLeft:
         self._list_due = 0.0
 
 
+class _Asked(Struct):
+    drain: bool
+    clean: bool = False
+
+
 class Drain:
     """``drabridge drain``: begins, undoes, tells how far it is, and removes what nobody needs afterwards."""
 
@@ -140,8 +147,8 @@ class Drain:
         """
         if not body:
             return await self.document()
-        begin, clean = _parse(body)
-        if not begin:
+        asked = read_request(body, _Asked, '{"drain": true or false, "clean": true or false} was expected')
+        if not asked.drain:
             await self._desired.undo_drain()
             return await self.document()
         if not self._desired.drained:
@@ -150,7 +157,7 @@ class Drain:
         self._claims_left.ask_anew()
         before = await self._files.paths()  # what comes later is needed
         document = await self.document()
-        if clean:
+        if asked.clean:
             if not document["complete"]:
                 raise RefusedError(
                     f"nothing is removed: {'; '.join(document['because'])}", hint="Run drabridge drain until it is done"
@@ -193,18 +200,6 @@ class Drain:
             "pods": [pod for entry in ledger.entries.values() for pod in _pods(entry)],
             "files": await self._files.paths(),
         }
-
-
-def _parse(body: bytes) -> tuple[bool, bool]:
-    """Read ``drain`` and ``clean``. Raises ConfigError."""
-    try:
-        asked = json.loads(body)
-        begin, clean = asked["drain"], asked.get("clean", False)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        begin = clean = None
-    if not isinstance(begin, bool) or not isinstance(clean, bool):
-        raise ConfigError('{"drain": true or false, "clean": true or false} was expected')
-    return begin, clean
 
 
 def is_state_unneeded(ledger: Ledger, desired: DesiredLanes) -> bool:

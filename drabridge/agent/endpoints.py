@@ -9,7 +9,8 @@ import asyncio
 import ipaddress
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,16 @@ HEARTBEAT_SECONDS = 30.0  # the loop's own tick is every few seconds; ten times 
 Answer = Callable[[bytes], Awaitable[dict[str, Any]]]
 """Takes the body of a request, returns the document to answer with. Raises DrabridgeError."""
 
+OPERATOR_ROUTES = (
+    ("POST", "/lanes"),
+    ("POST", "/release"),
+    ("GET", "/drain"),
+    ("POST", "/drain"),
+    ("POST", "/cordon"),
+    ("POST", "/history"),
+)
+"""What the control socket lets the operator ask of the agent that has the ledger."""
+
 
 class Views(Struct, frozen=True):
     """What is shown; each is made anew for each request."""
@@ -39,23 +50,15 @@ class Views(Struct, frozen=True):
     metrics: Callable[[], bytes]
 
 
-class ControlRequests(Struct, frozen=True):
-    """What the control socket lets the operator ask for."""
-
-    lanes: Answer
-    release: Answer
-    drain: Answer
-    cordon: Answer
-    history: Answer
-
-
 class Endpoints:
     """Routes of the port and of the control socket. Changes nothing but by the operator's requests on the socket."""
 
     def __init__(
-        self, views: Views, requests: ControlRequests, port: Port, control_socket: Path, page_for: str
+        self, views: Views, requests: Mapping[str, Answer], port: Port, control_socket: Path, page_for: str
     ) -> None:
-        """``port`` may be bound already, by the standby that this agent was, or be another agent's until that ends.
+        """``requests``: who answers those of OPERATOR_ROUTES, by path.
+
+        ``port`` may be bound already, by the standby that this agent was, or be another agent's until that ends.
 
         ``page_for`` says who gets the page for people on the port: ``local``, ``all`` or ``off``.
         """
@@ -70,18 +73,9 @@ class Endpoints:
 
     async def open(self) -> None:
         """Bind the control socket, in the state directory that our lock is for, and serve on it and on the port."""
-        requests = self._requests
-        self._control.routes = {
-            **self._public(),
-            ("GET", "/"): self._page,
-            ("GET", "/status"): lambda _: Response.json(self._views.document()),
-            ("POST", "/lanes"): lambda request: _answer(requests.lanes, request),
-            ("POST", "/release"): lambda request: _answer(requests.release, request),
-            ("GET", "/drain"): lambda request: _answer(requests.drain, request),
-            ("POST", "/drain"): lambda request: _answer(requests.drain, request),
-            ("POST", "/cordon"): lambda request: _answer(requests.cordon, request),
-            ("POST", "/history"): lambda request: _answer(requests.history, request),
-        }
+        asked = {(method, path): partial(_answer, self._requests[path]) for method, path in OPERATOR_ROUTES}
+        status = {("GET", "/"): self._page, ("GET", "/status"): lambda _: Response.json(self._views.document())}
+        self._control.routes = {**self._public(), **status, **asked}
         await self._control.listen_unix(self._control_socket)
         self._open = True
         self._serve_port()

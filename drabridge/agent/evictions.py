@@ -12,31 +12,25 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
-from msgspec import Struct
-
 from drabridge.config.schema import Config, EvictHolders
+from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError
 from drabridge.evidence.apiserver_pods import PodWatch
+from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.evidence.pod_objects import PodDemand
 from drabridge.inventory.model import Device, Presence
-from drabridge.kube.api import PODS, Cluster, ConflictError, DeniedError, NotFoundError, resource_claims
+from drabridge.kube.api import PODS, ConflictError, DeniedError, NotFoundError, resource_claims
+from drabridge.kube.connection import ApiServer
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION
 from drabridge.ledger.effects import Notify, Subject
 from drabridge.ledger.model import ClaimPhase, ClaimRef, Entry, Ledger, Owner
+from drabridge.ledger.service import LedgerService
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0  # until what a budget forbids is tried again
 DENIED_SECONDS = 60.0  # until a right that lacks is looked for again
-
-
-class ClusterAsked(Struct, frozen=True):
-    """Whom to ask: each is None, or "", where there is no API server, or it is not known yet."""
-
-    cluster: Callable[[], Cluster | None]
-    pods: Callable[[], PodWatch | None]
-    version: Callable[[], str]  # of resource.k8s.io
 
 
 class Evictor:
@@ -46,8 +40,10 @@ class Evictor:
         self,
         config: Callable[[], Config],
         devices: Callable[[], Mapping[str, Device]],
-        ledger: Callable[[], Ledger],
-        asked: ClusterAsked,
+        ledger_service: LedgerService,
+        api_server: ApiServer,
+        others: OtherEvidence,
+        claims: ClaimSide,
         tell: Callable[[Notify], None],
         count: Callable[[str, str], None],
         now: Callable[[], float],
@@ -55,8 +51,10 @@ class Evictor:
         """``count`` counts (resource, result). ``now``: wall seconds."""
         self._config = config
         self._devices = devices
-        self._ledger = ledger
-        self._asked = asked
+        self._ledger_service = ledger_service
+        self._api_server = api_server
+        self._others = others
+        self._claims = claims
         self._tell = tell
         self._count = count
         self._now = now
@@ -71,11 +69,11 @@ class Evictor:
     async def look(self) -> None:
         """Evict whose device is lost."""
         rules = {one.name: one.evict_holders for one in self._config().resources if one.evict_holders is not None}
-        pods = self._asked.pods()
+        pods = self._others.pods
         if not rules or pods is None:
             self._serials, self._again, self._denied = {}, {}, ""
             return
-        ledger = self._ledger()
+        ledger = self._ledger_service.ledger
         held = [one for one in ledger.entries.values() if one.device.resource in rules and _is_held(one)]
         seen: dict[tuple[str, str], str] = {}
         for entry in held:
@@ -115,10 +113,10 @@ class Evictor:
 
     async def _pods_of(self, claim: ClaimRef, pods: PodWatch) -> list[PodDemand]:
         """Return the pods of this node for which the API server has reserved the claim."""
-        cluster = self._asked.cluster()
+        cluster = self._api_server.cluster
         if cluster is None:
             return []
-        kind = resource_claims(self._asked.version() or NEWEST_RESOURCE_VERSION)
+        kind = resource_claims(self._claims.api_version or NEWEST_RESOURCE_VERSION)
         try:
             obj = await cluster.get(kind, claim.name, namespace=claim.namespace)
             with reading(f"claim {claim}", ClusterError):
@@ -131,7 +129,7 @@ class Evictor:
             return []
 
     async def _evict(self, pods: Iterable[PodDemand], entry: Entry, why: str) -> None:
-        cluster = self._asked.cluster()
+        cluster = self._api_server.cluster
         for pod in pods:
             if cluster is None or pod.mirror or self._again.get(pod.uid, 0.0) > time.monotonic():
                 continue

@@ -10,15 +10,18 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct
+
+from drabridge.agent.requests import read_request
 from drabridge.errors import ConfigError
 from drabridge.status.document import stamp
 from drabridge.system.files import read_if_there
 from drabridge.system.io_thread import IoThread
-from drabridge.telemetry.holds import CLAIMS, Ended, Holding
+from drabridge.telemetry.holds import CLAIMS, Ended, Holding, Holds
 
 log = logging.getLogger(__name__)
 
@@ -27,17 +30,23 @@ FILE_BYTES = 2 << 20  # about 6,000 holds; there are two files
 WAITING_MAX = 10_000  # lines that a disk that hangs or is full keeps in memory
 LIMIT = 100  # holds that are told without another number
 
+EXAMPLE = '{"device": "GPU-8f1c", "limit": 100}'
+
 Row = dict[str, Any]
+
+
+class _Asked(Struct):
+    device: str | None = None
+    limit: Annotated[int, Meta(ge=1)] = LIMIT
 
 
 class History:
     """The files of one state directory. One agent at a time writes them: the one with the ledger's lock."""
 
-    def __init__(self, state: Path, files: IoThread, ongoing: Callable[[], list[Holding]]) -> None:
-        """``ongoing`` returns the holds of now."""
+    def __init__(self, state: Path, files: IoThread, holds: Holds) -> None:
         self._path, self._older = state / FILE_NAME, state / OLDER_FILE_NAME
         self._files = files
-        self._ongoing = ongoing
+        self._holds = holds
         self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)  # this loop appends, the thread takes
         self._whole = False  # the file's last line has an end, as far as this process knows
         self._failed = ""
@@ -63,10 +72,11 @@ class History:
 
         Raises ConfigError for what means nothing, or a device that nothing is known of.
         """
-        device, limit = _parse(body)
-        now = [_row(holding) for holding in self._ongoing() if device in ("", holding.device)]
+        asked = read_request(body or b"{}", _Asked, "a device was expected, and a limit from 1", EXAMPLE)
+        device, limit = asked.device or "", asked.limit
+        now = [_row(holding) for holding in self._holds.open if device in ("", holding.device)]
         past, known, damaged = await self._files.run(lambda: self._read(device))
-        names = sorted({*known, *(holding.device for holding in self._ongoing())})
+        names = sorted({*known, *(holding.device for holding in self._holds.open)})
         if device and device not in names:
             there = ", ".join(names) or "no device yet"
             raise ConfigError(f"nobody had a device {device} here, as far as is known", hint=f"There is of {there}")
@@ -154,14 +164,3 @@ def _row_of(line: bytes) -> Row | None:
 
 def _since(row: Mapping[str, Any]) -> str:
     return str(row["since"])
-
-
-def _parse(body: bytes) -> tuple[str, int]:
-    try:
-        asked = json.loads(body or b"{}")
-        device, limit = asked.get("device") or "", asked.get("limit", LIMIT)
-    except (ValueError, AttributeError, RecursionError):
-        device = limit = None
-    if not isinstance(device, str) or not isinstance(limit, int) or limit < 1:
-        raise ConfigError("a device was expected, and a limit from 1", hint='{"device": "GPU-8f1c", "limit": 100}')
-    return device, limit

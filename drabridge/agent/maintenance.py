@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
+from drabridge.agent.api_watches import ApiWatches
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.evidence.other_sources import OtherEvidence
@@ -14,6 +15,7 @@ from drabridge.inventory.model import Device, Presence, device_id_of
 from drabridge.kube.connection import ApiServer
 from drabridge.ledger import events
 from drabridge.ledger.eligibility import must_list
+from drabridge.ledger.model import Entry
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager
@@ -54,17 +56,31 @@ class TurnKeeper:
         self._changed = changed
         self._seen = ledger_service.ledger
         self.turns = NOBODYS
-        self.told: Callable[[], Mapping[str, int]] = dict  # what the Node says that pods may have, by resource
-        self.sent: Callable[[], Mapping[str, int]] = dict  # how many pods were sent here with limits, by resource
+        self.watches: ApiWatches | None = None  # of what the Node says that pods may have, and of pods sent here
         self._sent: Mapping[str, int] = {}
 
     def follow(self) -> bool:
         """Follow the ledger as it is now. Returns whether anything is another's turn since."""
         before, seen, self._seen = self.turns, self._seen, self._ledger_service.ledger
-        sent, self._sent = self._sent, dict(self.sent())
+        told: Mapping[str, int] = {}
+        sent = self._sent
+        if self.watches is not None:
+            told, self._sent = self.watches.allocatable, dict(self.watches.pods.sent)
         asked = {resource for resource, count in self._sent.items() if count != sent.get(resource)}
-        self.turns = follow(before, Change(seen, self._seen, self._ledger_service.now(), self.told(), asked))
+        self.turns = follow(before, Change(seen, self._seen, self._ledger_service.now(), told, asked))
         return self.turns is not before
+
+    def kept_from_pods(self) -> Collection[str]:
+        """Return the shared devices that are for claims now."""
+        return self.turns.kept_from_pods
+
+    def keeps_from_claims(self, entry: Entry) -> bool:
+        """Tell whether a shared device is for pods now."""
+        return self.turns.keeps_from_claims(entry)
+
+    def lent(self) -> Collection[str]:
+        """Return the shared devices that are to be in the dra lane for now."""
+        return self.turns.lent
 
     async def look(self) -> None:
         """End turns that are over."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from msgspec import Struct
+
+from drabridge.agent.requests import read_request
 from drabridge.dra.claim_queries import ClaimQueries
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError, ConfigError, RefusedError
@@ -22,6 +24,10 @@ log = logging.getLogger(__name__)
 
 ForgetDevice = Callable[[str, Sequence[str]], Awaitable[None]]
 """Takes the device out of the records and CDI files of the claims with these UIDs."""
+
+
+class _Asked(Struct):
+    device: str
 
 
 class OperatorRelease:
@@ -86,11 +92,11 @@ class OperatorRelease:
 
     def _entry(self, body: bytes) -> Entry:
         entries = self._ledger_service.ledger.entries
-        try:
-            return entries[json.loads(body)["device"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            known = ", ".join(sorted(entries)) or "none"
-            raise ConfigError(f"a device of this node was expected: {error}", hint=f"It has {known}") from None
+        known = f"It has {', '.join(sorted(entries)) or 'none'}"
+        asked = read_request(body, _Asked, "a device of this node was expected", known)
+        if asked.device not in entries:
+            raise ConfigError(f"a device of this node was expected: {asked.device}", hint=known)
+        return entries[asked.device]
 
     async def _refuse_if_allocated(self, entry: Entry) -> None:
         """Kubelet before 1.34 shows no claims. Where none are served the operator knows as much as the API server."""

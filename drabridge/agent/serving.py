@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from drabridge.agent.api_watches import ApiWatches
+from drabridge.agent.api_watches import CORDONS, LABELS, LANES, ApiWatches
 from drabridge.agent.components import Components, Foundation, release_policy
 from drabridge.agent.standby import Standby
 from drabridge.coexistence.vendor_software import LOOK_SECONDS
@@ -202,9 +202,9 @@ class ServingAgent:
         watches = watches or ApiWatches(cluster, parts.options.node_name, parts.current.config.driver, self._resources)
         watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds
         watches.begin()
-        annotated = parts.desired.annotate, parts.cordons.annotate
-        watches.notify(parts.evidence.hurry, *annotated, self._labels_seen, self._resources)
-        parts.turns.told, parts.turns.sent = lambda: watches.allocatable, lambda: watches.pods.sent
+        on_node = {LANES: parts.desired.annotate, CORDONS: parts.cordons.annotate, LABELS: self._labels_seen}
+        watches.notify(parts.evidence.hurry, on_node, self._resources)
+        parts.turns.watches = watches
         parts.others.pods = watches.pods
         parts.others.claims = parts.claim_queries.allocated
         self._watches = watches

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from deviceplugin import Watcher
 from drabridge.agent.api_watches import ApiWatches
+from drabridge.agent.endpoints import OPERATOR_ROUTES
 from drabridge.agent.options import Options
 from drabridge.config.schema import Config
 from drabridge.dra.lifecycle import ClaimSide
@@ -32,10 +32,11 @@ from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import connect
-from drabridge.ledger.lock import LedgerLockedError, Lock, holder
+from drabridge.ledger.lock import Lock, holder
 from drabridge.ledger.model import Owner
 from drabridge.ledger.store import read_if_possible
 from drabridge.system.http import Handler, HttpServer, Request, Response
+from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
 from drabridge.system.port import Port
 from drabridge.system.supervise import forever
@@ -138,9 +139,7 @@ class Standby:
         }
         self._port.serve(routes)
         await self._port.bind_unless_taken()  # on the host's network the other agent has it until it ends
-        posts = ("/lanes", "/release", "/drain", "/cordon", "/history")
-        others = [("GET", "/status"), ("GET", "/drain"), *(("POST", path) for path in posts)]
-        self._control.routes = routes | dict.fromkeys(others, self._refuse)
+        self._control.routes = routes | dict.fromkeys([("GET", "/status"), *OPERATOR_ROUTES], self._refuse)
         await self._open_control()
         self.cluster = connect(self._config, self._options.kubeconfig)
         if self.cluster is not None:
@@ -283,30 +282,11 @@ async def _wait_for_lock(directory: Path) -> Lock:
     If the caller is cancelled, a lock that comes later is let go of at once; a thread that still waits ends with the
     process.
     """
-    loop = asyncio.get_running_loop()
-    had: asyncio.Future[Lock] = loop.create_future()
-
-    def answer(lock: Lock | None, error: Exception | None) -> None:
-        if had.done():  # cancelled
-            if lock is not None:
-                lock.close()
-        elif lock is not None:
-            had.set_result(lock)
-        else:
-            had.set_exception(error or LedgerLockedError("the ledger's lock cannot be waited for"))
-
-    def wait() -> None:
-        lock: Lock | None = None
-        error: Exception | None = None
-        try:
-            lock = Lock(directory, wait=True)
-        except Exception as fault:  # told in the loop
-            error = fault
-        try:
-            loop.call_soon_threadsafe(answer, lock, error)
-        except RuntimeError:  # the loop is closed
-            if lock is not None:
-                lock.close()
-
-    threading.Thread(target=wait, name="ledger-lock", daemon=True).start()
-    return await had
+    thread = IoThread("ledger-lock")
+    job = thread.submit(lambda: Lock(directory, wait=True))
+    try:
+        await thread.wait_all()
+    except asyncio.CancelledError:
+        thread.submit(lambda: job.result().close())
+        raise
+    return job.result()

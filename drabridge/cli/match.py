@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drabridge.cli.hardware import add_config, resources_named
-from drabridge.cli.output import add_output, show
+from drabridge.cli.hardware import resources_named
+from drabridge.cli.options import add_config, add_output
+from drabridge.cli.output import show
 from drabridge.config.loader import load
 from drabridge.config.matcher import any_of
 from drabridge.config.schema import Config
@@ -50,7 +51,7 @@ def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevi
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    """The device as a table has it: several GPUs have a MIG instance gi1-ci0, so with its GPU."""
+    """Return the device as a table has it: several GPUs have a MIG instance gi1-ci0, so with its GPU."""
     name = str(row["device"])
     return f"{row['syspath'].split('/')[-3]}/{name}" if row["subsystem"] == MIG else name
 

@@ -48,10 +48,10 @@ class HostMounts:
                 fields = line.split()
                 if len(fields) > 4 and (name := self._name(fields[2])):
                     found[fields[2]] = f"{name} is mounted"
-        for kind in _names(self._sys / "fs"):
+        for kind in names_in(self._sys / "fs"):
             folder = self._sys / "fs" / kind
-            groups = [folder, *(folder / one / "devices" for one in _names(folder) if kind == "btrfs")]
-            for name in (name for group in groups for name in _names(group)):
+            groups = [folder, *(folder / one / "devices" for one in names_in(folder) if kind == "btrfs")]
+            for name in (name for group in groups for name in names_in(group)):
                 if number := self._number(name):
                     found[number] = f"{name} is mounted"
         for line in _lines(self._proc / "swaps")[1:]:
@@ -63,7 +63,7 @@ class HostMounts:
         """Yield the number, and those of the volumes that are made of it: device-mapper, md."""
         yield number
         place = self._sys / "dev/block" / number
-        for holder in _names(place / "holders") if depth else ():
+        for holder in names_in(place / "holders") if depth else ():
             if above := self._number(holder):
                 yield from self._above(above, depth - 1)
 
@@ -82,7 +82,8 @@ def numbers_of(device: Device) -> set[Number]:
     return own | {place[1:] for place in device.also_at if own and place.startswith("b") and place[1:2].isdecimal()}
 
 
-def _names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
+    """List a directory's names, sorted; [] where there is none."""
     try:
         return sorted(os.listdir(folder))
     except OSError:

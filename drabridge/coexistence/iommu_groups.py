@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from drabridge.coexistence.host_mounts import HostMounts, Number
+from drabridge.coexistence.host_mounts import HostMounts, Number, names_in
 from drabridge.config.vfio import Vfio
 from drabridge.errors import HostError
 from drabridge.evidence.open_files import find_open
@@ -107,7 +107,7 @@ class IommuGroups:
     def read(self, address: str) -> list[Function]:
         """The functions of a function's IOMMU group, in the order of their addresses; none when it is in no group."""
         folder = self._sys / "bus/pci/devices" / address / "iommu_group/devices"
-        return [found for name in _names(folder) if (found := self._function(name)) is not None]
+        return [found for name in names_in(folder) if (found := self._function(name)) is not None]
 
     def group_of(self, address: str) -> str:
         """The IOMMU group of a function; "" when it is in none, or there is no such function."""
@@ -157,7 +157,7 @@ class IommuGroups:
     def _function_uses(self, address: str) -> Iterator[str]:
         if self.drivers.read(address, "boot_vga") == "1":
             yield "it shows the console"
-        virtual = [name for name in _names(self._sys / "bus/pci/devices" / address) if name.startswith("virtfn")]
+        virtual = [name for name in names_in(self._sys / "bus/pci/devices" / address) if name.startswith("virtfn")]
         if virtual:
             yield f"it has {len(virtual)} virtual functions"
 
@@ -175,7 +175,7 @@ class IommuGroups:
             return "cannot be asked whether it is up"
         if up:
             return "is up"
-        above = [one.removeprefix("upper_") for one in _names(folder) if one.startswith("upper_")]
+        above = [one.removeprefix("upper_") for one in names_in(folder) if one.startswith("upper_")]
         if above:
             return f"is a part of {', '.join(above)}"
         return "has an address" if _has_address(name) else ""
@@ -187,7 +187,7 @@ class IommuGroups:
         yield from used.values()
         known = self._udev_database.is_dir()
         for name, number in blocks.items():
-            if holders := _names(self._sys / "dev/block" / number / "holders"):
+            if holders := names_in(self._sys / "dev/block" / number / "holders"):
                 yield f"{name} is held by {', '.join(holders)}"
                 continue
             if not known:
@@ -206,7 +206,7 @@ class IommuGroups:
 
     def _of_subsystems(self, controllers: Sequence[str]) -> Iterator[tuple[str, Number]]:
         """Disks that several NVMe controllers may lead to are not below one of them (Linux drivers/nvme/host)."""
-        for subsystem in _names(self._sys / "class/nvme-subsystem"):
+        for subsystem in names_in(self._sys / "class/nvme-subsystem"):
             folder = (self._sys / "class/nvme-subsystem" / subsystem).resolve()
             if any((folder / name).exists() for name in controllers):
                 for place, _, files in os.walk(folder):
@@ -226,7 +226,7 @@ class IommuGroups:
 
     def own_nodes(self, address: str) -> set[str]:
         """The paths of the nodes, for IOMMUFD, that a function has while it is bound to vfio-pci (Linux 6.6)."""
-        return {f"{VFIO}devices/{name}" for name in _names(self._sys / "bus/pci/devices" / address / "vfio-dev")}
+        return {f"{VFIO}devices/{name}" for name in names_in(self._sys / "bus/pci/devices" / address / "vfio-dev")}
 
     def opened(self, functions: Sequence[Function]) -> str:
         """Who has a node of the functions open, in words; "" when nobody has. Raises HostError when it is not known.
@@ -304,10 +304,3 @@ def _pairs(blocks: Mapping[str, Number]) -> Iterator[tuple[int, int]]:
     for number in blocks.values():
         major, _, minor = number.partition(":")
         yield int(major), int(minor)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

@@ -30,6 +30,7 @@ from drabridge.coexistence.hardware import KnownDevice, OverlapIndex, all_device
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device
 from drabridge.ledger.lock import FILE as LOCK_FILE
+from drabridge.ledger.lock import same_file
 from drabridge.ledger.model import Ledger
 from drabridge.ledger.store import FILE, read_completely
 from drabridge.system.files import Care, write_atomically
@@ -122,7 +123,7 @@ class OtherAgents:
             return
         with contextlib.suppress(OSError, HostError):
             lock, file = self._path(self._driver, LOCK), self._path(self._driver, HARDWARE)
-            if not (file.exists() and _is_at(lock, self._lock)):
+            if not (file.exists() and same_file(lock, os.fstat(self._lock))):
                 with self._exclusively():
                     self._hold_lock()
                     self._write(self._written)
@@ -184,7 +185,7 @@ class OtherAgents:
             try:
                 if not _locked(descriptor, deadline - time.monotonic()):
                     raise HostError(f"another process has {path} locked")
-                if _is_at(path, descriptor):
+                if same_file(path, os.fstat(descriptor)):
                     yield
                     return
             finally:
@@ -192,7 +193,7 @@ class OtherAgents:
 
     def _hold_lock(self) -> None:
         path = self._path(self._driver, LOCK)
-        if self._lock is not None and _is_at(path, self._lock):
+        if self._lock is not None and same_file(path, os.fstat(self._lock)):
             return
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _locked(descriptor, OWN_SECONDS):
@@ -343,13 +344,6 @@ def _is_locked(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _read_file(path: Path) -> HardwareFile:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import Struct
 
+from drabridge.dra.lifecycle import ClaimSide
 from drabridge.dra.sockets import is_dead
 from drabridge.system.paths import Paths
 
@@ -53,21 +54,22 @@ VENDORS: Mapping[str, Vendor] = MappingProxyType(
 class VendorSoftware:
     """Looks for what the vendor of ``driver`` left running. ``found``: what was found last, in words; "" for nothing.
 
-    ``serves_claims``: whether the registration socket with the driver's plain name is this agent's.
+    Where ``claims`` serves, the registration socket with the driver's plain name is this agent's.
     """
 
-    def __init__(self, paths: Paths, driver: str, serves_claims: Callable[[], bool]) -> None:
+    def __init__(self, paths: Paths, driver: str, claims: ClaimSide) -> None:
         self.found = ""
         self._paths = paths
         self._driver = driver
         self._vendor = VENDORS.get(driver)
-        self._serves_claims = serves_claims
+        self._claims = claims
 
     async def look(self) -> None:
         """Look once, in a thread. Never raises; what cannot be read is not there."""
         if self._vendor is None:
             return
-        ours, vendor = self._serves_claims(), self._vendor
+        state, vendor = self._claims.state, self._vendor
+        ours = state is not None and state.serving
         found = await asyncio.to_thread(lambda: self._in_words(vendor, ours=ours))
         if found and found != self.found:
             log.error("the vendor's own software serves this node", extra={"reason": found})

@@ -27,7 +27,8 @@ from drabridge.config.vfio import Vfio
 from drabridge.errors import HostError
 from drabridge.inventory.model import Device
 from drabridge.inventory.vfio import VFIO
-from drabridge.ledger.model import Ledger, Owner
+from drabridge.ledger.model import Owner
+from drabridge.ledger.service import LedgerService
 from drabridge.system.files import read_if_there, write_atomically
 from drabridge.system.io_thread import IoThread, Job
 from drabridge.system.pci_driver import VFIO_PCI, Binding, Step, binding_before, next_step
@@ -81,19 +82,16 @@ class VfioBinder:
         boot_id: Path,
         groups: IommuGroups,
         config: Callable[[], Config],
-        ledgers: Callable[[], tuple[Ledger, Ledger]],
+        ledger_service: LedgerService,
         devices: Callable[[], Mapping[str, Device]],
         pause_nvml: Callable[[str], None],
     ) -> None:
-        """``boot_id``: the file with the id of this boot. ``ledgers``: what is on disk, and what is about to be.
-
-        ``pause_nvml``: see HealthWatch.
-        """
+        """``boot_id``: the file with the id of this boot. ``pause_nvml``: see HealthWatch."""
         self._path = state / FILE
         self._boot_id = boot_id
         self._groups = groups
         self._config = config
-        self._ledgers = ledgers
+        self._ledger_service = ledger_service
         self._devices = devices
         self._pause_nvml = pause_nvml
         self._workers: dict[str, _Worker] = {}
@@ -267,7 +265,7 @@ class VfioBinder:
     async def give_back(self) -> None:
         """Give functions that nobody holds back to their drivers. Never raises HostError: it is tried again."""
         self._end_pauses()
-        if not self._ledgers()[0].node.merged:
+        if not self._ledger_service.ledger.node.merged:
             return
         groups = {taken.group for taken in self._taken.values()}
         self._stays = {group: why for group, why in self._stays.items() if group in groups}
@@ -306,13 +304,16 @@ class VfioBinder:
     def _unheld(self, group: str) -> bool:
         """Whether nobody holds what was taken of a group, neither by what is on disk nor by what is about to be."""
         names = {taken.device for taken in self._taken.values() if taken.group == group}
-        entries = [ledger.entries.get(name) for name in names for ledger in self._ledgers()]
-        return all(entry is None or entry.owner is Owner.NONE for entry in entries)
+        return all(owner is Owner.NONE for name in names for owner in self._owners(name))
 
     def _held(self, name: str) -> bool:
         """Whether somebody holds the device, by what is on disk and by what is about to be."""
-        entries = [ledger.entries.get(name) for ledger in self._ledgers()]
-        return all(entry is not None and entry.owner is not Owner.NONE for entry in entries)
+        return Owner.NONE not in self._owners(name)
+
+    def _owners(self, name: str) -> list[Owner]:
+        """Return who holds the device, by what is on disk and by what is about to be."""
+        ledgers = (self._ledger_service.ledger, self._ledger_service.head)
+        return [entry.owner if (entry := one.entries.get(name)) else Owner.NONE for one in ledgers]
 
     def _save(self) -> None:
         """Raises HostError: then nothing may be touched."""

@@ -40,7 +40,7 @@ class HintWriter:
         clusters: Sequence[Cluster],
         driver: str,
         namespace: str,
-        pending: Callable[[], PendingClaims],
+        pending: PendingClaims,
         count: Callable[[str], None],
     ) -> None:
         """``count`` is called with the outcome of each write: ``OK`` or ``failed``."""
@@ -63,7 +63,7 @@ class HintWriter:
         return time.monotonic() - min(self._failing.values(), default=time.monotonic())
 
     def changed(self, pool: str, after_seconds: float = COALESCE_SECONDS) -> None:
-        """The claims that wait for a pool may be others. Cheap, never blocks."""
+        """Note that other claims may wait for a pool. Cheap, never blocks."""
         if pool not in self._waiting:
             self._waiting.add(pool)
             asyncio.get_running_loop().call_later(after_seconds, self._due.put_nowait, pool)
@@ -104,7 +104,7 @@ class HintWriter:
         self.changed(pool, delay)
 
     async def _write(self, cluster: Cluster, pool: str) -> None:
-        text = hints_text(self._pending().hints(pool))
+        text = hints_text(self._pending.hints(pool))
         wanted = _Written(pool, _digest(pool, text), text == "[]")
         name = hints_name(self._driver, pool)
         if self._written.get(name) != wanted:
@@ -134,7 +134,7 @@ class HintWriter:
                         self._written[name] = found[name]
                     else:
                         del self._written[name]
-                    if name in found or pool in self._pending().pools:
+                    if name in found or pool in self._pending.pools:
                         self.changed(pool)
                 empty = frozenset(name for name, one in found.items() if one.empty)
                 for name in empty & empty_before:
@@ -147,9 +147,9 @@ class HintWriter:
                 await asyncio.sleep(delay)
 
     async def _delete_unneeded(self, name: str) -> None:
-        """A node may be gone for ever; the agent of one that is not takes none for empty."""
+        """Delete a ConfigMap of a node that may be gone for ever; to an agent none is as good as an empty one."""
         pool = self._written[name].pool
-        if pool in self._pending().pools or pool in self._writing:
+        if pool in self._pending.pools or pool in self._writing:
             return
         self._writing.add(pool)
         try:

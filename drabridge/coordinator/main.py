@@ -53,11 +53,11 @@ class Coordinator:
         self._load = load
         self._leads = asyncio.Event()
         self._beat = time.monotonic()
-        self._pending = PendingClaims(driver, self._changed)
+        self._pending = PendingClaims(driver, lambda pool: self._writer.changed(pool))
         self._heard_at = -math.inf  # when the API server last showed or took the Lease
         self._fabric = Fabric(clusters[0], *config, self._version) if config is not None else None
         self._pages = Pages(self._state)
-        self._writer = HintWriter(clusters, driver, election.namespace, lambda: self._pending, self._pages.wrote)
+        self._writer = HintWriter(clusters, driver, election.namespace, self._pending, self._pages.wrote)
 
     async def run(self) -> None:
         """Lead when it is this one's turn, until SIGTERM. Raises LostLeadershipError; ConfigError for a taken port."""
@@ -147,6 +147,3 @@ class Coordinator:
         while not self._pending.complete:  # else what waits would be taken away first
             await asyncio.sleep(BEAT_SECONDS / 10)
         await self._writer.run()
-
-    def _changed(self, pool: str) -> None:
-        self._writer.changed(pool)

@@ -5,63 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.claim_hints import MOST_CLAIMS, ClaimHint
-from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
+from drabridge.kube.json_reader import ClaimFields, Json, ObjectIdentity, ObjectView
 from drabridge.offers.slices import lease_condition, lease_denied_condition
-
-
-class _Meta(TypedDict, total=False):
-    name: str | None
-    namespace: str | None
-    uid: str | None
-    resourceVersion: str | None
-
-
-class _Result(TypedDict, total=False):
-    driver: str | None
-    pool: str | None
-    device: str | None
-    shareID: str | None
-    bindingConditions: list[str] | None
-
-
-class _Results(TypedDict, total=False):
-    results: list[_Result] | None
-
-
-class _Allocation(TypedDict, total=False):
-    allocationTimestamp: str | None
-    devices: _Results | None
-
-
-class _Condition(TypedDict, total=False):
-    type: str | None
-    status: str | None
-
-
-class _Device(TypedDict, total=False):
-    driver: str | None
-    pool: str | None
-    device: str | None
-    shareID: str | None
-    conditions: list[_Condition] | None
-
-
-class _Status(TypedDict, total=False):
-    allocation: _Allocation | None
-    devices: list[_Device] | None
-
-
-class LeasedClaimFields(TypedDict, total=False):
-    """Which devices a claim is allocated, and what their drivers have said of them."""
-
-    metadata: _Meta | None
-    status: _Status | None
 
 
 class WaitingClaim(Struct, frozen=True):
@@ -113,13 +64,13 @@ class PendingClaims:
     """The claims that wait, by pool: a follower of :func:`drabridge.kube.watch.follow`."""
 
     def __init__(self, driver: str, changed: Callable[[str], None]) -> None:
-        """``changed`` is called with each pool whose claims changed."""
+        """Begin without a claim. ``changed`` is called with each pool whose claims changed."""
         self._changed = changed
         self._claims: dict[str, WaitingClaim] = {}
         self._pools: dict[str, set[str]] = {}  # pool -> UIDs
         self.complete = False  # all claims were listed once
         self.lost_at: float | None = time.monotonic()  # since then they are not followed
-        self.view = ObjectView(lambda obj: waiting_claim(obj, driver), LeasedClaimFields)
+        self.view = ObjectView(lambda obj: waiting_claim(obj, driver), ClaimFields)
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -130,7 +81,7 @@ class PendingClaims:
         return frozenset(self._pools)
 
     def hints(self, pool: str) -> tuple[ClaimHint, ...]:
-        """The claims that wait for a pool, the oldest allocation first, ``MOST_CLAIMS`` at most."""
+        """Return the claims that wait for a pool, the oldest allocation first, ``MOST_CLAIMS`` at most."""
         claims = [self._claims[uid] for uid in self._pools.get(pool, ())]
         claims.sort(key=lambda one: (one.allocated, one.namespace, one.name))
         return tuple(ClaimHint(one.namespace, one.name, one.uid, one.resource_version) for one in claims[:MOST_CLAIMS])
@@ -152,7 +103,7 @@ class PendingClaims:
             self._keep(obj)
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """It gets no hint; the scheduler gives up in the end."""
+        """Give it no hint; the scheduler gives up in the end."""
         self._forget(str(identity.uid))
 
     def lost(self, error: ClusterError) -> None:

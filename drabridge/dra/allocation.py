@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from drabridge.config.fabric import is_fabric_pool
 from drabridge.config.quantity import parse
@@ -20,7 +19,6 @@ from drabridge.system.untrusted import reading
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"  # annotation of claims made from templates, since 1.36
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # what a pod may call a claim (core validation, DNS label)
-_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class AllocationResult(Struct, frozen=True):
@@ -31,7 +29,7 @@ class AllocationResult(Struct, frozen=True):
     device: str
     share_id: str = ""
     admin: bool = False
-    consumed: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
+    consumed: Mapping[str, int] = {}
     lease: bool = False  # it carries our binding condition
 
     @property
@@ -40,7 +38,7 @@ class AllocationResult(Struct, frozen=True):
         return self.request.partition("/")[0]
 
     def use(self) -> DeviceUse:
-        """The device in the ledger's words."""
+        """Return the device in the ledger's words."""
         share = ClaimShare(self.share_id, tuple(sorted(self.consumed.items()))) if self.share_id else None
         return DeviceUse(self.device, share, self.admin, self.lease)
 

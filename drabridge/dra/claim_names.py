@@ -1,13 +1,46 @@
-"""Define who names the claims that wait for a lease here: nominated pods, or a coordinator."""
+"""Name the claims that wait for a lease here: by a coordinator's hints while one works, otherwise by nominated pods.
+
+So no agent has to watch all claims of the cluster. What is named is looked at, never believed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from drabridge.kube.json_reader import Json
+from drabridge.dra.concurrency import end
+from drabridge.errors import ClusterError
+from drabridge.evidence.pod_objects import are_many, claim_names
+from drabridge.kube.api import PODS, Cluster, NotFoundError
+from drabridge.kube.claim_hints import (
+    CONFIG_MAPS,
+    LEASES,
+    ClaimHint,
+    HintsFields,
+    hints_name,
+    lock_name,
+    read_hints,
+)
+from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFields
+from drabridge.kube.watch import follow
+from drabridge.system.supervise import WakeUp, forever
+from drabridge.system.untrusted import reading
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 30.0  # between looks at the coordinators' Lease; a quarter more or less, so that nodes spread out
+PROOF_SECONDS = 5.0  # after the first look: a leader renews every two seconds
+DEAD_SECONDS = 60.0  # without a change of the Lease, by this node's own clock
+LOST_SECONDS = 10.0  # without the ConfigMap: a watch that begins again is no reason to watch pods
+MOST_PODS = 1024  # nominated to a node, which has 110 by default; claims of more get no lease
+MOST_READ = 2  # pods of one hinted claim at a time: with the claim and its condition that makes four requests
+READS_AT_ONCE = 4  # kubelet's claims are read on the same connection
 
 ClaimKey = tuple[str, str]  # namespace and name
 
@@ -15,6 +48,7 @@ ClaimKey = tuple[str, str]  # namespace and name
 class WaitingPod(Struct, frozen=True):
     """A pod that waits to be bound with a claim."""
 
+    uid: str
     namespace: str
     name: str
     scheduler: str
@@ -24,32 +58,301 @@ class WaitingPod(Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-class ClaimNames(Protocol):
-    """Names claims. What it says is looked at, never believed."""
+def waiting_pod(pod: Json) -> WaitingPod:
+    """Read a pod of the API server."""
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    uid, namespace, name = (str(metadata.get(key) or "") for key in ("uid", "namespace", "name"))
+    return WaitingPod(uid, namespace, name, str(spec.get("schedulerName") or ""), claim_names(pod))
+
+
+def nominated_pod(pod: Json) -> WaitingPod:
+    """Read a pod that is followed: one with too many claims counts as one without any."""
+    found = waiting_pod(pod)
+    return replace(found, claims=frozenset()) if are_many(found.claims) else found
+
+
+NOMINATED = ObjectView(nominated_pod, PodFields)
+
+
+def nominated_to(node: str) -> str:
+    """Return the field selector of the pods that wait to be bound to a node."""
+    return f"status.nominatedNodeName={node}"
+
+
+class NominatedPods:
+    """Names the claims of the pods that the scheduler has chosen this node for and not bound yet.
+
+    It names the node before it writes the allocation of the pod's claims, and while it waits for their binding
+    conditions. While the watch is lost, the pods that were known last count.
+    """
+
+    comes_after_allocation = False  # whether a claim is named after its allocation only
+    most_seconds = 5.0  # between looks at a claim that is not allocated yet, or after an error
+
+    def __init__(self, cluster: Cluster, node: str, told: Callable[[], None]) -> None:
+        """``told`` is called after every change."""
+        self._cluster = cluster
+        self._selector = nominated_to(node)
+        self._told = told
+        self._pods: dict[str, tuple[WaitingPod, int]] = {}  # by UID, each with the change that showed it last
+        self._changes = 0
+        self.lost_because = "the pods were not listed yet"  # "" while the watch lives
+        self.view = NOMINATED
+
+    async def run(self) -> None:
+        """Follow the pods until cancelled. What was known last counts until the next run."""
+        await follow(self._cluster, PODS, self._selector, self)
 
     @property
     def claims(self) -> Mapping[ClaimKey, frozenset[str]]:
-        """The claims, each with the reasons to look at it; one that was settled for them all is left alone."""
-        ...
+        """The claims, each with the reasons to look at it; one that was settled for them all is left alone.
 
-    @property
-    def lost_because(self) -> str:
-        """Why what is named may be old; "" if it is not."""
-        ...
-
-    @property
-    def comes_after_allocation(self) -> bool:
-        """Whether a claim is named after its allocation only: one that is not allocated needs no further look."""
-        ...
-
-    @property
-    def most_seconds(self) -> float:
-        """The longest pause between two looks at one claim."""
-        ...
+        A pod that is denied and chosen again, perhaps before anybody looks here, looks as if nothing had happened to
+        it. So each time that a pod is seen is a reason to look at its claims.
+        """
+        found: dict[ClaimKey, frozenset[str]] = {}
+        for pod, seen in self._pods.values():
+            for name in pod.claims:
+                key = pod.namespace, name
+                found[key] = found.get(key, frozenset()) | {f"{pod.uid} {seen}"}
+        return found
 
     async def pods(self, key: ClaimKey, claim: Json) -> tuple[WaitingPod, ...]:
-        """Return pods that wait with this claim, as it was read; none if none does. Raises ClusterError."""
-        ...
+        """Return the pods that wait with this claim, as it was read; none if none does."""
+        namespace, name = key
+        return tuple(pod for pod, _ in self._pods.values() if pod.namespace == namespace and name in pod.claims)
+
+    def forget(self) -> None:
+        """Nobody follows the pods any more."""
+        self._pods, self.lost_because = {}, "the pods are not followed"
+
+    # The methods of kube.watch.Follower.
+
+    def listed(self, objects: tuple[WaitingPod, ...]) -> None:
+        self._changes += 1
+        self._pods = {pod.uid: (pod, self._changes) for pod in [pod for pod in objects if pod.claims][:MOST_PODS]}
+        self.lost_because = ""
+        self._told()
+
+    def changed(self, kind: str, obj: WaitingPod) -> None:
+        if kind == "DELETED" or not obj.claims:
+            self._pods.pop(obj.uid, None)
+        elif obj.uid in self._pods or len(self._pods) < MOST_PODS:
+            self._changes += 1
+            self._pods[obj.uid] = obj, self._changes
+        self._told()
+
+    def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
+        """Its claims get no lease; the scheduler gives up in the end."""
+        self._pods.pop(str(identity.uid), None)
+        self._told()
+
+    def lost(self, error: ClusterError) -> None:
+        self.lost_because = str(error)
+        self._told()  # claims that were left to it are to be asked about
+
+
+class HintedClaims:
+    """Names the claims that a coordinator hints at in one ConfigMap. While the watch is lost, the last hints count."""
+
+    comes_after_allocation = True
+    most_seconds = 30.0  # nobody may make this agent ask all the time
+
+    def __init__(self, cluster: Cluster, driver: str, pool: str, namespace: str, told: Callable[[], None]) -> None:
+        """``told`` is called after every change."""
+        self._cluster = cluster
+        self._node = pool  # the pool of a node has its name
+        self._namespace = namespace
+        self._name = hints_name(driver, pool)
+        self._told = told
+        self._hints: tuple[ClaimHint, ...] = ()
+        self._next: dict[ClaimKey, int] = {}  # which pod to begin with, of a claim whose first ones are gone
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        self.lost_because = "the hints were not listed yet"  # "" while the watch lives
+        self.lost_at: float | None = time.monotonic()
+        self.view = ObjectView(read_hints, HintsFields)
 
     async def run(self) -> None:
-        """Follow what names the claims, until cancelled."""
+        """Follow the ConfigMap until cancelled."""
+        selector = f"metadata.name={self._name}"
+        await follow(self._cluster, CONFIG_MAPS, selector, self, namespace=self._namespace)
+
+    @property
+    def claims(self) -> Mapping[ClaimKey, frozenset[str]]:
+        """The claims, each with what tells this wait of it from an earlier one."""
+        return {(one.namespace, one.name): frozenset({f"{one.uid} {one.resource_version}"}) for one in self._hints}
+
+    async def pods(self, key: ClaimKey, claim: Json) -> tuple[WaitingPod, ...]:
+        """Read ``MOST_READ`` of the pods that the claim is reserved for; if all are gone, others next time.
+
+        One of a listed scheduler is enough. A pod of another one that is not read here may be bound before
+        the lease is there, and gets nothing by that: the ledger refuses to prepare what is not leased. A claim that is
+        reserved for something else, as a PodGroup (KEP-5729), is that of the nominated pods that name it. Raises
+        ClusterError.
+        """
+        with reading(f"the pods of claim {'/'.join(key)}"):
+            reserved = claim["status"].get("reservedFor") or ()
+            users = [one for one in reserved if one.get("resource") == "pods"]
+        found = await self._nominated(key) if len(users) < len(reserved) else []
+        start = self._next.pop(key, 0) % max(len(users), 1)
+        for user in [*users[start:], *users[:start]][:MOST_READ]:
+            try:
+                async with self._reads:
+                    pod = await self._cluster.get(PODS, str(user.get("name") or ""), namespace=key[0])
+            except NotFoundError:
+                continue
+            with reading(f"pod {user.get('name')}"):
+                if pod["metadata"]["uid"] == user.get("uid"):
+                    found.append(waiting_pod(pod))
+        if not found:
+            self._next[key] = start + MOST_READ
+        return tuple(found)
+
+    async def _nominated(self, key: ClaimKey) -> list[WaitingPod]:
+        """List the pods that wait to be bound here and name the claim."""
+        namespace, name = key
+        async with self._reads:
+            listing = await self._cluster.list(
+                PODS, namespace=namespace, field_selector=nominated_to(self._node), view=NOMINATED
+            )
+        return [pod for pod in listing.items if name in pod.claims]
+
+    # The methods of kube.watch.Follower.
+
+    def listed(self, objects: tuple[tuple[ClaimHint, ...], ...]) -> None:
+        self._now(objects[0] if objects else ())
+
+    def changed(self, kind: str, obj: tuple[ClaimHint, ...]) -> None:
+        self._now(() if kind == "DELETED" else obj)
+
+    def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
+        """Another version, perhaps: then the pods must be asked."""
+        self.lost(ClusterError("the hints cannot be read"))
+
+    def lost(self, error: ClusterError) -> None:
+        if self.lost_at is None:
+            self.lost_at = time.monotonic()
+        self.lost_because = str(error)
+        self._told()
+
+    def _now(self, hints: tuple[ClaimHint, ...]) -> None:
+        self._hints, self.lost_because, self.lost_at = hints, "", None
+        self._next = {key: start for key, start in self._next.items() if key in self.claims}
+        self._told()
+
+
+class CoordinatorLife:
+    """Whether coordinators lead, judged by their Lease: the one who leads changes it every two seconds."""
+
+    def __init__(self, cluster: Cluster, driver: str, namespace: str) -> None:
+        self._cluster = cluster
+        self._driver = driver
+        self._namespace = namespace
+        self._version: str | None = None
+        self._changed_at = float("-inf")
+        self._proven = False
+        self.next_seconds = PROOF_SECONDS
+
+    async def look(self) -> str:
+        """Look at the Lease once. Returns why there is no leader; "" if there is one."""
+        now = time.monotonic()
+        self.next_seconds = POLL_SECONDS * random.uniform(0.75, 1.25)
+        try:
+            lease = await self._cluster.get(LEASES, lock_name(self._driver), namespace=self._namespace)
+            version = str((lease.get("metadata") or {}).get("resourceVersion") or "")
+        except NotFoundError:
+            self._version, self._changed_at = None, float("-inf")
+            return "there is no Lease of a coordinator"
+        except ClusterError as error:
+            return "" if now - self._changed_at < DEAD_SECONDS else str(error)
+        if version != self._version:
+            self._proven, self._version, self._changed_at = self._version is not None, version, now
+            if not self._proven:  # it may be an old one: believed until the next look, which is soon
+                self.next_seconds = PROOF_SECONDS
+            return ""
+        if not self._proven or now - self._changed_at >= DEAD_SECONDS:
+            self._proven = False
+            return "the coordinator does not renew its Lease"
+        return ""
+
+
+class ClaimNames:
+    """Chooses who names the claims: ``chosen``, of whom alone the watch lives."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        node: str,
+        told: Callable[[], None],
+        *,
+        driver: str,
+        pool: str,
+        coordinator: Callable[[], str],
+    ) -> None:
+        """``told`` is called when other claims may be named.
+
+        ``coordinator``: the namespace where it writes, as configured now; "" for none.
+        """
+        self._cluster = cluster
+        self._pods = NominatedPods(cluster, node, told)
+        self._told = told
+        self._driver = driver
+        self._pool = pool
+        self._coordinator = coordinator
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._look = WakeUp()
+        self.chosen: NominatedPods | HintedClaims = self._pods
+
+    async def run(self) -> None:
+        """Follow one of the two until cancelled."""
+        try:
+            while True:
+                if namespace := self._coordinator():
+                    await self._with_coordinator(namespace)
+                else:
+                    self._follow_pods("")
+                    await self._look.wait(POLL_SECONDS)
+        finally:
+            tasks, self._tasks = self._tasks, {}
+            await end(*tasks.values())
+
+    async def _with_coordinator(self, namespace: str) -> None:
+        """Until the namespace is another one."""
+        life = CoordinatorLife(self._cluster, self._driver, namespace)
+        hints = HintedClaims(self._cluster, self._driver, self._pool, namespace, self._hints_changed)
+        self._tasks["hints"] = asyncio.create_task(forever("claim-hints", hints.run))
+        why, due = await life.look(), time.monotonic() + life.next_seconds
+        try:
+            while self._coordinator() == namespace:
+                if time.monotonic() >= due:
+                    why, due = await life.look(), time.monotonic() + life.next_seconds
+                if why or (hints.lost_at is not None and time.monotonic() - hints.lost_at >= LOST_SECONDS):
+                    self._follow_pods(why or hints.lost_because)
+                elif not hints.lost_because or "pods" not in self._tasks:  # or they were not listed yet
+                    await self._follow_hints(hints)
+                wait = max(0.0, due - time.monotonic())
+                await self._look.wait(min(wait, LOST_SECONDS) if hints.lost_because else wait)
+        finally:
+            await end(self._tasks.pop("hints"))
+
+    def _hints_changed(self) -> None:
+        self._look.set()
+        self._told()
+
+    def _follow_pods(self, why: str) -> None:
+        if "pods" not in self._tasks:
+            if why:
+                log.warning("no coordinator, nominated pods are watched", extra={"reason": why})
+            self._tasks["pods"] = asyncio.create_task(forever("nominated-pods", self._pods.run))
+        if self.chosen is not self._pods:
+            self.chosen = self._pods
+            self._told()
+
+    async def _follow_hints(self, hints: HintedClaims) -> None:
+        if self.chosen is not hints:
+            log.info("the coordinator names the claims")
+            self.chosen = hints
+            self._told()
+        if "pods" in self._tasks:
+            await end(self._tasks.pop("pods"))
+            self._pods.forget()

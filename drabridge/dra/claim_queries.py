@@ -9,7 +9,7 @@ from typing import TypeVar
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Listing, UnreachableError, resource_claims, served_version
 from drabridge.kube.connection import ApiServer
-from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PlacedClaimFields
+from drabridge.kube.json_reader import ClaimFields, Json, ObjectView
 from drabridge.ledger.events import ClaimDevices
 from drabridge.ledger.model import ClaimRef
 
@@ -62,9 +62,7 @@ class ClaimQueries:
         from drabridge.dra.allocation import devices_on
 
         try:
-            listed = await self._list(
-                ObjectView(lambda claim: devices_on(claim, driver, self._node), PlacedClaimFields)
-            )
+            listed = await self._list(ObjectView(lambda claim: devices_on(claim, driver, self._node), ClaimFields))
         except ClusterError:
             return None
         return None if listed.unreadable else frozenset(name for names in listed.items for name in names)

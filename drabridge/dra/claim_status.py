@@ -42,7 +42,7 @@ class StatusWriter:
         self._snapshot = Snapshot(0)
 
     def claim_prepared(self, uid: str) -> None:
-        """The claim was prepared anew: its status is due."""
+        """Note that the claim was prepared anew: its status is due."""
         self._pending[uid] = True
         self._wake.set()
 

@@ -55,6 +55,13 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
+async def end(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _run(work: Callable[[], Awaitable[T]]) -> T:
     return await work()
 

@@ -44,8 +44,8 @@ class Deallocations:
         *,
         driver: str,
         pool: str,
-        awaited: Callable[[ClaimRef], bool] = lambda claim: False,
-        denials: Callable[[ClaimRef], int] = lambda claim: 0,
+        awaited: Callable[[ClaimRef], bool],
+        denials: Callable[[ClaimRef], int],
     ) -> None:
         """``awaited``: the claim's lease is not told yet, and the claim is watched until then.
 
@@ -63,7 +63,7 @@ class Deallocations:
         self._wake = WakeUp()
 
     def wake(self) -> None:
-        """The ledger changed: there may be other idle claims."""
+        """Look at the ledger, which changed: there may be other idle claims."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -104,10 +104,10 @@ class Deallocations:
             for held in entry.holders
             if held.api_allocated and held.claim.name and held.claim.uid != claim.uid
         }
-        before = {other: _holds(ledger, other) for other in others}
+        before = {other: holds_of(ledger, other) for other in others}
         for other in sorted(others, key=lambda other: other.uid):
             await self.release_if_deallocated(other)
-        return any(_holds(self._ledger_service.ledger, other) != held for other, held in before.items())
+        return any(holds_of(self._ledger_service.ledger, other) != held for other, held in before.items())
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
         """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
@@ -118,7 +118,7 @@ class Deallocations:
         when the server lacks this version of claims: its 404 then says nothing about the claim.
         """
         ledger = self._ledger_service.ledger
-        asked_for = _holds(ledger, claim)
+        asked_for = holds_of(ledger, claim)
         prepared = any(held.phase is ClaimPhase.PREPARED for held in asked_for)
         if not prepared and lingers(ledger, self._ports, claim):  # of what is prepared the ledger itself takes care
             return False
@@ -126,7 +126,7 @@ class Deallocations:
             obj = await self._claims.get(claim)
         except NotFoundError:
             obj = None
-        if _holds(self._ledger_service.ledger, claim) != asked_for or self._awaited(claim):
+        if holds_of(self._ledger_service.ledger, claim) != asked_for or self._awaited(claim):
             return False  # it may have been allocated anew since the server read it
         kept: frozenset[str] = frozenset()
         try:
@@ -166,11 +166,12 @@ def lingers(ledger: Ledger, ports: DraPorts, claim: ClaimRef) -> float:
         return 0.0
     graces = [
         held.grace or (DEFAULT_GRACE_SECONDS if held.phase is ClaimPhase.PREPARED else 0.0)
-        for held in _holds(ledger, claim)
+        for held in holds_of(ledger, claim)
     ]
     return pods.lingers(claim, max(graces, default=0.0))
 
 
-def _holds(ledger: Ledger, claim: ClaimRef) -> list[ClaimHold]:
+def holds_of(ledger: Ledger, claim: ClaimRef) -> list[ClaimHold]:
+    """Return what the ledger knows a claim to hold, or to wait for."""
     held = (ledger.entries[name].claim(claim.uid) for name in ledger.by_claim.get(claim.uid, ()))
     return [one for one in held if one is not None]

@@ -13,20 +13,19 @@ from msgspec.structs import replace
 
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.dra.chosen_names import ChosenNames
-from drabridge.dra.claim_files import ClaimFiles, ClaimFilesUpkeep
+from drabridge.dra.claim_files import ClaimFiles
+from drabridge.dra.claim_names import ClaimNames
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.deallocation import Deallocations
 from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Fact
 from drabridge.dra.health_stream import HealthBoard
-from drabridge.dra.leases import LeaseRules, Leases
+from drabridge.dra.leases import Leases
 from drabridge.dra.metadata import MetadataFiles
-from drabridge.dra.nominated_pods import NominatedPods
 from drabridge.dra.planning import Planner
 from drabridge.dra.ports import DraPorts
 from drabridge.dra.prepare import Preparer
-from drabridge.dra.publisher import NodePool, Publisher, PublisherState
+from drabridge.dra.publisher import Publisher, PublisherState
 from drabridge.dra.records import ClaimRecords, RecordStore
 from drabridge.dra.registration import RegistrationService, RegistrationState
 from drabridge.dra.server import DraServers
@@ -36,7 +35,7 @@ from drabridge.inventory.model import Device, Snapshot
 from drabridge.kube.api import Cluster, UnreachableError, backoff, served_version
 from drabridge.kube.features import DEVICE_STATUS, HEALTH_IN_PODS, FeatureState
 from drabridge.kube.watch import STEADY_SECONDS
-from drabridge.ledger.model import DRA_OWNERS, ClaimRef
+from drabridge.ledger.model import DRA_OWNERS
 from drabridge.ledger.service import LedgerService
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import health_of
@@ -93,7 +92,7 @@ class DraDriver:
         cdi: CdiStore,
         ports: DraPorts,
     ) -> None:
-        """Raises HostError when a socket's path would be too long."""
+        """Build the parts. Raises HostError when a socket's path would be too long."""
         self._config = config
         self._node = node.name
         self._ledger_service = ledger_service
@@ -109,13 +108,13 @@ class DraDriver:
         self.records = RecordStore(claim_records(node.state))
         records = ClaimRecords(self.records, node.disk, node.boot_id.read_text().strip())
         metadata = MetadataFiles(sockets.service.parent, cdi, config.driver) if config.dra.metadata else None
-        claim_files = ClaimFiles(cdi, metadata, node.disk)
         ports = replace(ports, observer=self._observe)
         self._planner = Planner(config, self.pool, ports.lookup)
+        self._files = ClaimFiles(self._planner, records, cdi, metadata, node.disk, ports)
         self._claims = ClaimObjects(cluster)
-        names = ChosenNames(
+        names = ClaimNames(
             cluster,
-            NominatedPods(cluster, node.name, self._names_changed),
+            node.name,
             self._names_changed,
             driver=config.driver,
             pool=self.pool,
@@ -127,13 +126,13 @@ class DraDriver:
             names,
             driver=config.driver,
             pool=self.pool,
-            rules=self._lease_rules,
+            rules=lambda: self._config.dra.leases,
             supported=lambda: self.keeps_leases,
-            release_in_the_way=lambda claim, refused: self._deallocations.release_in_the_way(claim, refused),
+            release_in_the_way=lambda claim, refused: self.deallocations.release_in_the_way(claim, refused),
             synced_seq=lambda: self.synced_seq,
             observer=ports.observer,
         )
-        self._deallocations = Deallocations(
+        self.deallocations = Deallocations(
             ledger_service,
             self._claims,
             ports,
@@ -143,9 +142,8 @@ class DraDriver:
             denials=self._leases.denials,
         )
         self._preparer = Preparer(
-            self._planner, records, claim_files, ledger_service, self._claims, self._deallocations, ports
+            self._planner, records, self._files, ledger_service, self._claims, self.deallocations, ports
         )
-        self._upkeep = ClaimFilesUpkeep(self._planner, records, claim_files, ports)
         self._health = HealthBoard(self.pool)
         self._registration = RegistrationService(config.driver, sockets.service, self._ports.observer)
         self._server = DraServers(sockets, self._preparer, self._health, self._registration, self._ports.observer)
@@ -186,9 +184,9 @@ class DraDriver:
         return state.registered and time.monotonic() - state.since >= HEALTH_STREAM_SECONDS
 
     def publish(self) -> None:
-        """The inventory, the ledger or the configuration changed: look again. Cheap, never blocks."""
+        """Look again: inventory, ledger or configuration changed. Cheap, never blocks."""
         self._changed.set()
-        self._deallocations.wake()
+        self.deallocations.wake()
 
     def repeat_health(self) -> None:
         """Tell kubelet the health of all devices again: it forgot it when another stream of this driver ended."""
@@ -205,10 +203,6 @@ class DraDriver:
         self._planner.config = config
         self._seen = None
         self.publish()
-
-    async def release_if_deallocated(self, claim: ClaimRef) -> bool:
-        """Ask the API server about a claim: see :meth:`Deallocations.release_if_deallocated`."""
-        return await self._deallocations.release_if_deallocated(claim)
 
     async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
         """Return those of these devices that the API server shows in no slice, asked now. Raises ClusterError."""
@@ -228,7 +222,7 @@ class DraDriver:
                 await self._changed.wait()
             restored = self._ports.inventory().version  # what comes while the sockets are bound is a change
             try:
-                await self._upkeep.restore()
+                await self._files.restore()
             except DrabridgeError as error:  # unprepare must work all the same
                 log.error("files of prepared claims not restored", extra={"reason": str(error)})
             self._look()
@@ -240,7 +234,7 @@ class DraDriver:
                 parts = {
                     "follow": self._follow,
                     "files": lambda: self._keep_files(restored),
-                    "releases": self._deallocations.run,
+                    "releases": self.deallocations.run,
                     "leases": self._leases.run,
                     "slices": self._publish_slices,
                 }
@@ -274,9 +268,9 @@ class DraDriver:
             await self._looked.wait(BUSY_SECONDS if self._renew_files else None)
             snapshot = self._ports.inventory()
             if snapshot.version != version or self._renew_files:
-                version, missing, self._renew_files = snapshot.version, self._renew_files, False
+                version, self._renew_files = snapshot.version, False
                 try:
-                    self._renew_files |= not await self._upkeep.refresh(missing=missing)
+                    self._renew_files |= not await self._files.refresh()
                 except DrabridgeError as error:
                     log.error("files of prepared claims not refreshed", extra={"reason": str(error)})
 
@@ -311,7 +305,9 @@ class DraDriver:
             self._publisher = Publisher(
                 self._cluster,
                 self._version,
-                NodePool(self._config.driver, self._node, self.pool),
+                driver=self._config.driver,
+                node=self._node,
+                pool=self.pool,
                 desired=self._desired,
                 observer=self._ports.observer,
                 on_synced=self._synced,
@@ -348,11 +344,7 @@ class DraDriver:
 
     def _names_changed(self) -> None:
         self._leases.wake()
-        self._deallocations.wake()
-
-    def _lease_rules(self) -> LeaseRules:
-        settings = self._config.dra.leases
-        return LeaseRules(frozenset(settings.schedulers), settings.kubelet_seconds)
+        self.deallocations.wake()
 
     def _desired(self, features: frozenset[Feature]) -> DesiredSlices | None:
         snapshot = self._ports.inventory()
@@ -371,7 +363,7 @@ class DraDriver:
         if isinstance(fact, ClaimHandled) and fact.outcome is ClaimOutcome.OK:
             if fact.method == "prepare" and self._config.dra.claim_status:
                 self._status.claim_prepared(fact.claim.uid)
-            self._deallocations.wake()
+            self.deallocations.wake()
         elif isinstance(fact, ClaimHandled) and fact.outcome is ClaimOutcome.FAILED:
             self.publish()  # perhaps a disk failed: then no claim can be granted, and the slices say so
         self._ports.observer(fact)

@@ -25,9 +25,8 @@ TIMEOUT_SECONDS = 30  # kubelet's own default: three heartbeats
 class HealthBoard:
     """The current health of all devices of the pool, and the streams that are told of it."""
 
-    def __init__(self, pool: str, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> None:
+    def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._heartbeat_seconds = heartbeat_seconds
         self._devices: tuple[tuple[ReportedHealth, int], ...] = ()
         self._changed = asyncio.Event()
         self._closed = False
@@ -65,7 +64,7 @@ class HealthBoard:
             yield self._message(messages)
             # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes with the event.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeat_seconds):
+                async with asyncio.timeout(HEARTBEAT_SECONDS):
                     await changed.wait()
 
     def _message(self, wire: ModuleType) -> Any:

@@ -15,23 +15,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 
 from msgspec import Struct
 
-from drabridge.dra.allocation import allocation_of
+from drabridge.config import schema as config
+from drabridge.dra.allocation import allocation_here
 from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
+from drabridge.dra.concurrency import end
+from drabridge.dra.deallocation import holds_of
 from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
-from drabridge.errors import DrabridgeError, PeerError
+from drabridge.errors import DrabridgeError
 from drabridge.evidence.pod_objects import ANY_CLAIM
 from drabridge.kube.api import ConflictError, InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.ledger.effects import Decision, RefusalCode
 from drabridge.ledger.events import ClaimAllocated, DeviceUse, LeaseDenied, LeaseGranted
-from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Lane, Owner
+from drabridge.ledger.model import ClaimPhase, ClaimRef, Lane, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.offers.slices import lease_condition, lease_denied_condition
 from drabridge.system.supervise import WakeUp, forever
@@ -46,13 +49,6 @@ WATCH_ON_SECONDS = 30.0  # what names the claims is followed for so long without
 TELL_TIMES = 3  # a claim that was changed meanwhile is read again so many times
 REMEMBERED = 1024  # claims whose denials are counted
 _TRANSIENT = frozenset({RefusalCode.STARTING, RefusalCode.NOT_DURABLE})
-
-
-class LeaseRules(Struct, frozen=True):
-    """Which leases are granted, and for how long kubelet may take."""
-
-    schedulers: frozenset[str]  # those that wait for binding conditions
-    kubelet_seconds: float
 
 
 class LeaseTo(Struct, frozen=True):
@@ -90,7 +86,7 @@ class Leases:
         *,
         driver: str,
         pool: str,
-        rules: Callable[[], LeaseRules],
+        rules: Callable[[], config.Leases],
         supported: Callable[[], bool | None],
         release_in_the_way: Callable[[ClaimRef, Decision], Awaitable[bool]],
         synced_seq: Callable[[], int],
@@ -121,7 +117,7 @@ class Leases:
         self._following: asyncio.Task[None] | None = None  # what names the claims
 
     def wake(self) -> None:
-        """The ledger, the slices or what names the claims changed."""
+        """Look again: the ledger, the slices or what names the claims changed."""
         self._look.set()
         before, self._changed = self._changed, asyncio.Event()
         before.set()
@@ -129,7 +125,9 @@ class Leases:
     def awaited(self, claim: ClaimRef) -> bool:
         """Whether the lease of this claim is not told yet, and its pod is followed: nobody else need ask about it."""
         key = claim.namespace, claim.name
-        followed = self._following is not None and not self._names.lost_because and key in self._names.claims
+        followed = (
+            self._following is not None and not self._names.chosen.lost_because and key in self._names.chosen.claims
+        )
         return followed and self._untold.get(key) == claim.uid
 
     def denials(self, claim: ClaimRef) -> int:
@@ -147,13 +145,13 @@ class Leases:
                     if self._following is None:
                         self._following = asyncio.create_task(forever("claim-names", self._names.run))
                 elif self._following is not None and time.monotonic() - idle_since > WATCH_ON_SECONDS:
-                    await _end(self._following)
+                    await end(self._following)
                     self._following = None
                 self._serve_claims()
                 await self._look.wait(WATCH_ON_SECONDS)
         finally:
             unsubscribe()
-            await _end(*self._serving.values(), *([self._following] if self._following else ()))
+            await end(*self._serving.values(), *([self._following] if self._following else ()))
 
     def _needed(self) -> bool:
         entries = self._ledger_service.ledger.entries.values()
@@ -161,7 +159,7 @@ class Leases:
 
     def _serve_claims(self) -> None:
         """Begin with the claims that nobody looks at, and forget those that are not named any more."""
-        named = self._names.claims
+        named = self._names.chosen.claims
         for key in self._served.keys() - named.keys():
             del self._served[key]
         for key, reasons in named.items():
@@ -178,17 +176,17 @@ class Leases:
 
     async def _serve(self, key: ClaimKey, reasons: frozenset[str]) -> None:
         """Settle one claim: look again and again until it is, or it is not named any more."""
-        delays = chain((FIRST_SECONDS,), backoff(AGAIN_SECONDS, self._names.most_seconds))
+        delays = chain((FIRST_SECONDS,), backoff(AGAIN_SECONDS, self._names.chosen.most_seconds))
         for delay in delays:
             await asyncio.sleep(delay)
-            if key not in self._names.claims:
+            if key not in self._names.chosen.claims:
                 return
             try:
                 if await self._settle(key):
                     self._served[key] = reasons
                     return
             except (NotFoundError, InvalidError):
-                if self._names.comes_after_allocation:
+                if self._names.chosen.comes_after_allocation:
                     self._served[key] = reasons
                     return
                 continue  # it is created a moment later, or the server says why not
@@ -205,12 +203,12 @@ class Leases:
         with reading(f"claim {'/'.join(key)}"):
             wanted = lease_to(obj, self._driver, self._pool)
         if wanted is None or not wanted.uses:
-            return wanted is not None or self._names.comes_after_allocation
+            return wanted is not None or self._names.chosen.comes_after_allocation
         if any(map(wanted.is_told, (lease_condition(self._driver), lease_denied_condition(self._driver)))):
             return True
         claim, service = wanted.claim, self._ledger_service
         self._began.setdefault(key, time.monotonic())
-        pods = await self._names.pods(key, obj)
+        pods = await self._names.chosen.pods(key, obj)
         if not pods:
             return False  # nobody waits for it, or nobody can say which scheduler does
         if not wanted.holds:
@@ -287,15 +285,10 @@ class Leases:
 
     def _may_be_granted(self, wanted: LeaseTo, others: Sequence[LeaseTo]) -> bool:
         """Whether no device of these claims waits for kubelet. A claim that has lost its devices waits for nothing."""
-        if any(held.phase is ClaimPhase.PENDING for one in (wanted, *others) for held in self._holds(one.claim)):
+        holds = [holds_of(self._ledger_service.ledger, one.claim) for one in (wanted, *others)]
+        if any(held.phase is ClaimPhase.PENDING for one in holds for held in one):
             return False
-        return not any(self._holds(wanted.claim)) or all(any(self._holds(one.claim)) for one in others)
-
-    def _holds(self, claim: ClaimRef) -> Iterator[ClaimHold]:
-        ledger = self._ledger_service.ledger
-        for name in ledger.by_claim.get(claim.uid, ()):
-            if (held := ledger.entries[name].claim(claim.uid)) is not None:
-                yield held
+        return not holds[0] or all(holds)
 
     async def _deny(self, wanted: LeaseTo, others: Sequence[LeaseTo], outcome: LeaseOutcome, reason: str) -> bool:
         """Deny a claim and the others of its pod all their devices: in the ledger, in the slices, then by conditions.
@@ -394,17 +387,14 @@ def lease_to(obj: Json, driver: str, pool: str) -> LeaseTo | None:
 
     Raises PeerError.
     """
-    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    status = obj.get("status") or {}
     if not status.get("allocation"):
         return None
-    if not isinstance(uid := metadata.get("uid"), str):
-        raise PeerError("an allocated claim has no UID")
-    claim = ClaimRef(uid, str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
-    uses = tuple(result.use() for result in allocation_of(claim, obj, driver).results if result.pool == pool)
-    if not any(use.lease for use in uses):
-        return LeaseTo(claim, (), (), "")
-    shown = _conditions(status.get("devices") or (), uses, driver, pool)
-    return LeaseTo(claim, uses, shown, str(metadata.get("resourceVersion") or ""))
+    here = allocation_here(obj, driver, pool)
+    if here is None or not any(use.lease for use in here.uses):
+        return LeaseTo(ClaimRef(""), (), (), "")
+    shown = _conditions(status.get("devices") or (), here.uses, driver, pool)
+    return LeaseTo(here.claim, here.uses, shown, str(obj["metadata"].get("resourceVersion") or ""))
 
 
 def _conditions(
@@ -419,9 +409,3 @@ def _conditions(
     }
     leased = [(use.device, use.share.id if use.share else "") for use in uses if use.lease]
     return tuple(shown.get(place, frozenset()) for place in leased)
-
-
-async def _end(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -118,7 +118,7 @@ class ClaimSide:
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
         """Ask the API server about a claim, and tell the ledger. Raises ClusterError."""
-        return await self._running().release_if_deallocated(claim)
+        return await self._running().deallocations.release_if_deallocated(claim)
 
     def _running(self) -> DraDriver:
         if self.driver is None:
@@ -200,7 +200,7 @@ class ClaimSide:
             self.driver = None
 
     async def _wait_for_kubelet(self) -> None:
-        """A kubelet that ran before us may still believe that devices of the DRA lane are its own to give."""
+        """Wait: a kubelet that ran before us may still believe that devices of the DRA lane are its own to give."""
         logged = False
         while not await self._acknowledged(ACKNOWLEDGED_SECONDS):
             if not logged:

@@ -62,7 +62,9 @@ class MetadataFiles:
     def write(
         self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts], *, newest: bool = False
     ) -> dict[str, str]:
-        """Write one file and one CDI mount for each request; return base request -> CDI id. Raises HostError.
+        """Write one file and one CDI mount for each request, what differs; return base request -> CDI id.
+
+        Raises HostError.
 
         ``newest``: of claims of one name it is the one that is there now.
         """
@@ -80,23 +82,6 @@ class MetadataFiles:
                 ids[request] = spec.names[0]
             self._link(claim, newest=newest)
         return ids
-
-    def update(self, claim: ClaimRef, devices: Sequence[DeviceFacts]) -> bool:
-        """Rewrite in place what changed, for containers that run; return whether anything did.
-
-        Raises HostError.
-        """
-        changed = False
-        with reading(f"device metadata of {claim}", HostError):
-            self._take_over(claim)
-            for request in dict.fromkeys(device.base_request for device in devices):
-                path = self._file(claim, request)
-                old = _read(path)
-                if old is None:
-                    continue
-                mine = [device for device in devices if device.base_request == request]
-                changed |= self._refresh(path, self._document(claim, str(old.get("podClaimName", "")), mine))
-        return changed
 
     def remove(self, claim: ClaimRef) -> None:
         """Remove the claim's files; what is not there is no error. Raises HostError."""
@@ -151,16 +136,14 @@ class MetadataFiles:
         return self._directory(claim) / request / "metadata.json"
 
     @staticmethod
-    def _refresh(path: Path, document: Mapping[str, Any]) -> bool:
-        """Write the document in every version unless the file says the same; return whether it was written.
+    def _refresh(path: Path, document: Mapping[str, Any]) -> None:
+        """Write the document in every version, for containers that run in place, unless the file says the same.
 
         The generation counts the writes: 1 in a new file, also in one whose first object cannot be read.
         """
         generation = _generation(_read(path))
-        if generation and path.read_bytes() == _encode(document, generation):
-            return False
-        _write(path, _encode(document, generation + 1))
-        return True
+        if not generation or path.read_bytes() != _encode(document, generation):
+            _write(path, _encode(document, generation + 1))
 
     def _spec(self, uid: str, request: str, path: Path, pod_claim_name: str | None, claim_name: str) -> CdiSpec:
         kind, name = ("resourceclaimtemplates", pod_claim_name) if pod_claim_name else ("resourceclaims", claim_name)

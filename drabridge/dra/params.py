@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.config.claims import ClaimConfig
@@ -35,14 +34,13 @@ KIND = "DeviceConfig"
 _KEYS = frozenset({"apiVersion", "kind", "profile", "env", "mandatory"})
 _SOURCES = ("FromClass", "FromClaim")  # in ascending precedence
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 
 class Choice(Struct, frozen=True):
     """What was chosen for one device: a profile ("" for none) and environment variables."""
 
     profile: str = ""
-    env: Mapping[str, str] = field(default_factory=lambda: _NO_ENV)
+    env: Mapping[str, str] = {}
 
 
 class ParameterEntry(Struct, frozen=True):

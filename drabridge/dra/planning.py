@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +17,6 @@ from drabridge.config.template import Lookup, Template
 from drabridge.containers.cdi_spec import FALLBACK, CdiDevice, ContainerEdits, claim_device_name, entries_of
 from drabridge.containers.together import joined_env, one_path_for_two, placed
 from drabridge.dra.allocation import AllocationResult, ClaimAllocation
-from drabridge.dra.device_hooks import encode_hook
 from drabridge.dra.metadata import DeviceFacts
 from drabridge.dra.params import Choice, resolve
 from drabridge.dra.records import PreparedDevice
@@ -148,7 +148,7 @@ class Planner:
             result.admin,
             choice.profile,
             choice.env,
-            unprepare=None if profile is None or result.admin else encode_hook(profile.unprepare),
+            unprepare=None if profile is None or result.admin else _encoded(profile.unprepare),
             consumed=result.consumed,
         )
 
@@ -178,6 +178,11 @@ class Planner:
         own, *rest = (replace(one, edits=placed(one.edits, index, request)) for one in entries_of(name, device, edits))
         own = replace(own, edits=own.edits | ContainerEdits(env=prepared.env))  # the claim's own text: no template
         return DevicePlan(prepared, device, (own, *rest), hook)
+
+
+def _encoded(hook: Hook | None) -> dict[str, Any] | None:
+    """Encode a hook for a claim's record: clean-up runs as it was configured at prepare."""
+    return None if hook is None else {"command": list(hook.command), "timeoutSeconds": hook.timeout_seconds}
 
 
 def _not_listed(pool: str, device: str) -> str:
@@ -215,7 +220,7 @@ def _unfilled(template: Template, profile: str) -> ConfigError:
 
 
 def cdi_devices(plans: Iterable[DevicePlan]) -> list[CdiDevice]:
-    """The entries of the claim's CDI file; each name once.
+    """Return the entries of the claim's CDI file; each name once.
 
     A container gets all devices of a request, in an order that is not ours, so each of them sets the variables of all.
     A device that is away has none: its number may be another device's by now, which a container that starts in between
@@ -241,7 +246,7 @@ def _by_request(plans: Iterable[DevicePlan]) -> dict[str, list[DevicePlan]]:
 
 
 def metadata_facts(plans: Iterable[DevicePlan]) -> list[DeviceFacts]:
-    """What a container is told about its devices."""
+    """Return what a container is told about its devices."""
     return [
         DeviceFacts(plan.prepared.request, plan.prepared.pool, plan.device.name, describe(plan.device)[0])
         for plan in plans
@@ -249,7 +254,7 @@ def metadata_facts(plans: Iterable[DevicePlan]) -> list[DeviceFacts]:
 
 
 def device_lookup(device: Device) -> Lookup:
-    """Those template fields that a device's record answers: for one that is not there to be asked."""
+    """Answer those template fields that a device's record has: for one that is not there to be asked."""
     node = device.nodes[0] if device.nodes else None
     plain: Mapping[str, str] = {
         "id": device.id,

@@ -14,17 +14,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from msgspec.structs import replace
 
+from drabridge.config.container import Hook
 from drabridge.config.fabric import fabric_resource, is_fabric_pool
+from drabridge.containers.hooks import run_hook
 from drabridge.dra.allocation import ClaimAllocation, allocation_of
 from drabridge.dra.claim_files import ClaimFiles
 from drabridge.dra.claim_objects import ClaimObjects
-from drabridge.dra.concurrency import join, to_the_end
+from drabridge.dra.concurrency import KeyedLocks, join, to_the_end
 from drabridge.dra.deallocation import Deallocations, lingers
-from drabridge.dra.device_hooks import HookRunner, decode_hook
 from drabridge.dra.facts import ClaimHandled, ClaimOutcome
 from drabridge.dra.planning import DevicePlan, NotReadyError, Planner
 from drabridge.dra.ports import DraPorts
@@ -42,6 +43,8 @@ log = logging.getLogger(__name__)
 BUDGET_SECONDS = 40.0  # of kubelet's 45
 RETURN_SECONDS = 10.0  # how long a device that is not there may take to come (USB re-enumeration, a reset)
 RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.1, 2.0
+
+_Devices = tuple[PreparedDevice, ...]
 
 # Refusals that pass by themselves within seconds.
 _PASSING = frozenset({RefusalCode.STARTING, RefusalCode.PENDING, RefusalCode.NOT_DURABLE, RefusalCode.STALE})
@@ -79,11 +82,9 @@ class Preparer:
         self._claims = claims
         self._deallocations = deallocations
         self._ports = ports
-        self._budget_seconds = BUDGET_SECONDS
-        self._return_seconds = RETURN_SECONDS
-        self._hooks = HookRunner()
-        self._preparing: dict[str, asyncio.Task[tuple[PreparedDevice, ...]]] = {}
-        self._unpreparing: dict[str, asyncio.Task[None]] = {}
+        self._device_locks = KeyedLocks()  # never do two hooks run at once on one device
+        self._preparing: dict[str, asyncio.Task[_Devices]] = {}
+        self._unpreparing: dict[str, asyncio.Task[_Devices]] = {}
 
     async def stop(self) -> None:
         """Cancel what is under way; what has not been recorded as completed is rolled back."""
@@ -92,46 +93,52 @@ class Preparer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- prepare
-
-    async def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
+    async def prepare(self, claim: ClaimRef) -> _Devices:
         """Return the claim's devices with their CDI ids, in the order of its allocation.
 
         Raises a DrabridgeError.
         """
-        return await join(self._preparing, claim.uid, lambda: self._prepare(claim))
+        return await join(self._preparing, claim.uid, lambda: self._observed("prepare", claim, self._prepare(claim)))
 
-    async def _prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
-        started = time.monotonic()
-        outcome, error_text = ClaimOutcome.FAILED, ""
-        devices: tuple[PreparedDevice, ...] = ()
+    async def unprepare(self, claim: ClaimRef) -> None:
+        """Undo everything; success for a claim that is not known.
+
+        Raises a DrabridgeError if a device is not clean.
+        """
+        await join(self._unpreparing, claim.uid, lambda: self._observed("unprepare", claim, self._unprepare(claim)))
+
+    async def _observed(self, method: str, claim: ClaimRef, work: Awaitable[tuple[_Devices, ClaimOutcome]]) -> _Devices:
+        """Do the work of a call, and tell the observer how it ended."""
+        started, outcome, error_text = time.monotonic(), ClaimOutcome.FAILED, ""
+        devices: _Devices = ()
         try:
-            devices, replayed = await self._prepare_within_budget(claim, started)
-            outcome = ClaimOutcome.REPLAYED if replayed else ClaimOutcome.OK
+            devices, outcome = await work
             return devices
         except asyncio.CancelledError:
             outcome = ClaimOutcome.CANCELLED
             raise
         except DrabridgeError as error:
             outcome, error_text = _outcome_of(error), str(error)
-            if isinstance(error, LedgerRefusedError):
+            if isinstance(error, LedgerRefusedError) and method == "prepare":
                 self._ledger_service.report_refusal(Side.DRA, error.decision, claim)
             raise
         finally:
-            names = tuple(device.device for device in devices)
-            seconds = time.monotonic() - started
-            self._ports.observer(ClaimHandled("prepare", claim, outcome, seconds, names, error_text))
+            names, seconds = tuple(device.device for device in devices), time.monotonic() - started
+            self._ports.observer(ClaimHandled(method, claim, outcome, seconds, names, error_text))
 
-    async def _prepare_within_budget(self, claim: ClaimRef, started: float) -> tuple[tuple[PreparedDevice, ...], bool]:
+    # --- prepare
+
+    async def _prepare(self, claim: ClaimRef) -> tuple[_Devices, ClaimOutcome]:
         """Try until it is done, or the time or the reason to try again is over."""
-        reason: DrabridgeError = HostError(f"preparing took longer than {self._budget_seconds:g} s")
+        started = time.monotonic()
+        reason: DrabridgeError = HostError(f"preparing took longer than {BUDGET_SECONDS:g} s")
         try:
-            async with asyncio.timeout(self._budget_seconds), self._records.lock(claim.uid):
+            async with asyncio.timeout(BUDGET_SECONDS), self._records.lock(claim.uid):
                 for delay in backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS):
                     try:
                         return await self._attempt(claim)
                     except NotReadyError as error:
-                        if time.monotonic() - started > self._return_seconds:
+                        if time.monotonic() - started > RETURN_SECONDS:
                             raise
                         reason = error
                     except (UnreachableError, PassingRefusalError) as error:
@@ -141,18 +148,39 @@ class Preparer:
             raise reason from None
         raise AssertionError("backoff() does not end")
 
-    async def _attempt(self, claim: ClaimRef) -> tuple[tuple[PreparedDevice, ...], bool]:
-        """Try once. Returns the devices and whether the claim had been prepared before."""
+    async def _attempt(self, claim: ClaimRef) -> tuple[_Devices, ClaimOutcome]:
+        """Try once to prepare the claim: what is on record already is repeated, or undone and begun anew."""
         record = await self._records.load(claim.uid)
         allocation = await self._allocation(claim, record)
         if record is not None and record.state is RecordState.COMPLETED and _still_fits(record, allocation):
-            return await self._replay(record, allocation), True
+            return await self._replay(record, allocation), ClaimOutcome.REPLAYED
         if record is not None:  # a crash, or another allocation: begin from nothing
             await self._check_closed(record)
             await self._undo(record)
             await self._release(claim)
         assert allocation is not None
-        return await self._prepare_anew(allocation), False
+        snapshot = self._ports.inventory()
+        plans = self._planner.plan(allocation, snapshot)
+        self._refuse_paused(allocation)
+        await self._confirm([name for plan in plans for name in plan.device.cdi_devices])
+        record = ClaimRecord(
+            claim,
+            RecordState.STARTED,
+            self._records.boot_id,
+            tuple(plan.prepared for plan in plans),
+            self._ports.clock(),
+            allocation.pod_claim_name,
+        )
+        await self._records.save(record)
+        try:
+            await self._grant(claim, record.uses)
+            self._refuse_paused(allocation)  # a function may have been taken, and let go, since it was asked first
+            devices = await self._apply(record, plans, snapshot, hooks=True)
+            await self._records.save(replace(record, state=RecordState.COMPLETED, devices=devices))
+        except BaseException as error:
+            await to_the_end(self._roll_back(record, error))
+            raise
+        return devices, ClaimOutcome.OK
 
     async def _allocation(self, claim: ClaimRef, record: ClaimRecord | None) -> ClaimAllocation | None:
         """Read the claim's allocation.
@@ -169,30 +197,6 @@ class Preparer:
             raise
         return allocation_of(claim, obj, self._planner.config.driver)
 
-    async def _prepare_anew(self, allocation: ClaimAllocation) -> tuple[PreparedDevice, ...]:
-        snapshot = self._ports.inventory()
-        plans = self._planner.plan(allocation, snapshot)
-        self._refuse_paused(allocation)
-        await self._confirm([name for plan in plans for name in plan.device.cdi_devices])
-        record = ClaimRecord(
-            allocation.claim,
-            RecordState.STARTED,
-            self._records.boot_id,
-            tuple(plan.prepared for plan in plans),
-            self._ports.clock(),
-            allocation.pod_claim_name,
-        )
-        await self._records.save(record)
-        try:
-            await self._grant(record.claim, record.uses)
-            self._refuse_paused(allocation)  # a function may have been taken, and let go, since it was asked first
-            devices = await self._apply(record, plans, snapshot, hooks=True)
-            await self._records.save(replace(record, state=RecordState.COMPLETED, devices=devices))
-        except BaseException as error:
-            await to_the_end(self._roll_back(record, error))
-            raise
-        return devices
-
     def _refuse_paused(self, allocation: ClaimAllocation) -> None:
         """Raise NotReadyError for a device that nobody new gets for now."""
         paused = self._ports.paused()
@@ -201,7 +205,7 @@ class Preparer:
                 why = f"device {use.device} is given to nobody new because of {paused[use.device]}"
                 raise NotReadyError(why, hint="Kubelet tries again until that is over")
 
-    async def _replay(self, record: ClaimRecord, allocation: ClaimAllocation | None) -> tuple[PreparedDevice, ...]:
+    async def _replay(self, record: ClaimRecord, allocation: ClaimAllocation | None) -> _Devices:
         """Give the same answer as before, with files and ledger made sure of; run hooks again after a reboot."""
         snapshot = self._ports.inventory()
         plans = [self._planner.again(record.claim.uid, device, snapshot, record.devices) for device in record.devices]
@@ -225,7 +229,7 @@ class Preparer:
 
     async def _apply(
         self, record: ClaimRecord, plans: Sequence[DevicePlan], snapshot: Snapshot, *, hooks: bool
-    ) -> tuple[PreparedDevice, ...]:
+    ) -> _Devices:
         """Bind devices to vfio-pci, run the profiles' hooks and write the claim's files.
 
         Returns the devices with the CDI ids of these files.
@@ -233,16 +237,14 @@ class Preparer:
         for plan in plans:
             if not plan.prepared.admin:
                 await self._ports.bind(plan.device)
-        due = [plan for plan in plans if hooks and plan.hook is not None]
-        for plan in due:
-            assert plan.hook is not None
-            await self._hooks.run(plan.hook, plan.device, record.claim, "prepare")
+        due = [(plan.hook, plan.device) for plan in plans if hooks and plan.hook is not None]
+        for hook, device in due:
+            await self._run_hook(hook, device, record.claim, "prepare")
         now = self._ports.inventory()
         if due or now is not snapshot:  # a hook that binds a driver makes other nodes; nobody else renews these files
             prepared = [plan.prepared for plan in plans]
             plans = [self._planner.again(record.claim.uid, one, now, prepared) for one in prepared]
-        metadata_ids = await self._files.write(record, plans)
-        return self._files.with_ids(record.claim, plans, metadata_ids)
+        return await self._files.write(record, plans)
 
     async def _grant(self, claim: ClaimRef, uses: tuple[events.DeviceUse, ...]) -> None:
         """Ask the ledger for this node's devices. Raises LedgerRefusedError or ClusterError.
@@ -293,43 +295,24 @@ class Preparer:
 
     # --- unprepare
 
-    async def unprepare(self, claim: ClaimRef) -> None:
-        """Undo everything; success for a claim that is not known.
-
-        Raises a DrabridgeError if a device is not clean.
-        """
-        await join(self._unpreparing, claim.uid, lambda: self._unprepare(claim))
-
-    async def _unprepare(self, claim: ClaimRef) -> None:
-        started = time.monotonic()
-        outcome, error_text = ClaimOutcome.FAILED, ""
+    async def _unprepare(self, claim: ClaimRef) -> tuple[_Devices, ClaimOutcome]:
+        late = self._preparing.get(claim.uid)
+        if late is not None:  # kubelet gave up waiting for it and would never know what it did
+            late.cancel()
+            await asyncio.wait([late])
         try:
-            late = self._preparing.get(claim.uid)
-            if late is not None:  # kubelet gave up waiting for it and would never know what it did
-                late.cancel()
-                await asyncio.wait([late])
-            async with asyncio.timeout(self._budget_seconds), self._records.lock(claim.uid):
-                await self._unprepare_locked(claim)
-            outcome = ClaimOutcome.OK
+            async with asyncio.timeout(BUDGET_SECONDS), self._records.lock(claim.uid):
+                record = await self._records.load(claim.uid)
+                if record is not None:
+                    await self._check_closed(record)
+                    await self._undo(record)
+                else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
+                    await self._files.remove(claim)
+                _raise_if_refused(await self._release(claim))
+                await self._records.delete(claim.uid)
         except TimeoutError:
-            error_text = f"unpreparing took longer than {self._budget_seconds:g} s"
-            raise HostError(error_text) from None
-        except DrabridgeError as error:
-            outcome, error_text = _outcome_of(error), str(error)
-            raise
-        finally:
-            seconds = time.monotonic() - started
-            self._ports.observer(ClaimHandled("unprepare", claim, outcome, seconds, error=error_text))
-
-    async def _unprepare_locked(self, claim: ClaimRef) -> None:
-        record = await self._records.load(claim.uid)
-        if record is not None:
-            await self._check_closed(record)
-            await self._undo(record)
-        else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
-            await self._files.remove(claim)
-        _raise_if_refused(await self._release(claim))
-        await self._records.delete(claim.uid)
+            raise HostError(f"unpreparing took longer than {BUDGET_SECONDS:g} s") from None
+        return (), ClaimOutcome.OK
 
     async def _release(self, claim: ClaimRef) -> Decision:
         """Tell the ledger that the claim is unprepared, and how long its pods' processes may go on."""
@@ -364,23 +347,33 @@ class Preparer:
         """
         devices, entries = self._ports.inventory().by_name(), self._ledger_service.ledger.entries
         for prepared in reversed(record.devices):
-            device = devices.get(prepared.device)
-            hook = decode_hook(prepared.unprepare)
-            if hook is None or prepared.admin or not self._records.of_this_boot(record):
+            if prepared.unprepare is None or prepared.admin or not self._records.of_this_boot(record):
                 continue
             if is_fabric_pool(prepared.pool):
-                nowhere = Device(prepared.device, prepared.device, fabric_resource(self._planner.config.driver))
-                await self._hooks.run(hook, nowhere, record.claim, "unprepare")
-                continue
-            entry = entries.get(prepared.device)
-            holders = entry.holders if entry is not None and entry.hold is None else ()
-            if not any(held.claim.uid == record.claim.uid and held.phase is ClaimPhase.PREPARED for held in holders):
-                continue
-            if device is None or device.presence is Presence.GONE:
-                log.warning("clean-up hook skipped: the device is gone", extra={"device": prepared.device})
-                continue
-            await self._hooks.run(hook, device, record.claim, "unprepare")
+                device = Device(prepared.device, prepared.device, fabric_resource(self._planner.config.driver))
+            else:
+                entry = entries.get(prepared.device)
+                holders = entry.holders if entry is not None and entry.hold is None else ()
+                if not any(one.claim.uid == record.claim.uid and one.phase is ClaimPhase.PREPARED for one in holders):
+                    continue
+                found = devices.get(prepared.device)
+                if found is None or found.presence is Presence.GONE:
+                    log.warning("clean-up hook skipped: the device is gone", extra={"device": prepared.device})
+                    continue
+                device = found
+            command, seconds = prepared.unprepare["command"], prepared.unprepare["timeoutSeconds"]
+            await self._run_hook(Hook(tuple(command), seconds), device, record.claim, "unprepare")
         await self._files.remove(record.claim)
+
+    async def _run_hook(self, hook: Hook, device: Device, claim: ClaimRef, phase: str) -> None:
+        """Run a hook to its end. Raises HostError with its output."""
+        environment = {
+            "DRABRIDGE_PHASE": phase,
+            "DRABRIDGE_CLAIM_UID": claim.uid,
+            "DRABRIDGE_CLAIM": f"{claim.namespace}/{claim.name}",
+        }
+        async with self._device_locks.lock(device.name):
+            await run_hook(hook, device, device.name, environment)
 
 
 def _still_fits(record: ClaimRecord, allocation: ClaimAllocation | None) -> bool:

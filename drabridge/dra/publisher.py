@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from msgspec import Struct
 
@@ -61,7 +61,7 @@ def slice_view(version: str) -> ObjectView[Json]:
 
 
 def _read_slice(obj: Json, version: str) -> Json:
-    """A slice in v1's form. Raises what strange data raises."""
+    """Return a slice in v1's form. Raises what strange data raises."""
     found = slice_to_v1(obj, version)
     spec = found["spec"]
     devices = spec.get("devices") or []
@@ -95,14 +95,6 @@ class PublisherState(Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class NodePool(Struct, frozen=True):
-    """Whose slices are published."""
-
-    driver: str
-    node: str
-    pool: str
-
-
 class Publisher:
     """Publishes the slices of one pool with one version of the API."""
 
@@ -110,13 +102,14 @@ class Publisher:
         self,
         cluster: Cluster,
         version: str,
-        pool: NodePool,
         *,
+        driver: str,
+        node: str,
+        pool: str,
         desired: Callable[[frozenset[Feature]], DesiredSlices | None],
         observer: Observer,
-        on_synced: Callable[[], None] = lambda: None,
-        on_features: Callable[[], None] = lambda: None,
-        rng: random.Random | None = None,
+        on_synced: Callable[[], None],
+        on_features: Callable[[], None],
     ) -> None:
         """``desired`` gives the slices for the features that the server keeps; None: not known yet."""
         self.state = PublisherState()
@@ -124,20 +117,19 @@ class Publisher:
         self._version = version
         self._kind = resource_slices(version)
         self.view = slice_view(version)  # of watch.Follower
-        self._driver = pool.driver
-        self._node = pool.node
-        self._pool = pool.pool
+        self._driver = driver
+        self._node = node
+        self._pool = pool
         self._desired = desired
         self._observer = observer
         self._on_synced = on_synced
         self._on_features = on_features
         self.features: frozenset[Feature] | None = None  # whose fields the server keeps; None: not asked
         self._ask_for_features = True
-        self._rng = rng or random.Random()
         # Not by spec.pool.name as well, though Kubernetes 1.37 has it: a node has one pool of ours, so it would narrow
         # nothing, and hide the slices of a pool that was renamed, which must go. The watch cache has an index for the
         # node's name alone (pkg/registry/resource/resourceslice/strategy.go).
-        self._selector = f"spec.nodeName={pool.node},spec.driver={pool.driver}"
+        self._selector = f"spec.nodeName={node},spec.driver={driver}"
         self._actual: dict[str, Json] = {}
         self._listed = False  # from a list until it cannot be watched any more: ``_actual`` is what the server has
         self._unserved = False
@@ -150,7 +142,7 @@ class Publisher:
         self._writes = asyncio.Lock()
 
     def wake(self) -> None:
-        """The inventory or the ledger changed."""
+        """Look again: the inventory or the ledger changed."""
         self._due.set()
 
     async def run(self) -> None:
@@ -168,7 +160,7 @@ class Publisher:
             async with asyncio.TaskGroup() as group:
                 work = follow(self._cluster, self._kind, self._selector, self, alone=self._writes)
                 following = group.create_task(work)
-                await self._relist.wait(RELIST_SECONDS * self._rng.uniform(0.8, 1.2))
+                await self._relist.wait(RELIST_SECONDS * random.uniform(0.8, 1.2))
                 following.cancel()
 
     # of watch.Follower
@@ -226,18 +218,18 @@ class Publisher:
     # --- what it should have
 
     async def _write(self) -> None:
-        delays = self._delays()
+        delays = backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS)
         while True:
             await self._due.wait(LOOK_SECONDS)
             if self._slice_deleted:
-                await asyncio.sleep(self._rng.uniform(*DELETED_PAUSE_SECONDS))
+                await asyncio.sleep(random.uniform(*DELETED_PAUSE_SECONDS))
             self._slice_deleted = False
             try:
                 async with self._writes:
                     if not self._listed:
                         continue
                     await self._sync()
-                delays = self._delays()
+                delays = backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS)
             except ClusterError as error:
                 await self._failed(error, INVALID_RETRY_SECONDS if isinstance(error, InvalidError) else next(delays))
 
@@ -344,9 +336,6 @@ class Publisher:
         node = await self._cluster.get(NODES, self._node)
         with reading(f"node {self._node}", UnreachableError):
             return SliceOwner(self._node, node["metadata"]["uid"])
-
-    def _delays(self) -> Iterator[float]:
-        return backoff(RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS, rng=self._rng)
 
 
 def _number(obj: Json) -> int:

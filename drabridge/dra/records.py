@@ -17,11 +17,10 @@ import time
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from drabridge.config.fabric import is_fabric_pool
 from drabridge.dra.concurrency import KeyedLocks
@@ -36,8 +35,6 @@ log = logging.getLogger(__name__)
 VERSION = 1
 PROBE_BYTES = 4096  # a block: a full file system may still make empty files
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,126}")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-_NO_CAPACITY: Mapping[str, int] = MappingProxyType({})
 
 
 class RecordState(StrEnum):
@@ -47,23 +44,19 @@ class RecordState(StrEnum):
     COMPLETED = "PrepareCompleted"  # kubelet was, or may have been, answered
 
 
-class PreparedDevice(Struct, frozen=True):
+class PreparedDevice(Struct, frozen=True, omit_defaults=True):
     """One allocation result: what was chosen for it and what kubelet was told."""
 
     request: str  # as allocated: "gpu", or "gpu/large" for an alternative of a prioritized list
     pool: str
     device: str
-    share_id: str = ""
-    admin: bool = False
+    share_id: str = field(default="", name="shareID")
+    admin: bool = field(default=False, name="adminAccess")
     profile: str = ""
-    env: Mapping[str, str] = field(default_factory=lambda: _NOTHING)  # from the claim's or class's parameters
-    cdi_ids: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}  # from the claim's or class's parameters
+    cdi_ids: tuple[str, ...] = field(default=(), name="cdiDeviceIDs")
     unprepare: Mapping[str, Any] | None = None  # the hook as it was configured then: {command, timeoutSeconds}
-    consumed: Mapping[str, int] = field(default_factory=lambda: _NO_CAPACITY)  # of a share; base units
-
-    def with_ids(self, cdi_ids: tuple[str, ...]) -> PreparedDevice:
-        """Return the device with these CDI ids."""
-        return replace(self, cdi_ids=cdi_ids)
+    consumed: Mapping[str, int] = field(default_factory=dict, name="consumedCapacity")  # of a share; base units
 
     @property
     def base_request(self) -> str:
@@ -81,11 +74,11 @@ class ClaimRecord(Struct, frozen=True):
 
     claim: ClaimRef
     state: RecordState
-    boot_id: str
+    boot_id: str = field(name="bootID")
     devices: tuple[PreparedDevice, ...]
-    created_at: float = 0.0
-    pod_claim_name: str = ""  # what pods made from a template call the claim
-    unknown: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    created_at: float = field(default=0.0, name="createdAt")
+    pod_claim_name: str = field(default="", name="podClaimName")  # what pods made from a template call the claim
+    unknown: Mapping[str, Any] = {}  # what a newer agent wrote besides
 
     @property
     def uses(self) -> tuple[DeviceUse, ...]:
@@ -95,37 +88,22 @@ class ClaimRecord(Struct, frozen=True):
 
     def encode(self) -> bytes:
         """Encode the record as its file has it."""
-        document = {
-            **self.unknown,
-            "version": VERSION,
-            "state": self.state.value,
-            "bootID": self.boot_id,
-            "createdAt": self.created_at,
-            "podClaimName": self.pod_claim_name,
-            "claim": {"namespace": self.claim.namespace, "name": self.claim.name, "uid": self.claim.uid},
-            "devices": [_encode(device) for device in self.devices],
-        }
+        document = msgspec.to_builtins(self)
+        document = {**document.pop("unknown"), **document, "version": VERSION}
         return (json.dumps(document, sort_keys=True) + "\n").encode()  # indenting costs more than the write
 
     @classmethod
     def decode(cls, data: bytes) -> ClaimRecord:
-        """Decode a file. Raises ValueError, KeyError or TypeError for what is no record."""
+        """Decode a file. Raises ValueError, or what strange data raises, for what is no record."""
         document = json.loads(data)
-        if not isinstance(document, dict) or not isinstance(document["version"], int):
+        if not isinstance(document["version"], int):
             raise ValueError("not a record of a prepared claim")
-        claim = document["claim"]
-        return cls(
-            ClaimRef(_text(claim["uid"]), _text(claim["namespace"]), _text(claim["name"])),
-            RecordState(document["state"]),
-            _text(document["bootID"]),
-            tuple(_decode(device) for device in document["devices"]),
-            float(document.get("createdAt", 0.0)),
-            _text(document.get("podClaimName", "")),
-            {key: value for key, value in document.items() if key not in _KNOWN},
-        )
-
-
-_KNOWN = frozenset({"version", "state", "bootID", "createdAt", "podClaimName", "claim", "devices"})
+        known = {"version", *cls.__struct_encode_fields__}
+        unknown = {key: value for key, value in document.items() if key not in known}
+        try:
+            return msgspec.convert({**document, "unknown": unknown}, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
 
 
 class RecordStore:
@@ -278,39 +256,3 @@ class ClaimRecords:
 
     async def strangers(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
         return await self._disk.promptly(lambda: self._store.strangers(records))
-
-
-def _encode(device: PreparedDevice) -> dict[str, Any]:
-    entry: dict[str, Any] = {"request": device.request, "pool": device.pool, "device": device.device}
-    optional = {
-        "shareID": device.share_id,
-        "adminAccess": device.admin,
-        "profile": device.profile,
-        "env": dict(device.env),
-        "cdiDeviceIDs": list(device.cdi_ids),
-        "unprepare": dict(device.unprepare) if device.unprepare else None,
-        "consumedCapacity": dict(device.consumed),
-    }
-    return {**entry, **{key: value for key, value in optional.items() if value}}
-
-
-def _decode(entry: Mapping[str, Any]) -> PreparedDevice:
-    hook = entry.get("unprepare")
-    return PreparedDevice(
-        _text(entry["request"]),
-        _text(entry["pool"]),
-        _text(entry["device"]),
-        _text(entry.get("shareID", "")),
-        bool(entry.get("adminAccess", False)),
-        _text(entry.get("profile", "")),
-        {_text(name): _text(value) for name, value in dict(entry.get("env", {})).items()},
-        tuple(_text(name) for name in entry.get("cdiDeviceIDs", ())),
-        dict(hook) if hook else None,
-        {_text(name): int(amount) for name, amount in dict(entry.get("consumedCapacity", {})).items()},
-    )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value

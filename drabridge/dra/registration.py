@@ -26,11 +26,10 @@ PLUGIN_TYPE = "DRAPlugin"
 
 
 class RegistrationState(Struct, frozen=True):
-    """What kubelet said last. ``asked``: how often it called GetInfo. ``since``: monotonic seconds of what it said."""
+    """What kubelet said last. ``since``: monotonic seconds of what it said."""
 
     registered: bool = False
     error: str = "kubelet has not asked yet"
-    asked: int = 0
     since: float = 0.0
 
 
@@ -53,15 +52,13 @@ class RegistrationService(rpc.RegistrationServicer):
         return self._info.name
 
     async def GetInfo(self, request: wire.InfoRequest, context: grpc.aio.ServicerContext[Any, Any]) -> wire.PluginInfo:
-        state = self.state
-        self.state = RegistrationState(state.registered, state.error, state.asked + 1, state.since)
         return self._info
 
     async def NotifyRegistrationStatus(
         self, request: wire.RegistrationStatus, context: grpc.aio.ServicerContext[Any, Any]
     ) -> wire.RegistrationStatusResponse:
         error = "" if request.plugin_registered else request.error or "kubelet gave no reason"
-        self.state = RegistrationState(request.plugin_registered, error, self.state.asked, time.monotonic())
+        self.state = RegistrationState(request.plugin_registered, error, time.monotonic())
         if request.plugin_registered:
             log.info("kubelet registered the DRA plugin", extra={"driver": self.driver})
         else:

@@ -7,6 +7,7 @@ import logging
 import os
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -14,10 +15,13 @@ from drabridge.dra.concurrency import to_the_end
 from drabridge.dra.facts import Observer
 from drabridge.dra.health_stream import HealthBoard, HealthServicer
 from drabridge.dra.registration import RegistrationService
-from drabridge.dra.service import Claims, ClaimServicer
+from drabridge.dra.service import ClaimServicer
 from drabridge.dra.sockets import PluginSockets, identity
 from drabridge.errors import HostError
 from drabridge.kube.versions import KUBELET_SERVICES, ServiceName
+
+if TYPE_CHECKING:
+    from drabridge.dra.prepare import Preparer
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +38,13 @@ class DraServers:
     def __init__(
         self,
         sockets: PluginSockets,
-        claims: Claims,
+        preparer: Preparer,
         health: HealthBoard,
         registration: RegistrationService,
         observer: Observer,
     ) -> None:
         self.sockets = sockets
-        self._claims = claims
+        self._preparer = preparer
         self._health = health
         self._registration = registration
         self._observer = observer
@@ -112,7 +116,7 @@ class DraServers:
             generated = import_module(f"drabridge.wire.{service.wire}_pb2_grpc")
             match service.name:
                 case ServiceName.CLAIMS:
-                    servicer = ClaimServicer(self._claims, self._observer, messages)
+                    servicer = ClaimServicer(self._preparer, self._observer, messages)
                     generated.add_DRAPluginServicer_to_server(servicer, server)
                 case ServiceName.HEALTH:
                     generated.add_DRAResourceHealthServicer_to_server(HealthServicer(self._health, messages), server)

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -20,6 +20,9 @@ from drabridge.dra.records import PreparedDevice
 from drabridge.errors import DrabridgeError
 from drabridge.ledger.model import ClaimRef
 
+if TYPE_CHECKING:
+    from drabridge.dra.prepare import Preparer
+
 log = logging.getLogger(__name__)
 
 ERROR_CHARS = 900  # an Event's message holds 1024; kubelet puts about 100 in front
@@ -27,20 +30,12 @@ ERROR_CHARS = 900  # an Event's message holds 1024; kubelet puts about 100 in fr
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Claims(Protocol):
-    """What prepares and unprepares one claim."""
-
-    async def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]: ...
-
-    async def unprepare(self, claim: ClaimRef) -> None: ...
-
-
 class ClaimServicer:
     """One version of ``k8s.io.kubelet.pkg.apis.dra.<version>.DRAPlugin``."""
 
-    def __init__(self, claims: Claims, observer: Observer, messages: ModuleType) -> None:
+    def __init__(self, preparer: Preparer, observer: Observer, messages: ModuleType) -> None:
         """``messages``: the generated module of this version."""
-        self._claims = claims
+        self._preparer = preparer
         self._observer = observer
         self._messages = messages
 
@@ -49,7 +44,7 @@ class ClaimServicer:
 
         async def prepare(claim: ClaimRef) -> None:
             entry = response.claims[claim.uid]
-            devices, entry.error = await _result_or_error(self._claims.prepare(claim), claim, "prepare")
+            devices, entry.error = await _result_or_error(self._preparer.prepare(claim), claim, "prepare")
             entry.devices.extend(self._device(device) for device in devices or ())
 
         await self._for_each_claim("NodePrepareResources", request, prepare)
@@ -60,7 +55,7 @@ class ClaimServicer:
 
         async def unprepare(claim: ClaimRef) -> None:
             entry = response.claims[claim.uid]  # reading it makes the empty entry that means success
-            _, entry.error = await _result_or_error(self._claims.unprepare(claim), claim, "unprepare")
+            _, entry.error = await _result_or_error(self._preparer.unprepare(claim), claim, "unprepare")
 
         await self._for_each_claim("NodeUnprepareResources", request, unprepare)
         return response

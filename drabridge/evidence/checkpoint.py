@@ -9,33 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
+from drabridge.ledger.events import Pods, Unit
+from drabridge.ledger.model import PodRef
 from podresources.resolve import files
 
 FILE_NAME = "kubelet_internal_checkpoint"
 MAX_BYTES = 64 * 1024 * 1024  # 110 pods with 4,096 devices make about 1 MB
 
 
-class CheckpointHolder(Struct, frozen=True, order=True):
-    """A container in the checkpoint. The pod is known by its UID alone."""
-
-    pod_uid: str
-    container: str
-
-
-class Checkpoint(Struct, frozen=True):
-    """``held[resource][unit id]``: the containers that have the unit."""
-
-    held: Mapping[str, Mapping[str, tuple[CheckpointHolder, ...]]]
-
-
-def parse(text: str) -> Checkpoint | None:
-    """Parse the file's text; None if it is not understood.
+def parse(text: str) -> Pods | None:
+    """Parse the file's text: who has which unit, the pods by their UIDs alone; None if it is not understood.
 
     A device on two NUMA nodes stands under both and counts once.
     """
@@ -43,18 +29,18 @@ def parse(text: str) -> Checkpoint | None:
         data = json.loads(text)["Data"]
         if not isinstance(data["RegisteredDevices"], dict | None):  # another format
             return None
-        held: dict[str, dict[str, set[CheckpointHolder]]] = {}
+        held: dict[Unit, set[tuple[str, str]]] = {}
         for entry in data["PodDeviceEntries"] or ():  # null when nobody holds anything
-            holder = CheckpointHolder(_text(entry["PodUID"]), _text(entry["ContainerName"]))
+            holder = _text(entry["PodUID"]), _text(entry["ContainerName"])
             for units in entry["DeviceIDs"].values():
                 for unit in units:
-                    held.setdefault(_text(entry["ResourceName"]), {}).setdefault(_text(unit), set()).add(holder)
+                    held.setdefault((_text(entry["ResourceName"]), _text(unit)), set()).add(holder)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    frozen = {
-        resource: {unit: tuple(sorted(holders)) for unit, holders in units.items()} for resource, units in held.items()
+    return {
+        unit: tuple(PodRef(container=container, uid=uid) for uid, container in sorted(holders))
+        for unit, holders in held.items()
     }
-    return Checkpoint(frozen)
 
 
 def exists(directory: Path) -> bool:
@@ -65,7 +51,7 @@ def exists(directory: Path) -> bool:
     return os.path.lexists(directory / FILE_NAME)
 
 
-def read(directory: Path) -> Checkpoint | None:
+def read(directory: Path) -> Pods | None:
     """Read the checkpoint in kubelet's device-plugin directory.
 
     None: missing, unreadable or not understood.

@@ -150,8 +150,8 @@ class KubeletEvidence:
         snapshot = await self._snapshot()
         if snapshot is None:
             return None
-        claims = (claim for pod in snapshot.pods for container in pod.containers for claim in container.claims)
-        return frozenset(given.device for claim in claims for given in _of_node(claim, driver))
+        claims = _claims(snapshot, driver)
+        return frozenset(given.device for _, _, claim in claims for given in _of_node(claim, driver))
 
     async def _snapshot(self) -> NodeSnapshot | None:
         await self._quiet()
@@ -198,7 +198,7 @@ class KubeletEvidence:
     def read_checkpoint(self, *, fresh: bool = False) -> events.CheckpointRead | None:
         """Read the checkpoint as it is; None if there is none. ``fresh``: it was written behind a barrier."""
         found = checkpoint_file.read(self._directory)
-        return None if found is None else events.CheckpointRead(_pods_of_checkpoint(found), barrier=fresh)
+        return None if found is None else events.CheckpointRead(found, barrier=fresh)
 
     async def _read_behind_barrier(self, resources: set[str]) -> events.CheckpointRead | None:
         before = _identity(self._directory / checkpoint_file.FILE_NAME)
@@ -234,12 +234,20 @@ def users_of(snapshot: NodeSnapshot, claim: ClaimRef, driver: str, device: str) 
     Through any claim if neither its UID nor its name tells.
     """
     return tuple(
-        PodRef(pod.namespace, pod.name, container.name)
-        for pod in snapshot.pods
-        for container in pod.containers
-        for used in container.claims
-        if is_same(claim, _ref(used, driver)) and any(given.device == device for given in _of_node(used, driver))
+        pod
+        for ref, pod, used in _claims(snapshot, driver)
+        if is_same(claim, ref) and any(given.device == device for given in _of_node(used, driver))
     )
+
+
+def _claims(snapshot: NodeSnapshot, driver: str) -> Iterator[tuple[ClaimRef, PodRef, Claim]]:
+    """Yield each claim of each container in a List, with its UID where the CDI names of our devices tell it."""
+    for pod in snapshot.pods:
+        for container in pod.containers:
+            for used in container.claims:
+                ours = (name for device in used.devices if device.driver == driver for name in device.cdi_ids)
+                uid = next(filter(None, map(claim_uid_of, ours)), "")
+                yield ClaimRef(uid, used.namespace, used.name), PodRef(pod.namespace, pod.name, container.name), used
 
 
 def is_same(claim: ClaimRef, used: ClaimRef) -> bool:
@@ -254,19 +262,12 @@ def _of_node(claim: Claim, driver: str) -> Iterator[ClaimDevice]:
     return (one for one in claim.devices if one.driver == driver and not is_fabric_pool(one.pool))
 
 
-def _ref(used: Claim, driver: str) -> ClaimRef:
-    """Return the claim of a List with its UID, which only the CDI names of our devices tell; without it else."""
-    uids = (claim_uid_of(name) for device in used.devices if device.driver == driver for name in device.cdi_ids)
-    return ClaimRef(next(filter(None, uids), ""), used.namespace, used.name)
-
-
 def claim_users_of(snapshot: NodeSnapshot, driver: str) -> Mapping[ClaimRef, tuple[str, ...]]:
     """Return the claims with devices of ``driver`` -> the List's pods with them."""
     found: dict[ClaimRef, dict[str, None]] = {}
-    for pod in snapshot.pods:
-        for claim in (claim for container in pod.containers for claim in container.claims):
-            if any(given.driver == driver for given in claim.devices):
-                found.setdefault(_ref(claim, driver), {})[f"{pod.namespace}/{pod.name}"] = None
+    for ref, pod, claim in _claims(snapshot, driver):
+        if any(given.driver == driver for given in claim.devices):
+            found.setdefault(ref, {})[f"{pod.namespace}/{pod.name}"] = None
     return {claim: tuple(pods) for claim, pods in found.items()}
 
 
@@ -276,23 +277,12 @@ def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.ClaimDevices,
     Kubelet before 1.34 shows none by default.
     """
     found: dict[ClaimRef, dict[events.DeviceUse, None]] = {}
-    for pod in snapshot.pods:
-        for container in pod.containers:
-            for claim in container.claims:
-                ref = _ref(claim, driver)
-                for device in _of_node(claim, driver):
-                    share = ClaimShare(device.share_id) if device.share_id else None
-                    admin = is_admin_only(device.cdi_ids)
-                    found.setdefault(ref, {})[events.DeviceUse(device.device, share, admin)] = None
+    for ref, _, claim in _claims(snapshot, driver):
+        for device in _of_node(claim, driver):
+            share = ClaimShare(device.share_id) if device.share_id else None
+            admin = is_admin_only(device.cdi_ids)
+            found.setdefault(ref, {})[events.DeviceUse(device.device, share, admin)] = None
     return tuple(events.ClaimDevices(ref, tuple(uses)) for ref, uses in found.items())
-
-
-def _pods_of_checkpoint(found: checkpoint_file.Checkpoint) -> events.Pods:
-    return {
-        (resource, unit): tuple(PodRef(container=holder.container, uid=holder.pod_uid) for holder in holders)
-        for resource, units in found.held.items()
-        for unit, holders in units.items()
-    }
 
 
 def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:

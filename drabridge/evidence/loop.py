@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.ledger import events
 from drabridge.ledger.model import Hold, Owner, PodRef
-from drabridge.ledger.proofs import PROOFS, End
+from drabridge.ledger.proofs import End
 from drabridge.ledger.release_rule import end_of_hold
 from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
@@ -91,7 +91,7 @@ class EvidenceLoop:
 
     def _has_ended(self, hold: Hold | None) -> bool:
         """Whether the end of the hold is proven, and only kubelet shows its pods yet."""
-        return hold is not None and PROOFS[end_of_hold(hold, self._ends)].proves
+        return hold is not None and end_of_hold(hold, self._ends).proves
 
     def _holds_of_nobody(self) -> Iterator[Hold]:
         """Yield the holds of which nobody has said yet which pod it is."""

@@ -16,6 +16,7 @@ from drabridge.inventory.model import Device
 from drabridge.ledger import events
 from drabridge.ledger.model import HeldBecause, Ledger, Owner
 from drabridge.ledger.release_rule import holding_claims
+from drabridge.ledger.service import LedgerService
 from drabridge.system.io_thread import IoThread, Job
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,11 @@ class OtherEvidence:
 
     def __init__(
         self,
-        ledger: Callable[[], Ledger],
+        ledger_service: LedgerService,
         devices: Callable[[], Mapping[str, Device]],
         probed: Callable[[], frozenset[str]],
     ) -> None:
-        self._ledger = ledger
+        self._ledger_service = ledger_service
         self._devices = devices
         self._probed = probed
         self.pods: PodWatch | None = None  # None: there is no API server
@@ -53,7 +54,7 @@ class OtherEvidence:
 
     async def enrich(self, observed: events.Observed) -> events.Observed:
         """Return ``observed`` with what the other sources know. Never raises."""
-        ledger = self._ledger()
+        ledger = self._ledger_service.ledger
         unaccounted = self.pods.unaccounted(ledger, observed) if self.pods is not None else None
         self._unaccounted = unaccounted or {}
         self._lingering = self.pods.may_run_yet(ledger) if self.pods is not None else {}
@@ -70,7 +71,7 @@ class OtherEvidence:
         """Name the pods because of which devices are held (``pod-unaccounted``), a line for each resource."""
         waiting = [
             entry
-            for entry in self._ledger().entries.values()
+            for entry in self._ledger_service.ledger.entries.values()
             if entry.hold is not None and entry.hold.because is HeldBecause.POD_UNACCOUNTED
         ]
         resources = {resource for entry in waiting for resource in entry.counted_as}

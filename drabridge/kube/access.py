@@ -34,7 +34,7 @@ class Access(Struct, frozen=True, omit_defaults=True, tag="access"):
     proxy: str = ""
 
 
-class Refused(Struct, frozen=True, tag="refused"):
+class NoAccess(Struct, frozen=True, tag="refused"):
     """There is no access, and why."""
 
     reason: str
@@ -91,9 +91,9 @@ def of_kubeconfig(path: Path, context: str | None = None) -> Access:
     command = [sys.executable, "-P", "-m", "drabridge.kube.kubeconfig", str(path), *([context] if context else [])]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=KUBECONFIG_SECONDS, check=False)
-        answer = msgspec.json.decode(done.stdout, type=Access | Refused)
+        answer = msgspec.json.decode(done.stdout, type=Access | NoAccess)
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError) as error:
         raise ConfigError(f"{path} could not be read: {error}") from error
-    if isinstance(answer, Refused):
+    if isinstance(answer, NoAccess):
         raise ConfigError(answer.reason)
     return answer

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping
 
 from msgspec import Struct
 
 from drabridge.kube.api import Cluster, resource_claims, resource_slices, served_version
-from drabridge.kube.json_reader import ClaimFields, ObjectView
-from drabridge.system.untrusted import UnreadableError, cut, reading
+from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, fields, list_of
+from drabridge.system.untrusted import cut
 
 UNKNOWN = "?"
 
@@ -39,35 +39,44 @@ class Usage(Struct, frozen=True):
     offered: Mapping[str, int]
 
 
+_SliceFields = fields(spec=fields(nodeName=str, pool=fields(name=str), devices=list_of(fields())))
+
+
 async def usage(cluster: Cluster, driver: str) -> Usage:
     """Ask the API server what the driver is used for in the whole cluster. Raises ClusterError."""
     version = await served_version(cluster)  # all that is read here is the same in each
     if not version:
         return Usage((), {})
-    slices = (await cluster.list(resource_slices(version), field_selector=f"spec.driver={driver}")).items
-    claims = await cluster.list(resource_claims(version), view=ObjectView(dict, ClaimFields))
-    unread = [_unread({"metadata": {"namespace": one.namespace, "name": one.name}}) for one in claims.unreadable]
-    node_of = {pool: node for one in slices for pool, node in [_place(one)] if node}
-    found = (*in_use(claims.items, driver, node_of), *filter(None, unread))
-    return Usage(found, _offered(slices))
+    slices = await cluster.list(
+        resource_slices(version), field_selector=f"spec.driver={driver}", view=ObjectView(dict, _SliceFields)
+    )
+    node_of, offered = {}, Counter[str]()
+    for one in slices.items:
+        spec = one.get("spec") or {}
+        pool, node = (spec.get("pool") or {}).get("name") or "", spec.get("nodeName") or ""
+        if node:
+            node_of[pool] = node
+        offered[node or pool] += len(spec.get("devices") or ())
+    view = ObjectView(lambda claim: in_use(claim, driver, node_of), ClaimFields)
+    claims = await cluster.list(resource_claims(version), view=view)
+    found = sorted(filter(None, claims.items), key=lambda one: (one.nodes, one.namespace, one.name))
+    found += [
+        ClaimInUse(  # it may have any device
+            cut(one.namespace or UNKNOWN),
+            cut(one.name or UNKNOWN),
+            one.uid or "",
+            (UNKNOWN,),
+            ("devices that cannot be read",),
+            (),
+        )
+        for one in claims.unreadable
+    ]
+    return Usage(tuple(found), dict(sorted((+offered).items())))
 
 
-def in_use(claims: Iterable[Mapping[str, Any]], driver: str, node_of: Mapping[str, str]) -> list[ClaimInUse]:
-    """Return those of ``claims`` with devices of ``driver``; one that cannot be read counts as such."""
-    found = []
-    for obj in claims:
-        try:
-            with reading("a ResourceClaim"):
-                one = _in_use(obj, driver, node_of)
-        except UnreadableError:
-            one = _unread(obj)
-        if one is not None:
-            found.append(one)
-    return sorted(found, key=lambda one: (one.nodes, one.namespace, one.name))
-
-
-def _in_use(obj: Mapping[str, Any], driver: str, node_of: Mapping[str, str]) -> ClaimInUse | None:
-    metadata, status = obj["metadata"], obj.get("status") or {}
+def in_use(claim: Json, driver: str, node_of: Mapping[str, str]) -> ClaimInUse | None:
+    """Read a claim; None if it has no device of ``driver``. Raises what strange data raises."""
+    metadata, status = claim["metadata"], claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
     ours = [result for result in results if result["driver"] == driver]
     if not ours:
@@ -82,31 +91,3 @@ def _in_use(obj: Mapping[str, Any], driver: str, node_of: Mapping[str, str]) -> 
         tuple(dict.fromkeys(str(one["device"]) for one in ours)),
         tuple(f"{namespace}/{one.get('name', UNKNOWN)}" for one in users),
     )
-
-
-def _unread(obj: Any) -> ClaimInUse | None:
-    """Return an unreadable claim, which may have any device; None where it is no object at all."""
-    metadata = obj.get("metadata") if isinstance(obj, Mapping) else None
-    if not isinstance(metadata, Mapping):
-        return None
-    namespace, name = (cut(str(metadata.get(key, UNKNOWN))) for key in ("namespace", "name"))
-    return ClaimInUse(namespace, name, str(metadata.get("uid", "")), (UNKNOWN,), ("devices that cannot be read",), ())
-
-
-def _place(obj: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (pool, node) of a slice; empty for what cannot be read."""
-    spec = obj.get("spec")
-    pool = spec.get("pool") if isinstance(spec, Mapping) else None
-    if not isinstance(spec, Mapping) or not isinstance(pool, Mapping):
-        return "", ""
-    return str(pool.get("name", "")), str(spec.get("nodeName") or "")
-
-
-def _offered(slices: Iterable[Mapping[str, Any]]) -> Mapping[str, int]:
-    found: dict[str, int] = {}
-    for obj in slices:
-        pool, node = _place(obj)
-        devices = obj["spec"].get("devices") if pool else None
-        if isinstance(devices, list) and devices:
-            found[node or pool] = found.get(node or pool, 0) + len(devices)
-    return dict(sorted(found.items()))

@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import TypedDict
 
 from msgspec import Struct
 
 from drabridge.config.names import is_dns_subdomain
 from drabridge.errors import PeerError
 from drabridge.kube.api import Kind
-from drabridge.kube.json_reader import Json
+from drabridge.kube.json_reader import Json, fields
 from drabridge.system.untrusted import reading
 
 CONFIG_MAPS = Kind("", "v1", "configmaps")
@@ -68,21 +67,8 @@ def hints_object(driver: str, pool: str, text: str) -> Json:
     }
 
 
-class _Meta(TypedDict, total=False):
-    name: str | None
-
-
-class _Data(TypedDict, total=False):
-    version: str | None
-    pool: str | None
-    claims: str | None
-
-
-class HintsFields(TypedDict, total=False):
-    """What is read of a ConfigMap of hints."""
-
-    metadata: _Meta | None
-    data: _Data | None
+# What is read of a ConfigMap of hints.
+HintsFields = fields(data=fields(version=str, pool=str, claims=str))
 
 
 def read_hints(obj: Json) -> tuple[ClaimHint, ...]:

@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 import drabridge
-from drabridge.errors import ClusterError, ConfigError, DrabridgeError
+from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.kube.access import Access, of_kubeconfig, of_service_account
 from drabridge.kube.api import (
     DeniedError,
@@ -33,11 +32,10 @@ from drabridge.kube.api import (
     NotFoundError,
     UnreachableError,
     WatchEvent,
-    error_of,
 )
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, decode, identity_of, page_of
-from drabridge.kube.response import MOST_BYTES, TooLarge, WatchStream, body_of, read_event
-from drabridge.kube.transport import HttpStatusError, Transport
+from drabridge.kube.response import MOST_BYTES, TooLargeError, WatchStream, body_of, cluster_errors, read_event
+from drabridge.kube.transport import Transport
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import SERVICE_ACCOUNT
 from drabridge.system.untrusted import Unreadable, reading
@@ -139,7 +137,7 @@ class KubernetesCluster:
             asked = {**options, "limit": limit}
             try:
                 page = await self._in(worker, lambda: self._page(kind, path, asked, view))  # noqa: B023
-            except TooLarge:
+            except TooLargeError:
                 if limit == 1:
                     raise
                 limit = max(limit // 8, 1)
@@ -227,7 +225,7 @@ class KubernetesCluster:
         def request() -> Any:
             return self._open("get", path, options, self._watch_timeout)
 
-        stream = WatchStream(request, path, read, _cluster_errors, deliver)
+        stream = WatchStream(request, path, read, deliver)
         self._streams.add(stream)
         threading.Thread(target=stream.run, name=f"watch-{kind}", daemon=True).start()
         try:
@@ -265,7 +263,7 @@ class KubernetesCluster:
 
     def _page(self, kind: Kind, path: str, options: Mapping[str, Any], view: ObjectView[Any]) -> _Read:
         data = self._body("get", path, None, options, MOST_BYTES if options["limit"] == 1 else MOST_PAGE_BYTES)
-        with _cluster_errors("get", path):
+        with cluster_errors("get", path):
             page = page_of(data)
         items, unreadable = [], []
         for item in page.items:
@@ -281,7 +279,7 @@ class KubernetesCluster:
         self, method: str, path: str, body: Json | None, options: Mapping[str, Any], content_type: str = JSON
     ) -> Json:
         data = self._body(method, path, body, options, MOST_BYTES, content_type)
-        with _cluster_errors(method, path):
+        with cluster_errors(method, path):
             answer = decode(data)
         if not isinstance(answer, dict):
             raise UnreachableError(f"{method.upper()} {path} answered {type(answer).__name__} instead of an object")
@@ -299,7 +297,7 @@ class KubernetesCluster:
         sent = None if body is None else msgspec.json.encode(body)
 
         def once() -> bytes:
-            with _cluster_errors(method, path):
+            with cluster_errors(method, path):
                 response = self._open(method, path, options, self._timeout, sent, content_type)
                 return body_of(response, f"{method.upper()} {path}", most_bytes)
 
@@ -341,33 +339,3 @@ class _Read(Struct, frozen=True):
     resource_version: str
     objects: int
     bytes: int
-
-
-@contextlib.contextmanager
-def _cluster_errors(method: str, path: str) -> Iterator[None]:
-    """Translate everything that the client, HTTP or the network raises into a ClusterError."""
-    from urllib3.exceptions import HTTPError
-
-    try:
-        yield
-    except HttpStatusError as error:
-        status = _status(error.body)  # the Status has a better message than the HTTP reason
-        message = status.get("message") or str(error)
-        raise error_of(error.status, f"{method.upper()} {path}: {message}", status) from error
-    except (HTTPError, OSError) as error:
-        raise UnreachableError(
-            f"{method.upper()} {path}: no answer from the API server ({type(error).__name__}: {error})"
-        ) from error
-    except ConfigError as error:  # in the kubeconfig or the token: both may be corrected while we run
-        raise UnreachableError(error.message, hint=error.hint) from error
-    except ValueError as error:
-        raise UnreachableError(f"{method.upper()} {path}: the answer is not JSON ({error})") from error
-
-
-def _status(body: bytes) -> Json:
-    """Return the Status that the server sent; empty if it sent something else."""
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
-        status = json.loads(body)
-        if isinstance(status, dict):
-            return status
-    return {}

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Any, Generic, TypedDict, TypeVar
 
 import msgspec
@@ -102,8 +103,8 @@ def tidy(data: bytes) -> bytes:
 class ObjectView(Generic[T]):
     """How the objects of a LIST or a watch are read, in the thread that receives them.
 
-    ``fields`` is a TypedDict of what is parsed; all else is skipped. Without it the whole object is parsed. ``read``
-    returns what is kept of that. It must use nothing that changes; what it raises is an error of that object.
+    ``fields`` is what is parsed, made by :func:`fields`; all else is skipped. Without it the whole object is parsed.
+    ``read`` returns what is kept of that. It must use nothing that changes; what it raises is an error of that object.
     """
 
     def __init__(self, read: Callable[[Json], T], fields: Any = None) -> None:
@@ -196,159 +197,89 @@ _EVENT = msgspec.json.Decoder(WatchLine)
 _IDENTIFIED = msgspec.json.Decoder(_Identified)
 
 
-# What is read of pods and claims: fields that are none of these are never built. A field may be null.
-
-_Amounts = dict[str, str | int | float | None]
-
-
-class _Resources(TypedDict, total=False):
-    limits: _Amounts | None
+def fields(**types: Any) -> Any:
+    """Name what is read of a JSON object: each field may be missing or null, and all others are never built."""
+    make: Any = TypedDict
+    return make("fields", {name: kind | None for name, kind in types.items()}, total=False)
 
 
-class _Container(TypedDict, total=False):
-    resources: _Resources | None
-    restartPolicy: str | None
+def list_of(kind: Any) -> Any:
+    """Name a list whose elements are read as ``kind``."""
+    return GenericAlias(list, (kind,))
 
 
-class _Claimed(TypedDict, total=False):
-    resourceClaimName: str | None
+_AMOUNTS = dict[str, str | int | float | None]
+_PRESENCE = fields()  # only that it is there counts
+_CONTAINER = fields(resources=fields(limits=_AMOUNTS), restartPolicy=str)
+_CONTAINER_STATUS = fields(
+    name=str,
+    containerID=str,
+    state=fields(running=_PRESENCE, terminated=fields(exitCode=int, finishedAt=str)),
+)
 
+# What a pod uses, and which pod it is.
+PodFields = fields(
+    metadata=fields(
+        name=str,
+        namespace=str,
+        uid=str,
+        annotations=fields(**{"kubernetes.io/config.mirror": str}),
+        ownerReferences=list_of(fields(apiVersion=str, kind=str, name=str, uid=str, controller=bool)),
+        creationTimestamp=str,
+        deletionTimestamp=str,
+        deletionGracePeriodSeconds=int,
+    ),
+    spec=fields(
+        containers=list_of(_CONTAINER),
+        initContainers=list_of(_CONTAINER),
+        ephemeralContainers=list_of(_PRESENCE),
+        restartPolicy=str,
+        resourceClaims=list_of(fields(resourceClaimName=str)),
+        terminationGracePeriodSeconds=int,
+        schedulerName=str,
+    ),
+    status=fields(
+        phase=str,
+        extendedResourceClaimStatus=fields(resourceClaimName=str, requestMappings=list_of(fields(resourceName=str))),
+        resourceClaimStatuses=list_of(fields(resourceClaimName=str)),
+        conditions=list_of(fields(type=str, reason=str)),
+        initContainerStatuses=list_of(_CONTAINER_STATUS),
+        containerStatuses=list_of(_CONTAINER_STATUS),
+        ephemeralContainerStatuses=list_of(_CONTAINER_STATUS),
+    ),
+)
 
-class _Any(TypedDict, total=False):
-    """Only its presence counts."""
-
-
-class _PodSpec(TypedDict, total=False):
-    containers: list[_Container] | None
-    initContainers: list[_Container] | None
-    ephemeralContainers: list[_Any] | None
-    restartPolicy: str | None
-    resourceClaims: list[_Claimed] | None
-    terminationGracePeriodSeconds: int | None
-    schedulerName: str | None
-
-
-class _RequestMapping(TypedDict, total=False):
-    resourceName: str | None
-
-
-class _ExtendedResourceClaimStatus(_Claimed, total=False):
-    requestMappings: list[_RequestMapping] | None
-
-
-class _Terminated(TypedDict, total=False):
-    exitCode: int | None
-    finishedAt: str | None
-
-
-class _State(TypedDict, total=False):
-    running: _Any | None
-    terminated: _Terminated | None
-
-
-class _ContainerStatus(TypedDict, total=False):
-    name: str | None
-    containerID: str | None
-    state: _State | None
-
-
-class _Condition(TypedDict, total=False):
-    type: str | None
-    reason: str | None
-
-
-class _PodStatus(TypedDict, total=False):
-    phase: str | None
-    extendedResourceClaimStatus: _ExtendedResourceClaimStatus | None
-    resourceClaimStatuses: list[_Claimed] | None
-    conditions: list[_Condition] | None
-    initContainerStatuses: list[_ContainerStatus] | None
-    containerStatuses: list[_ContainerStatus] | None
-    ephemeralContainerStatuses: list[_ContainerStatus] | None
-
-
-class _OwnerReference(TypedDict, total=False):
-    apiVersion: str | None
-    kind: str | None
-    name: str | None
-    uid: str | None
-    controller: bool | None
-
-
-_PodAnnotations = TypedDict("_PodAnnotations", {"kubernetes.io/config.mirror": str | None}, total=False)
-
-
-class _PodMeta(TypedDict, total=False):
-    name: str | None
-    namespace: str | None
-    uid: str | None
-    annotations: _PodAnnotations | None
-    ownerReferences: list[_OwnerReference] | None
-    creationTimestamp: str | None
-    deletionTimestamp: str | None
-    deletionGracePeriodSeconds: int | None
-
-
-class PodFields(TypedDict, total=False):
-    """What a pod uses, and which pod it is."""
-
-    metadata: _PodMeta | None
-    spec: _PodSpec | None
-    status: _PodStatus | None
-
-
-class _ClaimMeta(TypedDict, total=False):
-    name: str | None
-    namespace: str | None
-    uid: str | None
-
-
-class _Result(TypedDict, total=False):
-    request: str | None
-    driver: str | None
-    pool: str | None
-    device: str | None
-    shareID: str | None
-    adminAccess: bool | None
-    consumedCapacity: _Amounts | None
-    bindingConditions: list[str] | None
-
-
-class _Devices(TypedDict, total=False):
-    results: list[_Result] | None
-
-
-class _Allocation(TypedDict, total=False):
-    devices: _Devices | None
-
-
-class _User(TypedDict, total=False):
-    resource: str | None
-    name: str | None
-
-
-class _ClaimStatus(TypedDict, total=False):
-    allocation: _Allocation | None
-    reservedFor: list[_User] | None
-
-
-class ClaimFields(TypedDict, total=False):
-    """Which devices a claim is allocated and for whom, not what it asks for."""
-
-    metadata: _ClaimMeta | None
-    status: _ClaimStatus | None
-
-
-class _Placed(_Allocation, total=False):
-    nodeSelector: Any
-
-
-class _PlacedStatus(TypedDict, total=False):
-    allocation: _Placed | None
-
-
-class PlacedClaimFields(TypedDict, total=False):
-    """Which devices a claim is allocated, and on which nodes it can be used."""
-
-    metadata: _ClaimMeta | None
-    status: _PlacedStatus | None
+# Which devices a claim is allocated, on which nodes and for whom, and what drivers say of them; not what it asks for.
+ClaimFields = fields(
+    metadata=fields(name=str, namespace=str, uid=str, resourceVersion=str),
+    status=fields(
+        allocation=fields(
+            allocationTimestamp=str,
+            nodeSelector=Any,
+            devices=fields(
+                results=list_of(
+                    fields(
+                        request=str,
+                        driver=str,
+                        pool=str,
+                        device=str,
+                        shareID=str,
+                        adminAccess=bool,
+                        consumedCapacity=_AMOUNTS,
+                        bindingConditions=list[str],
+                    )
+                )
+            ),
+        ),
+        reservedFor=list_of(fields(resource=str, name=str)),
+        devices=list_of(
+            fields(
+                driver=str,
+                pool=str,
+                device=str,
+                shareID=str,
+                conditions=list_of(fields(type=str, status=str)),
+            )
+        ),
+    ),
+)

@@ -18,7 +18,7 @@ import msgspec
 
 from drabridge import yaml_reader
 from drabridge.errors import ConfigError
-from drabridge.kube.access import Access, Refused, credential
+from drabridge.kube.access import Access, NoAccess, credential
 from podresources.resolve.files import UnreadableFileError, read_named
 
 T = TypeVar("T")
@@ -140,11 +140,11 @@ def read(path: Path, context: str | None = None) -> Access:
 
 
 def main() -> None:
-    answer: Access | Refused
+    answer: Access | NoAccess
     try:
         answer = read(Path(sys.argv[1]), *sys.argv[2:])
     except ConfigError as error:
-        answer = Refused(error.message)
+        answer = NoAccess(error.message)
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 

@@ -111,6 +111,7 @@ def _elect(
     configuration = load()
     configuration.retries = False
     lock_class = _lock_class()
+    broken = (HTTPError, OSError, ValueError)
 
     class Api(client.ApiClient):  # type: ignore[misc]
         """Every request has a timeout: one that hangs must not outlive the lease."""
@@ -125,29 +126,26 @@ def _elect(
         def get(self, name: str, namespace: str) -> Any:
             try:
                 found, answer = super().get(name, namespace)
-            except (HTTPError, OSError, ValueError) as error:
+            except broken as error:
                 return False, ApiException(status=0, reason=f"{type(error).__name__}: {error}")
             if found:
                 heard()
             return found, answer
 
         def create(self, name: str, namespace: str, election_record: Any) -> Any:
-            try:
-                created = super().create(name, namespace, election_record)
-            except (HTTPError, OSError, ValueError):
-                return False
-            if created:
-                heard()
-            return created
+            with contextlib.suppress(*broken):
+                if super().create(name, namespace, election_record):
+                    heard()
+                    return True
+            return False
 
         def update(self, name: str, namespace: str, updated_record: Any) -> Any:
             if not healthy():
                 log.error("leadership not renewed: this process does not do its work")
                 return False
-            try:
+            with contextlib.suppress(*broken):
                 return super().update(name, namespace, updated_record)
-            except (HTTPError, OSError, ValueError):
-                return False
+            return False
 
     lock = Lock(election.name, election.namespace, election.identity)
     lock.api_instance = client.CoordinationV1Api(Api(configuration))

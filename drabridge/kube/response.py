@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
-from drabridge.errors import ClusterError, DrabridgeError
+from drabridge.errors import ClusterError, ConfigError, DrabridgeError
 from drabridge.kube.api import UnreachableError, WatchEvent, error_of
-from drabridge.kube.json_reader import ObjectView, decode, event_of, identity_of
+from drabridge.kube.json_reader import Json, ObjectView, decode, event_of, identity_of
+from drabridge.kube.transport import HttpStatusError
 from drabridge.system.untrusted import Unreadable, reading
 
 MOST_BYTES = 16 << 20  # of one object: 1.5 MB as etcd stores them (its --max-request-bytes), JSON is several times that
@@ -19,18 +20,45 @@ MOST_BYTES = 16 << 20  # of one object: 1.5 MB as etcd stores them (its --max-re
 CHUNK_BYTES = 1 << 16
 ANSWER_SECONDS = 60.0  # for a whole answer, of 16 MiB at most: a server that sends a byte now and then ends here
 
-Errors = Callable[[str, str], AbstractContextManager[None]]
-"""Translates what the client, HTTP or the network raises; called with a method and a path."""
 
-
-class TooLarge(UnreachableError):
+class TooLargeError(UnreachableError):
     """The answer is larger than the agent reads."""
+
+
+@contextlib.contextmanager
+def cluster_errors(method: str, path: str) -> Iterator[None]:
+    """Translate everything that the client, HTTP or the network raises into a ClusterError."""
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except HttpStatusError as error:
+        status = _status(error.body)  # the Status has a better message than the HTTP reason
+        message = status.get("message") or str(error)
+        raise error_of(error.status, f"{method.upper()} {path}: {message}", status) from error
+    except (HTTPError, OSError) as error:
+        raise UnreachableError(
+            f"{method.upper()} {path}: no answer from the API server ({type(error).__name__}: {error})"
+        ) from error
+    except ConfigError as error:  # in the kubeconfig or the token: both may be corrected while we run
+        raise UnreachableError(error.message, hint=error.hint) from error
+    except ValueError as error:
+        raise UnreachableError(f"{method.upper()} {path}: the answer is not JSON ({error})") from error
+
+
+def _status(body: bytes) -> Json:
+    """Return the Status that the server sent; empty if it sent something else."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        status = json.loads(body)
+        if isinstance(status, dict):
+            return status
+    return {}
 
 
 def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
     """Read a whole answer.
 
-    Raises TooLarge after ``most_bytes``, UnreachableError after ``ANSWER_SECONDS``, and what urllib3 raises.
+    Raises TooLargeError after ``most_bytes``, UnreachableError after ``ANSWER_SECONDS``, and what urllib3 raises.
     """
     data, over = bytearray(), time.monotonic() + ANSWER_SECONDS
     while chunk := response.read1(CHUNK_BYTES):  # what has come, not as much as was asked for
@@ -40,7 +68,7 @@ def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
             raise UnreachableError(f"{what} was not answered completely within {ANSWER_SECONDS:.0f} s")
         if len(data) > most_bytes:
             _abort(response)
-            raise TooLarge(f"{what} answered more than {most_bytes} bytes")
+            raise TooLargeError(f"{what} answered more than {most_bytes} bytes")
     return bytes(data)
 
 
@@ -55,13 +83,11 @@ class WatchStream:
         request: Callable[[], Any],
         path: str,
         read: Callable[[bytes], WatchEvent[Any]],
-        errors: Errors,
         deliver: Callable[[WatchEvent[Any] | ClusterError | None], None],
     ) -> None:
         self._request = request
         self._path = path
         self._read = read
-        self._errors = errors
         self._deliver = deliver
         self._lock = threading.Lock()
         self._response: Any = None
@@ -70,7 +96,7 @@ class WatchStream:
     def run(self) -> None:
         """In the thread: open the watch, and read it to its end."""
         try:
-            with self._errors("watch", self._path):
+            with cluster_errors("watch", self._path):
                 response = self._request()
                 with self._lock:
                     self._response, late = response, self._ended

@@ -42,7 +42,7 @@ class Transport:
     """The connections to one server. All methods may be called in several threads."""
 
     def __init__(self, access: Access, user_agent: str) -> None:
-        """Raises ConfigError for certificates that cannot be used."""
+        """Connect when it is used. Raises ConfigError for certificates that cannot be used."""
         import urllib3
 
         self._server = access.server

@@ -55,6 +55,10 @@ class PublishedSlices(Protocol):
     def synced_seq(self) -> int:
         """The API server has the slices that follow from the ledger with this number; -1: none yet."""
 
+    @property
+    def keeps_leases(self) -> bool | None:
+        """Whether the API server keeps what a lease needs; None while that is not known."""
+
     async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
         """Return those of these devices that no slice shows, asked now. Raises ClusterError."""
 

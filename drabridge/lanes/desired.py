@@ -24,7 +24,7 @@ from typing import Any
 from drabridge.config.lanes import NOTHING, REST, Lanes, Selection
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
-from drabridge.kube.connection import ClaimsOff
+from drabridge.kube.connection import ApiServer
 from drabridge.lanes.overrides import LaneOverride, Overrides, encode, parse, parse_request
 from drabridge.system.files import write_atomically
 from drabridge.system.io_thread import IoThread
@@ -52,29 +52,27 @@ class DesiredLanes:
         state: Path,
         config: Callable[[], Config],
         changed: Callable[[], None],
-        *,
-        follows_node: bool = False,
-        off: Callable[[], ClaimsOff | None] = lambda: None,
-        files: IoThread | None = None,
+        api_server: ApiServer,
+        files: IoThread,
     ) -> None:
         """``config`` returns the configuration in use; ``changed`` is called when other lanes are desired than before.
 
-        ``follows_node``: there is an API server to ask. Without one nobody could take back an old annotation.
-        ``off`` says why claims cannot be served, if so. ``files``: whose thread waits for the disk.
+        ``files``: whose thread waits for the disk. Without an API server nobody could take back an old annotation.
         """
         self._path = state / FILE_NAME
         self._annotation_path = state / ANNOTATION_FILE_NAME
         self._drain_path = state / DRAIN_FILE_NAME
         self._config = config
         self._changed = changed
-        self._off = off
-        self._files = files or IoThread("lanes")
+        self._api_server = api_server
+        self._files = files
         self._setting = asyncio.Lock()  # one command after the other: each begins with what the one before left
         self.drained, self.clean_at_end = _read_drained(self._drain_path)
         self._unreadable: dict[Path, str] = {}  # file -> why; what it said may be anything
         self._commands = self._load(self._path)
         if self._path in self._unreadable:
             self._commands = {resource.name: LaneOverride({}) for resource in config().resources}
+        follows_node = api_server.cluster is not None
         self._annotation = self._load(self._annotation_path) if follows_node else {}
         self._annotation_on_disk = self._annotation if follows_node else None  # None: not known
         self._annotation_text: tuple[str | None, ...] = ()  # as it is on the Node; (): not known
@@ -160,7 +158,7 @@ class DesiredLanes:
     def _followed(self, resource: Resource, override: LaneOverride) -> Lanes:
         """Return the lanes of an override. Raises ConfigError for what means nothing, or cannot be done here."""
         lanes = override.lanes(resource)
-        if lanes.uses_dra and (off := self._off()) is not None:
+        if lanes.uses_dra and (off := self._api_server.claims_off) is not None:
             raise ConfigError(f"{resource.name}: claims are not served on this node: {off.why}", hint=off.remedy)
         return lanes
 

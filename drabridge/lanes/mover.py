@@ -15,7 +15,7 @@ from drabridge.lanes.desired import DesiredLanes
 from drabridge.lanes.plan import seconds_until_replan, startable_without_slices
 from drabridge.lanes.targets import LaneTargets
 from drabridge.ledger.events import SetLane
-from drabridge.ledger.model import Entry, Lane, MoveStep
+from drabridge.ledger.model import Entry, Lane, WaitsFor
 from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
 
@@ -68,24 +68,21 @@ class LaneMover:
     async def _accompany(self) -> float | None:
         """Fetch acknowledgements; return the seconds until the next attempt, None when no move waits for one."""
         pauses: list[float] = []
-        entries = self._ledger_service.ledger.entries.values()
+        waiting: dict[WaitsFor | None, list[Entry]] = {}
+        for entry in self._ledger_service.ledger.entries.values():
+            waiting.setdefault(entry.waits_for, []).append(entry)
         leaving = [
             entry
-            for entry in entries
-            if ((entry.lane is Lane.LEGACY_TO_DRA and _at(entry, MoveStep.REVOKING)) or entry.waits_for_kubelet)
-            and entry.device.resource not in self._competing  # the other plugin may offer it again
+            for entry in waiting.get(WaitsFor.KUBELET, ())
+            if entry.device.resource not in self._competing  # the other plugin may offer it again
         ]
         if leaving and self._slices.published:  # else they may still be taken back
             pauses.append(await self._kubelet.fetch(leaving))
-        if returning := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.REVOKING)]:
+        if returning := waiting.get(WaitsFor.SLICES):
             await self._api_server.fetch_slices(returning)
             pauses.append(CLAIMS_RETRY_SECONDS)
-        if quiet := [e for e in entries if e.lane is Lane.DRA_TO_LEGACY and _at(e, MoveStep.QUIESCING)]:
+        if quiet := waiting.get(WaitsFor.CLAIMS):
             pauses.append(await self._api_server.fetch_claims(quiet))
         if (left := seconds_until_replan(self._ledger_service.ledger, self._ledger_service.now())) is not None:
             pauses.append(left)
         return min(pauses, default=None)
-
-
-def _at(entry: Entry, step: MoveStep) -> bool:
-    return entry.move is not None and entry.move.step is step

@@ -15,6 +15,7 @@ from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.match import matches
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.kube.connection import ApiServer
+from drabridge.lanes.acknowledgements import PublishedSlices
 from drabridge.lanes.desired import DesiredLanes
 from drabridge.lanes.plan import (
     LaneChange,
@@ -51,16 +52,15 @@ class LaneTargets:
         ledger_service: LedgerService,
         desired: DesiredLanes,
         api_server: ApiServer,
-        keeps_leases: Callable[[], bool | None],
+        slices: PublishedSlices,
         lent: Callable[[], Collection[str]],
     ) -> None:
         """``config`` and ``devices`` (by name) return what is in use now.
 
-        ``keeps_leases``: whether the API server keeps what a lease needs; None while that is not known. ``lent``:
-        shared devices that are to be in the dra lane for now.
+        ``lent``: shared devices that are to be in the dra lane for now.
         """
         self._lent = lent
-        self._keeps_leases = keeps_leases
+        self._slices = slices
         self._config = config
         self._devices = devices
         self._inventory = inventory
@@ -129,9 +129,9 @@ class LaneTargets:
         count, why = min(asked, alone), "devices with parts, and their parts, cannot be leased"
         if not alone:
             pass
-        elif self._keeps_leases() is False:
+        elif self._slices.keeps_leases is False:
             count, why = 0, "the API server does not keep binding conditions"
-        elif self._keeps_leases() is None or self._api_server.claims_off is not None:
+        elif self._slices.keeps_leases is None or self._api_server.claims_off is not None:
             count = min(count, shared_now(ledger, devices))
             why = "it is not known yet whether the API server keeps binding conditions"
         elif left < count:

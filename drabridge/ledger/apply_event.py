@@ -39,7 +39,7 @@ Table = Mapping[tuple[DeviceSignal, Owner, Lane], Transition]
 
 def step(ledger: Ledger, event: ev.Event, policy: LedgerPolicy = _DEFAULT, table: Table = TABLE) -> Step:
     """Compute what ``event`` makes of ``ledger``. Pure; ``Step.applied_to(ledger)`` is the ledger afterwards."""
-    tx = Transaction(ledger, event.at, policy, table)
+    tx = Transaction(ledger, event.at, policy, table, ledger.seq + 1)
     _apply(tx, event)
     for claim, reason in tx.denied.items():
         _deny_lease(tx, claim, (), reason)
@@ -447,4 +447,4 @@ def refusal_effects(side: Side, refused: Sequence[Refusal], claim: ClaimRef | No
 
 
 def _set_node(tx: Transaction, **changes: Any) -> None:
-    tx.node = tx.node_now._replace(**changes)
+    tx.node = replace(tx.node_now, **changes)

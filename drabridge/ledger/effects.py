@@ -35,7 +35,6 @@ class Refusal(Struct, frozen=True):
 
     device: str
     code: RefusalCode
-    holder: str
     message: str
     hint: str = ""
 

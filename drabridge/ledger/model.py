@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import chain
-from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -61,6 +60,14 @@ class MoveStep(StrEnum):
     WAITING = "waiting"  # the device is held; the move begins when it is released
     REVOKING = "revoking"  # it is no longer offered; the side that had it has not confirmed yet
     QUIESCING = "quiescing"  # the slices no longer show it; schedulers that still remember it get time to act
+
+
+class WaitsFor(StrEnum):
+    """Whose word a free device waits for, before the other side, or a lease, may have it."""
+
+    KUBELET = "kubelet"  # that it has given the device up
+    SLICES = "slices"  # the API server's, that no slice shows it
+    CLAIMS = "claims"  # the API server's, after the quiet time, that no claim has it
 
 
 class PodRef(Struct, frozen=True):
@@ -251,9 +258,15 @@ class Entry(Struct, frozen=True):
         return self.device.name
 
     @property
-    def waits_for_kubelet(self) -> bool:
-        """Whether claims wait for its lease, and so for kubelet's word that it has given the device up."""
-        return any(held.phase is ClaimPhase.PENDING for held in self.holders)
+    def waits_for(self) -> WaitsFor | None:
+        """Whose word it waits for: as its move has begun, or claims wait for its lease; None: for nobody's."""
+        if any(held.phase is ClaimPhase.PENDING for held in self.holders):
+            return WaitsFor.KUBELET
+        if self.move is None or self.lane not in MOVING:
+            return None
+        if self.lane is Lane.LEGACY_TO_DRA:
+            return WaitsFor.KUBELET
+        return WaitsFor.SLICES if self.move.step is MoveStep.REVOKING else WaitsFor.CLAIMS
 
     @property
     def leaves_when_released(self) -> bool:
@@ -291,7 +304,7 @@ class Entry(Struct, frozen=True):
         return next((held for held in self.holders if held.claim.uid == uid), None)
 
 
-class NodeState(NamedTuple):
+class NodeState(Struct, frozen=True):
     """What the ledger remembers about the node as a whole."""
 
     boot_id: str = ""

@@ -15,58 +15,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import NamedTuple
 
 
 class End(StrEnum):
-    """How a pod ended, as far as the API server and kubelet have shown."""
+    """How a pod ended, as far as the API server and kubelet have shown. Only the last one proves anything.
 
-    REPORTED = "kubelet reported that every container has terminated"
-    PHASE_ONLY = "its phase is terminal, and not every container is known to have terminated for good"
-    NOT_SEEN = "nobody saw it end"
+    The weakest comes first. The value is what people are told.
+    """
+
+    # A pod that runs on although kubelet's checkpoint was deleted: nobody knows the UID of who had the device before.
     FORGOTTEN = "kubelet gave its device out again without having shown it"
+    # A checkpoint that is deleted or cannot be read; a pod known by its name alone: another one may have the name now.
     UNIDENTIFIED = "kubelet's checkpoint did not name it"
+    # A force-deleted pod, also if kubelet gave its device to another one at once; one that was deleted while the watch
+    # was lost; a static pod, whose UID is used again; a node without access to the API server. The object may be gone
+    # before the processes.
+    NOT_SEEN = "nobody saw it end"
+    # A pod that was rejected after Allocate, evicted, or never started; a phase that pod garbage collection or somebody
+    # else wrote. Containers that have no status, or may be started again, may run.
+    PHASE_ONLY = "its phase is terminal, and not every container is known to have terminated for good"
+    # A pod that succeeded or failed, or was deleted as usual; also if the object is gone since, kubelet or the agent
+    # restarted, or the API server is away. No container of that UID runs or will run again, whatever becomes of the
+    # object or the name.
+    REPORTED = "kubelet reported that every container has terminated"
+
+    @property
+    def proves(self) -> bool:
+        """Whether what ended so holds nothing any more."""
+        return self is End.REPORTED
 
 
-class Proof(NamedTuple):
-    """What a kind of end proves, for which ends it stands, and why."""
-
-    proves: bool
-    covers: str
-    why: str
-
-
-PROOFS: Mapping[End, Proof] = {
-    End.REPORTED: Proof(
-        True,
-        "a pod that succeeded or failed, or was deleted as usual; also if the object is gone since, kubelet or the "
-        "agent restarted, or the API server is away",
-        "no container of that UID runs or will run again, whatever becomes of the object or the name",
-    ),
-    End.PHASE_ONLY: Proof(
-        False,
-        "a pod that was rejected after Allocate, evicted, or never started; a phase that pod garbage collection or "
-        "somebody else wrote",
-        "containers that have no status, or may be started again, may run",
-    ),
-    End.NOT_SEEN: Proof(
-        False,
-        "a force-deleted pod, also if kubelet gave its device to another one at once; one that was deleted while the "
-        "watch was lost; a static pod, whose UID is used again; a node without access to the API server",
-        "the object may be gone before the processes",
-    ),
-    End.FORGOTTEN: Proof(
-        False,
-        "a pod that runs on although kubelet's checkpoint was deleted",
-        "nobody knows the UID of who had the device before",
-    ),
-    End.UNIDENTIFIED: Proof(
-        False,
-        "a checkpoint that is deleted or cannot be read; a pod that is known by its name alone",
-        "another pod may have the name now",
-    ),
-}
-_WEAKEST_FIRST = (End.FORGOTTEN, End.UNIDENTIFIED, End.NOT_SEEN, End.PHASE_ONLY, End.REPORTED)
+_WEAKEST_FIRST = tuple(End)
 
 
 def end_of(recorded: Iterable[str], ends: Mapping[str, End], *, retaken: bool = False) -> End:

@@ -59,41 +59,31 @@ def with_advice(refused: Refusal, side: Side) -> Refusal:
 
 def held(entry: Entry, at: float) -> Refusal:
     """Refuse a device that has a holder."""
-    who = holder(entry)
+    name, since = entry.name, _time(entry.since, at)
     if entry.owner is Owner.QUARANTINE:
-        return Refusal(
-            entry.name,
-            RefusalCode.QUARANTINE,
-            who,
-            f"{entry.name} is in quarantine since {_time(entry.since, at)}: the record of who holds it was lost",
+        message = f"{name} is in quarantine since {since}: the record of who holds it was lost"
+        hint = (
             "it is offered again once kubelet and the API server show that nobody uses it; "
-            f"'drabridge status' says what is missing, 'drabridge lanes release {entry.name}' ends it by hand",
+            f"'drabridge status' says what is missing, 'drabridge lanes release {name}' ends it by hand"
         )
+        return Refusal(name, RefusalCode.QUARANTINE, message, hint)
     if entry.owner is Owner.CONFLICT:
-        return Refusal(
-            entry.name,
-            RefusalCode.CONFLICT,
-            who,
-            f"{entry.name} is claimed by {who} at once since {_time(entry.since, at)}",
-            "stop one of the two; the device is offered again when only one is left",
-        )
+        message = f"{name} is claimed by {holder(entry)} at once since {since}"
+        hint = "stop one of the two; the device is offered again when only one is left"
+        return Refusal(name, RefusalCode.CONFLICT, message, hint)
     if entry.owner in DRA_OWNERS:
         more = f" and {len(entry.holders) - 1} more" if len(entry.holders) > 1 else ""
-        return replace(exclusive(entry, entry.holders[0], at, more), holder=who)
+        return exclusive(entry, entry.holders[0], at, more)
     assert entry.hold is not None
-    return Refusal(
-        entry.name,
-        RefusalCode.LEGACY_HELD,
-        who,
-        f"{entry.name} is held by {who}, allocated {_time(entry.hold.allocated_at, at)}",
-    )
+    message = f"{name} is held by {holder(entry)}, allocated {_time(entry.hold.allocated_at, at)}"
+    return Refusal(name, RefusalCode.LEGACY_HELD, message)
 
 
 def overlaps(entry: Entry, relative: Entry, at: float) -> Refusal:
     """Refuse a device whose hardware overlaps with a held one: a part of a held whole, or the other way round."""
     why = held(relative, at)
     message = f"{entry.name} shares its hardware with {relative.name}: {why.message}"
-    return Refusal(entry.name, why.code, why.holder, message, why.hint)
+    return replace(why, device=entry.name, message=message)
 
 
 def other_lane(entry: Entry, side: Side) -> Refusal:
@@ -103,18 +93,13 @@ def other_lane(entry: Entry, side: Side) -> Refusal:
         hint += f"; 'drabridge lanes set' gives the {Lane.LEGACY if side is Side.LEGACY else Lane.DRA} lane more"
     elif side is Side.DRA:
         hint = "kubelet tries again, and will find it moved"
-    return Refusal(entry.name, RefusalCode.OTHER_LANE, "", f"{entry.name} {_OFFERED_TO[entry.lane]}", hint)
+    return Refusal(entry.name, RefusalCode.OTHER_LANE, f"{entry.name} {_OFFERED_TO[entry.lane]}", hint)
 
 
 def not_present(entry: Entry) -> Refusal:
     """Refuse a device whose hardware is gone or faulty."""
-    return Refusal(
-        entry.name,
-        RefusalCode.NOT_PRESENT,
-        "",
-        f"{entry.name} is {entry.device.presence}",
-        "'drabridge devices' says what is wrong; delete the pod so that another device is chosen",
-    )
+    hint = "'drabridge devices' says what is wrong; delete the pod so that another device is chosen"
+    return Refusal(entry.name, RefusalCode.NOT_PRESENT, f"{entry.name} is {entry.device.presence}", hint)
 
 
 def cordoned(entry: Entry, by: Entry) -> Refusal:
@@ -122,29 +107,20 @@ def cordoned(entry: Entry, by: Entry) -> Refusal:
     why = f"out of service: {by.device.cordoned}"
     message = f"{entry.name} {'is' if by.name == entry.name else f'shares its hardware with {by.name}, which is'} {why}"
     hint = f"'drabridge devices uncordon {by.name}' puts it back into service"
-    return Refusal(entry.name, RefusalCode.CORDONED, "", message, hint)
+    return Refusal(entry.name, RefusalCode.CORDONED, message, hint)
 
 
 def unknown(name: str) -> Refusal:
     """Refuse a device of a name that the ledger does not know."""
-    return Refusal(
-        name,
-        RefusalCode.UNKNOWN,
-        "",
-        f"there is no device {name} on this node",
-        "'drabridge devices' lists the devices; delete the pod so that one of them is chosen",
-    )
+    hint = "'drabridge devices' lists the devices; delete the pod so that one of them is chosen"
+    return Refusal(name, RefusalCode.UNKNOWN, f"there is no device {name} on this node", hint)
 
 
 def overcommitted(entry: Entry, capacity: str, wanted: int, left: int) -> Refusal:
     """Refuse a share that is larger than what the other shares leave."""
-    return Refusal(
-        entry.name,
-        RefusalCode.OVERCOMMITTED,
-        holder(entry),
-        f"{entry.name} has {left} of {capacity} left and {wanted} is asked for",
-        "wait for another claim to end or ask for less",
-    )
+    message = f"{entry.name} has {left} of {capacity} left and {wanted} is asked for"
+    hint = "wait for another claim to end or ask for less"
+    return Refusal(entry.name, RefusalCode.OVERCOMMITTED, message, hint)
 
 
 def exclusive(entry: Entry, other: ClaimHold, at: float, more: str = "") -> Refusal:
@@ -154,64 +130,42 @@ def exclusive(entry: Entry, other: ClaimHold, at: float, more: str = "") -> Refu
     if other.lingers:
         how, until = "unprepared", _time_with_seconds(other.lingers_until)
         left = f"; processes of its pod, which nobody saw end, may use it until {until}"
-    return Refusal(
-        entry.name,
-        RefusalCode.CLAIM_HELD,
-        f"claim {other.claim}",
-        f"{entry.name} is held by claim {other.claim}{more}, {how} {_time(other.since, at)}{left}",
-        left and f"if nothing uses it any more, 'drabridge lanes release {entry.name}' ends that",
-    )
+    message = f"{entry.name} is held by claim {other.claim}{more}, {how} {_time(other.since, at)}{left}"
+    hint = left and f"if nothing uses it any more, 'drabridge lanes release {entry.name}' ends that"
+    return Refusal(entry.name, RefusalCode.CLAIM_HELD, message, hint)
 
 
 def pending(entry: Entry) -> Refusal:
     """Refuse a device that kubelet has not given up yet."""
-    return Refusal(
-        entry.name,
-        RefusalCode.PENDING,
-        holder(entry),
-        f"the lease of {entry.name} is not confirmed yet",
-        "kubelet tries again; the scheduler should not have bound the pod before the lease was confirmed",
-    )
+    hint = "kubelet tries again; the scheduler should not have bound the pod before the lease was confirmed"
+    return Refusal(entry.name, RefusalCode.PENDING, f"the lease of {entry.name} is not confirmed yet", hint)
 
 
 def starting(name: str) -> Refusal:
     """Refuse a device before the agent has merged its ledger with kubelet's view."""
-    return Refusal(
-        name,
-        RefusalCode.STARTING,
-        "",
-        f"the agent is starting and does not know yet who holds {name}",
-        "it takes a few seconds; if it stays so, the agent's log says what it waits for",
-    )
+    message = f"the agent is starting and does not know yet who holds {name}"
+    hint = "it takes a few seconds; if it stays so, the agent's log says what it waits for"
+    return Refusal(name, RefusalCode.STARTING, message, hint)
 
 
 def stale(name: str, what: str) -> Refusal:
     """Refuse an answer about an earlier state of the device."""
-    return Refusal(name, RefusalCode.STALE, "", f"{name}: {what}", "ask again")
+    return Refusal(name, RefusalCode.STALE, f"{name}: {what}", "ask again")
 
 
 def no_lease(entry: Entry) -> Refusal:
     """Refuse a device of the shared lane to a claim for which no scheduler waits."""
-    return Refusal(
-        entry.name,
-        RefusalCode.NO_LEASE,
-        "",
-        f"{entry.name} is offered to both sides, and the claim's allocation has no binding condition",
-        "let a scheduler that honours binding conditions allocate the claim anew, or use the dra lane",
-    )
+    message = f"{entry.name} is offered to both sides, and the claim's allocation has no binding condition"
+    hint = "let a scheduler that honours binding conditions allocate the claim anew, or use the dra lane"
+    return Refusal(entry.name, RefusalCode.NO_LEASE, message, hint)
 
 
 def denied(entry: Entry) -> Refusal:
     """Refuse a device to a claim that was denied the lease of it, and that has not let go of it."""
-    return Refusal(
-        entry.name,
-        RefusalCode.DENIED,
-        "",
-        f"the claim was denied the lease of {entry.name}",
-        "the scheduler takes the allocation back and chooses another device",
-    )
+    hint = "the scheduler takes the allocation back and chooses another device"
+    return Refusal(entry.name, RefusalCode.DENIED, f"the claim was denied the lease of {entry.name}", hint)
 
 
 def in_use(entry: Entry, what: str) -> Refusal:
     """Refuse an operator's request that contradicts what is known."""
-    return Refusal(entry.name, RefusalCode.IN_USE, holder(entry), f"{entry.name}: {what}", "stop its user first")
+    return Refusal(entry.name, RefusalCode.IN_USE, f"{entry.name}: {what}", "stop its user first")

@@ -182,7 +182,7 @@ def grace_of(hold: Hold, policy: LedgerPolicy) -> float:
 
 
 def _has_ended(uid: str, evidence: DeviceEvidence) -> bool:
-    return proofs.PROOFS[proofs.end_of([uid], evidence.ends)].proves
+    return proofs.end_of([uid], evidence.ends).proves
 
 
 def _with_uid(pod: PodRef, before: Iterable[PodRef]) -> PodRef:
@@ -216,7 +216,7 @@ def judge(
     if evidence.opened:
         return _held(hold, HeldBecause.STILL_OPEN)
     end = end_of_hold(hold, evidence.ends)
-    if not quarantined and evidence.checkpointed is not None and proofs.PROOFS[end].proves:
+    if not quarantined and evidence.checkpointed is not None and end.proves:
         return HoldEnded(f"{end}, and kubelet shows no pod on it")
     if at < suspended_until:
         return _held(hold, HeldBecause.KUBELET_UNSETTLED)

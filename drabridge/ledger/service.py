@@ -47,26 +47,27 @@ class StoreHealth(Struct, frozen=True):
     lost: bool = False  # another agent has the ledger, and what this process knows is out of date
 
 
-class _Waiting(Struct, frozen=True):
-    """A step that was taken in memory and waits for the disk."""
+class PendingStep(Struct, frozen=True, eq=False):
+    """A step that was taken in memory. ``answer`` is done once the disk has it, or has failed.
+
+    ``at_once``: the disk is quick and works on it now. What the caller does before :meth:`LedgerService.settle` costs
+    no time then; it must be harmless if the write fails.
+    """
 
     result: Step
     after: Ledger
     answer: asyncio.Future[Decision]
+    at_once: bool = False
 
 
 class _Batch(Struct, frozen=True):
     """Steps that are answered together."""
 
-    waiting: list[_Waiting]
+    waiting: list[PendingStep]
     after: Ledger
     unwritten: set[str]  # devices whose evidence stays to be written later
     writing: Job[None] | None  # None: none of the steps is durable
     began: float
-
-
-def _nothing() -> None:
-    pass
 
 
 class LedgerService:
@@ -96,8 +97,9 @@ class LedgerService:
         except HostError as error:  # start all the same: an agent that grants nothing can still say why
             self._set_unhealthy(str(error))
         self.head = self.ledger
-        self._queue: list[_Waiting] = []
+        self._queue: list[PendingStep] = []
         self._unwritten: set[str] = set()  # devices whose newest evidence is not on disk
+        self._begun: _Batch | None = None  # what the disk works on, and nobody waits for yet
         self._flusher: asyncio.Task[None] | None = None
         self._callbacks: list[Callback] = []
         self._disk_is_quick = True  # at its last write
@@ -120,20 +122,31 @@ class LedgerService:
 
         The step goes on if the caller is cancelled: what kubelet asked for may be on disk already.
         """
-        return await self.submit(event)
+        pending = self.submit(event)
+        return self.settle(pending) or await pending.answer
 
     async def apply_until_accepted(self, event: Event) -> None:
         """As :meth:`apply`, again and again until it is accepted: for what has happened, whatever the disk does."""
         while not (await self.apply(event)).accepted:
             await asyncio.sleep(RETRY_SECONDS)
 
-    def submit(self, event: Event, meanwhile: Callable[[], object] = _nothing) -> asyncio.Future[Decision]:
-        """As :meth:`apply`; with a quick disk the future is done on return.
+    def submit(self, event: Event) -> PendingStep:
+        """Take one step and begin to write it, for a caller that has something else to do meanwhile."""
+        return self._take(step(self.head, event, self.policy))
 
-        ``meanwhile`` is called while the disk works on an accepted step, where that is waited for on the spot. It must
-        not raise, and what it does must be harmless if the write fails.
+    def settle(self, pending: PendingStep) -> Decision | None:
+        """Return the decision if it is there, or a quick disk has it within PATIENCE_SECONDS; else None.
+
+        To wait on the spot is quicker than turns of the loop. A disk that became slow, or hangs, blocks the loop once.
         """
-        return self._take(step(self.head, event, self.policy), meanwhile)
+        if (batch := self._begun) is not None and pending in batch.waiting:
+            self._begun = None
+            if batch.writing is None or batch.writing.over(PATIENCE_SECONDS):
+                self._finish_batch(batch)
+            else:
+                self._disk_is_quick = False
+                self._begin_flush(batch)
+        return pending.answer.result() if pending.answer.done() else None
 
     def report_refusal(self, side: Side, decision: Decision, claim: ClaimRef | None = None) -> None:
         """Tell subscribers that a caller was refused: for a caller that tries several times before it answers.
@@ -148,26 +161,36 @@ class LedgerService:
 
         Does not wait for the disk; subscribers hear of it when the write succeeds.
         """
-        if not self.health.ok and self._flusher is None:
+        if not self.health.ok and self._flusher is None and self._begun is None:
             self._take(Step(ACCEPTED, durable=True))
 
-    def _take(self, result: Step, meanwhile: Callable[[], object] = _nothing) -> asyncio.Future[Decision]:
-        answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+    def _take(self, result: Step) -> PendingStep:
+        loop = asyncio.get_running_loop()
         self.head = result.applied_to(self.head)
-        if self._flusher is None and not result.durable:
+        is_idle = self._flusher is None and self._begun is None and not self._queue
+        if is_idle and not result.durable:
             self.ledger = self.head
             self._unwritten.update(entry.name for entry in result.changes)
-            answer.set_result(result.decision)
+            pending = PendingStep(result, self.head, loop.create_future())
+            pending.answer.set_result(result.decision)
             self._publish(result)
-            return answer
-        self._queue.append(_Waiting(result, self.head, answer))
-        if self._flusher is None:
-            during = meanwhile if result.decision.accepted else _nothing
-            unfinished = self._write_at_once(during) if self._is_lone_request() else None
-            # A subscriber that heard of this step may have taken another by now, and begun to write it.
-            if self._flusher is None and (unfinished or self._queue):
-                self._flusher = asyncio.create_task(self._flush(unfinished), name="ledger-flush")
-        return answer
+            return pending
+        at_once = is_idle and self._is_lone_request()
+        pending = PendingStep(result, self.head, loop.create_future(), at_once)
+        self._queue.append(pending)
+        if at_once:
+            self._begun = self._start_batch()
+        loop.call_soon(self._go_on)
+        return pending
+
+    def _go_on(self) -> None:
+        """Write on in the background what nobody has settled."""
+        begun, self._begun = self._begun, None
+        if self._flusher is None and (begun or self._queue):
+            self._begin_flush(begun)
+
+    def _begin_flush(self, batch: _Batch | None) -> None:
+        self._flusher = asyncio.create_task(self._flush(batch), name="ledger-flush")
 
     async def close(self, last: Callable[[], None] = lambda: None) -> None:
         """Finish what waits, write the remaining evidence, run ``last`` under the lock, and close the store.
@@ -175,6 +198,7 @@ class LedgerService:
         After CLOSE_SECONDS a disk that hangs is left alone: what was not answered was not promised.
         """
         deadline = monotonic() + CLOSE_SECONDS
+        self._go_on()
         while self._flusher is not None:
             finished, _ = await asyncio.wait([self._flusher], timeout=max(0.0, deadline - monotonic()))
             if not finished:
@@ -221,20 +245,6 @@ class LedgerService:
         The first request of a burst is written at once, too; the others go to the disk together.
         """
         return self._disk_is_quick and monotonic() - self._written_at >= BURST_SECONDS
-
-    def _write_at_once(self, meanwhile: Callable[[], object]) -> _Batch | None:
-        """Write what waits and block the loop for it, which is quicker than turns of the loop.
-
-        Returns the batch if it is not finished: a disk that became slow, or hangs, blocks the loop for PATIENCE_SECONDS
-        once.
-        """
-        batch = self._start_batch()
-        meanwhile()
-        if batch.writing is not None and not batch.writing.over(PATIENCE_SECONDS):
-            self._disk_is_quick = False
-            return batch
-        self._finish_batch(batch)
-        return None
 
     async def _flush(self, batch: _Batch | None) -> None:
         """Write batch after batch until nothing waits."""
@@ -284,7 +294,7 @@ class LedgerService:
         for waiting in batch.waiting:
             self._publish(waiting.result)
 
-    def _refuse(self, batch: list[_Waiting], error: BaseException) -> None:
+    def _refuse(self, batch: list[PendingStep], error: BaseException) -> None:
         """Fail closed: the ledger is what it was, and everybody who waits is refused."""
         known, is_news = isinstance(error, HostError), self.health.ok
         self._set_unhealthy(str(error) if known else f"the ledger cannot be written: {error}", None if known else error)
@@ -294,7 +304,7 @@ class LedgerService:
         self.head = self.ledger
         hint = error.hint if isinstance(error, HostError) else "the agent's log has the details"
         message = error.message if isinstance(error, HostError) else f"the ledger cannot be written: {error}"
-        refused = Decision(False, (Refusal("", RefusalCode.NOT_DURABLE, "", message, hint),))
+        refused = Decision(False, (Refusal("", RefusalCode.NOT_DURABLE, message, hint),))
         for waiting in batch:
             if not waiting.answer.done():
                 waiting.answer.set_result(refused)

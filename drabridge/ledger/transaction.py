@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from msgspec import Struct, field
+
 from drabridge.ledger.effects import Effect, Refusal
 from drabridge.ledger.events import DeviceUse
 from drabridge.ledger.model import ClaimRef, Entry, Ledger, NodeState
@@ -13,37 +15,22 @@ from drabridge.ledger.policy import LedgerPolicy
 Outcome = Entry | Refusal  # what a transition makes of a device; the same entry object if nothing changes
 
 
-class Transaction:
+class Transaction(Struct):
     """The ledger before, the entries touched so far, the refusals, and what else is to be reported."""
 
-    __slots__ = (
-        "at",
-        "denied",
-        "durable_node",
-        "effects",
-        "ledger",
-        "node",
-        "policy",
-        "refusals",
-        "removed",
-        "seq",
-        "table",
-        "touched",
-    )
-
-    def __init__(self, ledger: Ledger, at: float, policy: LedgerPolicy, table: Any) -> None:
-        self.ledger = ledger
-        self.at = at
-        self.policy = policy
-        self.table = table
-        self.seq = ledger.seq + 1
-        self.touched: dict[str, Entry] = {}
-        self.removed: list[str] = []
-        self.refusals: list[Refusal] = []
-        self.effects: list[Effect] = []
-        self.node: NodeState | None = None
-        self.durable_node = False
-        self.denied: dict[ClaimRef, str] = {}  # claims that lost a device in this step, and so their lease; why
+    ledger: Ledger
+    at: float
+    policy: LedgerPolicy
+    table: Any
+    seq: int  # of the entries that this step changes
+    touched: dict[str, Entry] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    node: NodeState | None = None
+    durable_node: bool = False
+    denied: dict[ClaimRef, str] = field(default_factory=dict)
+    """Claims that lost a device in this step, and so their lease; why."""
 
     def get(self, name: str) -> Entry | None:
         """The entry as this step has it so far; None if there is no such device."""

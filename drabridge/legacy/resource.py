@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -23,29 +23,12 @@ from drabridge.inventory.model import Device, Presence
 from drabridge.lanes.plan import packing_order
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision
-from drabridge.ledger.model import Ledger
-from drabridge.ledger.policy import LedgerPolicy
-from drabridge.ledger.service import StoreHealth
+from drabridge.ledger.service import LedgerService, PendingStep
 from drabridge.legacy.ids import KubeletIds
 from drabridge.offers.device_list import legacy_list, of_resource, surplus
 from drabridge.system.io_thread import PATIENCE_SECONDS, Job
 
 log = logging.getLogger(__name__)
-
-
-class LedgerAccess(Protocol):
-    """What the legacy side uses of :class:`drabridge.ledger.service.LedgerService`."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-
-    @property
-    def policy(self) -> LedgerPolicy: ...
-
-    @property
-    def health(self) -> StoreHealth: ...
-
-    def submit(self, event: events.Event, meanwhile: Callable[[], object] = ...) -> asyncio.Future[Decision]: ...
 
 
 async def _all_there(names: Collection[str]) -> None:
@@ -66,7 +49,7 @@ class LegacyContext(Struct, frozen=True):
     that are kept for claims, ``paused`` those that nobody new gets for now, each with the reason.
     """
 
-    ledger_service: LedgerAccess
+    ledger_service: LedgerService
     cdi: CdiStore
     devices: Callable[[], Mapping[str, Device]]
     resolve: Callable[[Device], Device]
@@ -78,22 +61,6 @@ class LegacyContext(Struct, frozen=True):
 
 
 CdiNames = list[tuple[str, ...]]  # of each device, as kubelet is told
-
-
-class _Answer:
-    """An answer on its way: the devices as they are now, or what is wrong with them, and their CDI files."""
-
-    __slots__ = ("devices", "error", "writing")
-
-    def __init__(self, devices: Sequence[Device], error: Exception | None = None) -> None:
-        self.devices = devices
-        self.error = error
-        self.writing: Job[CdiNames] | None = None
-
-    @property
-    def needs_others(self) -> bool:
-        """Whether CDI devices of other programs are given, which are looked for first."""
-        return any(device.cdi_devices for device in self.devices)
 
 
 class LegacyResource:
@@ -172,9 +139,55 @@ class LegacyResource:
         )
 
     def allocate(self, ids: Sequence[str]) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
-        """Ask the ledger for the devices and answer once the grant is on disk.
+        """Ask the ledger for the devices and answer once the grant is on disk; a coroutine where that takes long.
 
         Raises AllocationError to refuse.
+        """
+        units = self._allowed(ids)
+        pending = self._ledger_service.submit(events.Allocate(units, self._now(), self.resource))
+        # While the disk works. Nobody was given a file's names until it has the grant: where that fails, the next sweep
+        # removes the file, and so does a start.
+        begun = self._begin(units) if pending.at_once else None
+        decision = self._ledger_service.settle(pending)
+        if decision is None:
+            return self._allocate_slowly(pending, units)
+        self._require_granted(decision, units)
+        devices, writing = begun or self._begin(units)
+        if self._inject != "cdi":
+            return _by_nodes(devices)
+        if writing is None or not writing.over(PATIENCE_SECONDS):
+            return self._allocate_slowly(pending, units)
+        try:
+            return _by_cdi(writing.result(), devices)
+        except HostError as error:
+            raise self._unavailable(error, units) from error
+
+    async def _allocate_slowly(self, pending: PendingStep, units: Mapping[str, Sequence[str]]) -> ContainerAllocation:
+        """Answer once the grant is on disk, a look has found the CDI devices of other programs, and ours are written.
+
+        What was begun before is begun again: in the meantime the device may have changed, or a sweep that did not know
+        of this grant may have removed its file. Kubelet repeats the names of other programs' devices for good; where
+        these are gone for good, devices with a fallback are given by it.
+        """
+        self._require_granted(await pending.answer, units)
+        try:
+            devices = self._look_at(units)
+            if self._inject != "cdi":
+                return _by_nodes(devices)
+            if any(device.cdi_devices for device in devices):
+                try:
+                    await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
+                except HostError:
+                    await self._confirm_cdi([name for device in self._look_at(units) for name in device.cdi_devices])
+                devices = self._look_at(units)  # the node may be another one since: a disk that hangs takes its time
+            return _by_cdi(await self._cdi.thread.promptly(lambda: self._write_cdi(devices)), devices)
+        except HostError as error:
+            raise self._unavailable(error, units) from error
+
+    def _allowed(self, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return device name -> its units among ``ids``. Raises AllocationError for what the ledger need not be asked.
+
+        What it says is known beforehand: the configuration, the list, and what the container would get.
         """
         limit = self.config.replicas.max_per_request
         if limit is not None and len(ids) > limit:
@@ -189,31 +202,30 @@ class LegacyResource:
             self._refuse_surplus(ids)
         self._refuse_paused(units)
         self._refuse_one_path(units)
-        begun: list[_Answer] = []
-        event = events.Allocate(units, self._now(), self.resource)
-        decision = self._ledger_service.submit(event, lambda: begun.append(self._begin(units)))
-        if not decision.done():
-            return self._wait(decision, units)
-        return self._decided(decision.result(), units, begun)
+        return units
 
-    async def _wait(
-        self, decision: asyncio.Future[Decision], units: Mapping[str, Sequence[str]]
-    ) -> ContainerAllocation:
-        """Answer when the grant is durable.
-
-        What was begun before is begun again: in the meantime the device may have changed, or a sweep that did not know
-        of this grant may have removed its file.
-        """
-        answer = self._decided(await decision, units, ())
-        return answer if isinstance(answer, ContainerAllocation) else await answer
-
-    def _decided(
-        self, decision: Decision, units: Mapping[str, Sequence[str]], begun: Sequence[_Answer]
-    ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
+    def _require_granted(self, decision: Decision, units: Mapping[str, Sequence[str]]) -> None:
         if not decision.accepted:
             self._mark_if_cannot_grant(units)
             raise AllocationError("FAILED_PRECONDITION", "; ".join([str(decision), *self._reasons(units)]))
-        return self._give(begun[0] if begun else self._begin(units), units)
+
+    def _begin(self, units: Mapping[str, Sequence[str]]) -> tuple[Sequence[Device], Job[CdiNames] | None]:
+        """Look at the devices, and begin to write their CDI files unless those of other programs come first."""
+        try:
+            devices = self._look_at(units)
+        except HostError as error:  # the grant goes on, and evidence ends the hold later
+            raise self._unavailable(error, units) from error
+        if self._inject != "cdi" or any(device.cdi_devices for device in devices):
+            return devices, None
+        return devices, self._cdi.thread.submit(lambda: self._write_cdi(devices))
+
+    def _look_at(self, names: Iterable[str]) -> list[Device]:
+        return [self._current(name) for name in sorted(names)]
+
+    def _write_cdi(self, devices: Sequence[Device]) -> CdiNames:
+        """Write the devices' files, in the thread of the CDI directory. Raises HostError."""
+        positions: Sequence[int | None] = range(len(devices)) if len(devices) > 1 else (None,)
+        return [*map(self._cdi.write_legacy, devices, positions)]
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """Prefer near devices; those that are to leave the lane come last, or their move could wait for ever."""
@@ -334,97 +346,6 @@ class LegacyResource:
             self._refused.update(unit for own in units.values() for unit in own)
             self.follow_ledger()
 
-    def _begin(self, units: Mapping[str, Sequence[str]]) -> _Answer:
-        """Look at the devices, and begin to write their CDI files, while their grant goes to the disk. Never raises.
-
-        Until that is there, nobody was given a file's names: where it fails the next sweep removes the file, and so
-        does a start.
-        """
-        try:
-            answer = _Answer([self._current(name) for name in sorted(units)])
-            if self._inject == "cdi" and not answer.needs_others:
-                answer.writing = self._write_cdi(answer.devices)
-        except Exception as error:
-            return _Answer([], error)
-        return answer
-
-    def _give(
-        self, answer: _Answer, units: Mapping[str, Sequence[str]]
-    ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
-        """Return what the container gets. The grant is on disk; if this fails, evidence ends the hold later."""
-        if isinstance(answer.error, HostError):
-            raise self._unavailable(answer.error, units) from answer.error
-        if answer.error is not None:
-            raise answer.error
-        devices = answer.devices
-        if self._inject == "cdi" and answer.needs_others:
-            return self._answer_with_others(devices, units)
-        if answer.writing is not None:
-            return self._answer_by_cdi(answer.writing, devices, units)
-        several = [placed(ContainerEdits.of(device), index) for index, device in enumerate(devices)]
-        return ContainerAllocation(
-            envs=joined_env(one.env for one in several),
-            mounts=tuple(
-                deviceplugin.ContainerMount(mount.container_path, mount.host_path, mount.read_only)
-                for mount in dict.fromkeys(mount for one in several for mount in one.mounts)
-            ),
-            devices=tuple(
-                DeviceSpec(node.container_path, node.path, node.permissions)
-                for node in dict.fromkeys(node for one in several for node in one.nodes)
-            ),
-        )
-
-    async def _answer_with_others(
-        self, devices: Sequence[Device], units: Mapping[str, Sequence[str]]
-    ) -> ContainerAllocation:
-        """Answer once a look has found the CDI devices of other programs: kubelet repeats their names for good.
-
-        Where they are gone for good, devices with a fallback are given by it.
-        """
-        try:
-            try:
-                await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
-            except HostError:
-                devices = [self._current(device.name) for device in devices]
-                await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
-            # Its node may be another one since: a disk that hangs takes its time.
-            devices = [self._current(device.name) for device in devices]
-        except HostError as error:
-            raise self._unavailable(error, units) from error
-        answer = self._answer_by_cdi(self._write_cdi(devices), devices, units)
-        return answer if isinstance(answer, ContainerAllocation) else await answer
-
-    def _write_cdi(self, devices: Sequence[Device]) -> Job[CdiNames]:
-        positions: Sequence[int | None] = range(len(devices)) if len(devices) > 1 else (None,)
-        return self._cdi.thread.submit(lambda: [*map(self._cdi.write_legacy, devices, positions)])
-
-    def _answer_by_cdi(
-        self, writing: Job[CdiNames], devices: Sequence[Device], units: Mapping[str, Sequence[str]]
-    ) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
-        quick = writing.over(PATIENCE_SECONDS)
-        return self._cdi_names(writing, devices, units) if quick else self._cdi_names_later(writing, devices, units)
-
-    async def _cdi_names_later(
-        self, writing: Job[CdiNames], devices: Sequence[Device], units: Mapping[str, Sequence[str]]
-    ) -> ContainerAllocation:
-        await self._cdi.thread.wait_all()
-        return self._cdi_names(writing, devices, units)
-
-    def _cdi_names(
-        self, written: Job[CdiNames], devices: Sequence[Device], units: Mapping[str, Sequence[str]]
-    ) -> ContainerAllocation:
-        """Return the answer by CDI. The variables of a single device are in its file, which follows the device."""
-        envs: dict[str, str] = {}
-        if len(devices) > 1:
-            theirs, ours = ContainerEdits.of_fallback, ContainerEdits.of
-            envs = joined_env(placed(theirs(one), n).env for n, one in enumerate(devices) if one.cdi_missing)
-            envs |= joined_env(placed(ours(one), n).env for n, one in enumerate(devices))
-        try:
-            names = tuple(name for names_of_one in written.result() for name in names_of_one)
-            return ContainerAllocation(envs=envs, cdi_devices=names)
-        except HostError as error:
-            raise self._unavailable(error, units) from error
-
     def _unavailable(self, error: HostError, units: Mapping[str, Sequence[str]]) -> AllocationError:
         self._mark_if_cannot_grant(units)
         return AllocationError("UNAVAILABLE", error.message, hint=error.hint)
@@ -438,6 +359,32 @@ class LegacyResource:
                 hint="plug it in again, or delete the pod: its replacement gets another device",
             )
         return self._resolve(device)
+
+
+def _by_nodes(devices: Sequence[Device]) -> ContainerAllocation:
+    """Return what a container gets without CDI."""
+    several = [placed(ContainerEdits.of(device), index) for index, device in enumerate(devices)]
+    return ContainerAllocation(
+        envs=joined_env(one.env for one in several),
+        mounts=tuple(
+            deviceplugin.ContainerMount(mount.container_path, mount.host_path, mount.read_only)
+            for mount in dict.fromkeys(mount for one in several for mount in one.mounts)
+        ),
+        devices=tuple(
+            DeviceSpec(node.container_path, node.path, node.permissions)
+            for node in dict.fromkeys(node for one in several for node in one.nodes)
+        ),
+    )
+
+
+def _by_cdi(written: CdiNames, devices: Sequence[Device]) -> ContainerAllocation:
+    """Return what a container gets by CDI. Variables of a single device are in its file, which follows the device."""
+    envs: dict[str, str] = {}
+    if len(devices) > 1:
+        theirs, ours = ContainerEdits.of_fallback, ContainerEdits.of
+        envs = joined_env(placed(theirs(one), n).env for n, one in enumerate(devices) if one.cdi_missing)
+        envs |= joined_env(placed(ours(one), n).env for n, one in enumerate(devices))
+    return ContainerAllocation(envs=envs, cdi_devices=tuple(name for of_one in written for name in of_one))
 
 
 def _needs_pre_start(config: Resource) -> bool:

@@ -23,7 +23,7 @@ NUMA_NODE = f"{STANDARD_DOMAIN}/numaNode"
 
 
 def describe(device: Device, *, lists: bool = False) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """``(attributes, capacity, notes)`` of a device in the API's form. Notes tell the operator what was left out.
+    """Return ``(attributes, capacity, notes)`` of a device in the API's form. Notes tell the operator what is left out.
 
     ``lists``: an attribute may have several values. When there are too many attributes, those that most claims select
     on stay: the standard ones and ``type``, then by name.
@@ -55,7 +55,7 @@ def describe(device: Device, *, lists: bool = False) -> tuple[dict[str, Any], di
 
 
 def _dispensable(name: str) -> tuple[bool, bool, bool, str]:
-    """Sort key, the largest is left out first: ``resource``, which is nearly ``type``, then what is not standard."""
+    """Return a key to sort by: the largest, ``resource`` as nearly ``type``, then what is not standard, goes first."""
     return name == "resource", name not in ("type", "uuid"), "/" not in name, name
 
 
@@ -71,7 +71,7 @@ def _standard(device: Device) -> dict[str, Attribute]:
 
 
 def _encode(value: Attribute) -> Mapping[str, Any] | None:
-    """One typed value; None when it does not fit. ``bool`` comes before ``int``: True is an int in Python."""
+    """Return one typed value; None when it does not fit. ``bool`` comes before ``int``: True is an int in Python."""
     match value:
         case bool():
             return {"bool": value}
@@ -84,5 +84,5 @@ def _encode(value: Attribute) -> Mapping[str, Any] | None:
 
 
 def _clip(text: str) -> str:
-    """The text, cut at a character to at most 64 bytes of valid UTF-8."""
+    """Return the text, cut at a character to at most 64 bytes of valid UTF-8."""
     return text.encode("utf-8", "replace")[: names.ATTRIBUTE_VALUE_MAX].decode("utf-8", "ignore")

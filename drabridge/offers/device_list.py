@@ -25,7 +25,7 @@ class ListedUnit(Struct, frozen=True):
 
 
 def of_resource(ledger: Ledger, resource: str) -> tuple[Entry, ...]:
-    """The ledger's entries of one resource, by device name."""
+    """Return the ledger's entries of one resource, by device name."""
     entries = (entry for entry in ledger.entries.values() if entry.device.resource == resource)
     return tuple(sorted(entries, key=lambda entry: entry.name))
 
@@ -42,7 +42,7 @@ def legacy_list(
     kept: Collection[str] = (),
     paused: Collection[str] = (),
 ) -> tuple[ListedUnit, ...]:
-    """The complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
+    """Return the complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
 
     Devices of the DRA lane stay in the list as Unhealthy: so capacity says what the node has, and allocatable what is
     left for limits. When no device is left for limits, the list is empty: allocatable 0 without NUMA nodes makes the

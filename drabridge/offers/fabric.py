@@ -15,7 +15,7 @@ UNCHECKED = "unchecked"  # why a device counts as not answering before the first
 
 
 def fabric_pools(config: Config, taints: Mapping[str, Taint]) -> dict[str, Pool]:
-    """The pools by name. ``taints``: by device, for those that do not answer."""
+    """Return the pools by name. ``taints``: by device, for those that do not answer."""
     members: dict[str, list[FabricDevice]] = {}
     for entry in config.fabric:
         members.setdefault(entry.pool_name(config.driver), []).append(entry)
@@ -32,12 +32,12 @@ def fabric_pools(config: Config, taints: Mapping[str, Taint]) -> dict[str, Pool]
 
 
 def taint_key(driver: str) -> str:
-    """The key of the taint of devices that do not answer."""
+    """Return the key of the taint of devices that do not answer."""
     return f"{driver}/unreachable"
 
 
 def unreachable(driver: str, entry: FabricDevice, why: str) -> Taint:
-    """The taint of a device that does not answer. ``why`` is a word of the checks, never of the device's.
+    """Return the taint of a device that does not answer. ``why`` is a word of the checks, never of the device's.
 
     Before the first verdict it evicts nobody: pods may have a device whose slice was deleted.
     """

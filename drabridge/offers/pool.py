@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from drabridge.config.claims import Partition
 from drabridge.config.published import ALL, Capacity, RequestPolicy, quantity_value
+from drabridge.config.quantity import canonical
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger import eligibility
 from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner
-from drabridge.offers.slices import CapacityPolicy, Effect, Offer, Pool, Taint
+from drabridge.offers.slices import Effect, Json, Offer, Pool, Taint
 
 PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration
 
@@ -38,7 +39,7 @@ def pool_of(
     kept: Callable[[Entry], bool] = lambda _: False,
     paused: Collection[str] = (),
 ) -> Pool:
-    """The pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
+    """Return the pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
 
     ``unwell``: the node could not grant any of its free devices. ``kept``: whether a device is not for claims now
     (:mod:`drabridge.offers.turns`). ``paused``: devices that nobody new gets for now.
@@ -91,7 +92,7 @@ class _Context(Struct, frozen=True):
     paused: Collection[str]
 
     def offer(self, device: Device, entry: Entry, resource: Resource) -> Offer:
-        """The offer of one device."""
+        """Return the offer of one device."""
         # The ledger gets a snapshot a moment later. A device is gone if the ledger or the snapshot says so; it is back
         # when both say so.
         if entry.device.presence is Presence.GONE:
@@ -129,7 +130,7 @@ class _Context(Struct, frozen=True):
 
 
 def _reason(ledger: Ledger, entry: Entry) -> str:
-    """Why a present device is not available, as a label's value."""
+    """Say why a present device is not available, as a label's value."""
     if entry.denied and entry.owner in (Owner.NONE, *DRA_OWNERS):
         return "lease-denied"
     if eligibility.cordoned_by(ledger, entry) is not None:
@@ -141,19 +142,19 @@ def _reason(ledger: Ledger, entry: Entry) -> str:
     return str(entry.owner) if entry.owner is not Owner.NONE else "overlaps"
 
 
-def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) -> dict[str, CapacityPolicy]:
-    """How much of each capacity of a shared device, which ``has`` that much, a claim may take.
+def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) -> dict[str, Json]:
+    """Say how much of each capacity of a shared device, which ``has`` that much, a claim may take.
 
     Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
     """
     return {
-        name: CapacityPolicy(0) if one.request_policy is None else _policy(one.request_policy, has.get(name, 0))
+        name: {"default": canonical(0)} if one.request_policy is None else _policy(one.request_policy, has.get(name, 0))
         for name, one in capacity.items()
     }
 
 
-def _policy(policy: RequestPolicy, whole: int) -> CapacityPolicy:
-    """The policy of a capacity that the device has ``whole``: what it says of more than that is left out.
+def _policy(policy: RequestPolicy, whole: int) -> Json:
+    """Return the policy of a capacity that the device has ``whole``: what it says of more is left out.
 
     Devices of a resource differ, and the API server refuses a slice for one amount that its device has not.
     """
@@ -169,13 +170,17 @@ def _policy(policy: RequestPolicy, whole: int) -> CapacityPolicy:
     default = high if policy.default == ALL else min(high, quantity_value(policy.default))
     if values and default not in values:
         default = values[-1]
-    if limits is None:
-        return CapacityPolicy(default, values=values)
-    return CapacityPolicy(default, low, None if limits.max is None else high, step)
+    found: Json = {"default": canonical(default)}
+    if limits is not None:
+        bounds = {"min": low, "max": None if limits.max is None else high, "step": step}
+        found["validRange"] = {name: canonical(value) for name, value in bounds.items() if value is not None}
+    elif values:
+        found["validValues"] = [canonical(value) for value in sorted({*values, default})]
+    return found
 
 
 def _counters(snapshot: Snapshot, resources: Mapping[str, Resource]) -> dict[str, dict[str, int]]:
-    """Counter set (named after the whole device) -> counter -> total, for every whole that has parts here."""
+    """Return counter set (named as the whole device) -> counter -> total, for each whole that has parts here."""
     sets: dict[str, dict[str, int]] = {}
     parts: Tally[str] = Tally()
     for device in snapshot.devices:

@@ -53,18 +53,6 @@ class Accepted(Struct, frozen=True):
     stored: Json
 
 
-class _PoolFields(Struct, frozen=True):
-    """The ``pool`` of a slice's spec."""
-
-    name: str
-    generation: int
-    count: int
-
-    def added_to(self, spec: Json) -> Json:
-        pool = {"name": self.name, "generation": self.generation, "resourceSliceCount": self.count}
-        return {**spec, "pool": pool}
-
-
 def plan(
     wanted: Mapping[str, Json],
     actual: Iterable[Mapping[str, Any]],
@@ -73,7 +61,7 @@ def plan(
     owner: SliceOwner | None = None,
     accepted: Mapping[str, Accepted] | None = None,
 ) -> tuple[Write, ...]:
-    """The writes: deletes, then updates, then creates.
+    """Return the writes: deletes, then updates, then creates.
 
     ``wanted``: specs by name (``DesiredSlices.slices``). ``actual``: the server's slices of this driver and node, in
     v1's form; those of another pool are obsolete. ``accepted``: what the server made of earlier writes, by name.
@@ -94,12 +82,13 @@ def plan(
 
     # Several changes in a pool that stays complete would let the scheduler see a mixture of old and new slices.
     renew = bool(misfits or (len(changed) > 1 and not missing))
-    fields = _PoolFields(pool, generation + 1 if renew or not generation else generation, len(wanted))
+    new = generation + 1 if renew or not generation else generation
+    fields: Json = {"pool": {"name": pool, "generation": new, "resourceSliceCount": len(wanted)}}
     to_update = [name for name in ours if renew or name in changed or not owned(ours[name], owner)]
 
     deletes = [_delete(slice_) for name, slice_ in sorted(have.items()) if name not in ours]
-    updates = [_update(wanted[name], ours[name], fields, owner) for name in sorted(to_update)]
-    creates = [_create(name, spec, fields, owner) for name, spec in wanted.items() if name in missing]
+    updates = [_update(wanted[name] | fields, ours[name], owner) for name in sorted(to_update)]
+    creates = [_create(name, spec | fields, owner) for name, spec in wanted.items() if name in missing]
     return (*deletes, *updates, *creates)
 
 
@@ -114,19 +103,19 @@ def same(wanted: Json, stored: Mapping[str, Any], accepted: Accepted | None = No
 
 
 def accept(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> Accepted:
-    """The :class:`Accepted` of a write and the server's answer; both are whole objects in v1's form."""
+    """Return the :class:`Accepted` of a write and the server's answer; both are whole objects in v1's form."""
     return Accepted(canonical_spec(sent["spec"]), canonical_spec(stored["spec"]))
 
 
 def canonical_spec(spec: Mapping[str, Any]) -> Json:
-    """A spec to compare: without pool, empty fields and taint times, with quantities as numbers."""
+    """Return a spec to compare: without pool, empty fields and taint times, with quantities as numbers."""
     out = _canonical({key: value for key, value in spec.items() if key != "pool"}, "")
     assert isinstance(out, dict)
     return out
 
 
 def dropped(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> frozenset[Feature]:
-    """The features whose fields a server left out of its answer: their feature gates are off."""
+    """Return the features whose fields a server left out of its answer: their feature gates are off."""
     found: set[Feature] = set()
     kept = {device["name"]: device for device in stored["spec"].get("devices") or ()}
     for device in sent["spec"].get("devices") or ():
@@ -192,14 +181,14 @@ def _delete(slice_: Mapping[str, Any]) -> Write:
     return Write(Verb.DELETE, metadata["name"], None, metadata.get("uid", ""), metadata.get("resourceVersion", ""))
 
 
-def _create(name: str, spec: Json, fields: _PoolFields, owner: SliceOwner | None) -> Write:
+def _create(name: str, spec: Json, owner: SliceOwner | None) -> Write:
     metadata: Json = {"name": name}
     if owner is not None:
         metadata["ownerReferences"] = [owner.reference()]
-    return Write(Verb.CREATE, name, {"metadata": metadata, "spec": fields.added_to(spec)})
+    return Write(Verb.CREATE, name, {"metadata": metadata, "spec": spec})
 
 
-def _update(spec: Json, current: Mapping[str, Any], fields: _PoolFields, owner: SliceOwner | None) -> Write:
+def _update(spec: Json, current: Mapping[str, Any], owner: SliceOwner | None) -> Write:
     """Keep what others put into the metadata, and the times of taints that stay: eviction counts from them."""
     kept = ("name", "uid", "resourceVersion", "labels", "annotations", "ownerReferences", "finalizers")
     metadata = {key: current["metadata"][key] for key in kept if key in current["metadata"]}
@@ -211,7 +200,7 @@ def _update(spec: Json, current: Mapping[str, Any], fields: _PoolFields, owner: 
         for taint in device.get("taints") or ()
         if taint.get("timeAdded")
     }
-    body = {"metadata": metadata, "spec": fields.added_to(_with_times(spec, times))}
+    body = {"metadata": metadata, "spec": _with_times(spec, times)}
     return Write(Verb.UPDATE, metadata["name"], body, metadata.get("uid", ""), metadata.get("resourceVersion", ""))
 
 

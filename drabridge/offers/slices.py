@@ -62,27 +62,18 @@ class Taint(Struct, frozen=True):
     since: float = 0.0
 
 
-class CapacityPolicy(Struct, frozen=True):
-    """How much of one capacity of a shared device a claim may take: a default, and a range or a list of values."""
-
-    default: int
-    minimum: int | None = None
-    maximum: int | None = None
-    step: int | None = None
-    values: tuple[int, ...] = ()
-
-
 class Offer(Struct, frozen=True):
     """One device as it may be offered now.
 
-    ``policies`` not None: several claims may hold it at once, each with a part of its capacities. ``consumes`` maps a
+    ``policies`` not None: several claims may hold it at once, each with a part of its capacities: how much of each, as
+    the API has it. ``consumes`` maps a
     counter set to the amounts that this device takes from it. ``lease``: it is allocated after the agent confirmed.
     """
 
     device: Device
     taints: tuple[Taint, ...] = ()
     lease: bool = False
-    policies: Mapping[str, CapacityPolicy] | None = None
+    policies: Mapping[str, Json] | None = None
     consumes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
@@ -107,7 +98,7 @@ class DesiredSlices(Struct, frozen=True):
 
 
 def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> DesiredSlices:
-    """The slices of a pool, for a server that keeps the fields of ``features``.
+    """Return the slices of a pool, for a server that keeps the fields of ``features``.
 
     Without taints, a device with a taint is left out. Without counters, a part is left out while its whole is offered:
     nothing would stop a claim on each. Without sharing, a shared device is offered to one claim at a time. Without
@@ -141,7 +132,7 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
 
 
 def slice_name(driver: str, node: str, index: int) -> str:
-    """The name of the slice: sorts by index, is the same in every agent, a DNS subdomain of at most 253 characters."""
+    """Return the slice's name: sorted by index, the same in every agent, a DNS subdomain of 253 characters at most."""
     stem = f"{node}-{driver}"
     tail = f"-{index:05d}"
     if len(stem) + len(tail) > MAX_NAME:
@@ -151,17 +142,17 @@ def slice_name(driver: str, node: str, index: int) -> str:
 
 
 def lease_condition(driver: str) -> str:
-    """The condition that confirms a claim on a leased device."""
+    """Return the condition that confirms a claim on a leased device."""
     return f"{driver}/lease"
 
 
 def lease_denied_condition(driver: str) -> str:
-    """The condition that makes the scheduler pick another device."""
+    """Return the condition that makes the scheduler pick another device."""
     return f"{driver}/lease-denied"
 
 
 def feature_probe(driver: str, node: str, pool: str, features: Iterable[Feature]) -> Json:
-    """The spec of a slice with a device for each feature: its dry run shows which fields a server keeps.
+    """Return the spec of a slice with a device for each feature: its dry run shows which fields a server keeps.
 
     ``node`` is empty for a slice of all nodes.
     """
@@ -210,7 +201,7 @@ def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Js
         entry["allowMultipleAllocations"] = True
         for name, policy in offer.policies.items():
             if name in capacity:
-                capacity[name]["requestPolicy"] = _policy(policy)
+                capacity[name]["requestPolicy"] = policy
     if offer.consumes and Feature.PARTITIONS in features:
         entry["consumesCounters"] = [_counter_set(n, c, key="counterSet") for n, c in sorted(offer.consumes.items())]
     return entry, list(remarks)
@@ -222,16 +213,6 @@ def _taint(taint: Taint) -> Json:
         entry["value"] = taint.value
     if taint.since:
         entry["timeAdded"] = datetime.fromtimestamp(taint.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return entry
-
-
-def _policy(policy: CapacityPolicy) -> Json:
-    entry: Json = {"default": canonical(policy.default)}
-    if policy.values:
-        entry["validValues"] = [canonical(value) for value in sorted({*policy.values, policy.default})]
-    elif policy.minimum is not None:
-        bounds = {"min": policy.minimum, "max": policy.maximum, "step": policy.step}
-        entry["validRange"] = {name: canonical(value) for name, value in bounds.items() if value is not None}
     return entry
 
 

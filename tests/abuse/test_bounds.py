@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from drabridge.dra import nominated_pods
-from drabridge.dra.nominated_pods import NominatedPods, nominated_pod
+from drabridge.dra import claim_names
+from drabridge.dra.claim_names import NominatedPods, nominated_pod
 from drabridge.kube import events
 from drabridge.kube.events import Announcer
 from drabridge.ledger.effects import Notify, Subject
@@ -29,7 +29,7 @@ def test_unreadable_objects_are_remembered_up_to_a_number(
 
 
 def test_nominated_pods_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nominated_pods, "MOST_PODS", 10)
+    monkeypatch.setattr(claim_names, "MOST_PODS", 10)
     pods = NominatedPods(None, "node-a", lambda: None)  # type: ignore[arg-type]
     for how in "listed", "changed":
         objects = tuple(nominated_pod(_pod(number, 1)) for number in range(50))
@@ -42,7 +42,7 @@ def test_nominated_pods_are_remembered_up_to_a_number(monkeypatch: pytest.Monkey
         assert len(pods.claims) == 10
     for one in objects:
         pods.changed("DELETED", one)
-    assert (pods._pods, pods._seen) == ({}, {})
+    assert pods._pods == {}
     assert nominated_pod(_pod(0, 1_000)).claims == frozenset(), "too many names"
 
 

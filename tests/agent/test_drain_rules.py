@@ -46,8 +46,8 @@ POD = PodRef("team-a", "notebook", "main", "pod-uid")
         (FREE, KNOWN, True, True, True),
         (FREE, KNOWN, False, True, False),
         (FREE, KNOWN, True, False, False),
-        (FREE, KNOWN._replace(lost="unreadable"), True, True, False),
-        (FREE, KNOWN._replace(releases_suspended_until=0.0), True, True, False),
+        (FREE, replace(KNOWN, lost="unreadable"), True, True, False),
+        (FREE, replace(KNOWN, releases_suspended_until=0.0), True, True, False),
         (replace(FREE, owner=Owner.LEGACY, hold=Hold(("G0",))), KNOWN, True, True, False),
         (replace(FREE, claims=(DENIED,)), KNOWN, True, True, False),
         (replace(FREE, claims=(ADMIN,)), KNOWN, True, True, False),
@@ -109,7 +109,7 @@ async def test_a_node_is_drained_when_nothing_is_left_to_say(entry: Entry, becau
     ],
 )
 async def test_what_is_not_known_yet_is_not_drained(drained: bool, merged: bool, allocated: Any, said: str) -> None:
-    document = await _document(Ledger.of([FREE], KNOWN._replace(merged=merged)), drained, allocated)
+    document = await _document(Ledger.of([FREE], replace(KNOWN, merged=merged)), drained, allocated)
     assert not document["complete"]
     assert said in document["because"][0]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
 from deploy.helm import manifests
-from drabridge.agent.evictions import ClusterAsked, Evictor
+from drabridge.agent.evictions import Evictor
 from drabridge.config import load
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.inventory.model import Device, Presence
@@ -63,16 +64,24 @@ class Place:
         self.at = NOON
         self.told: list[Notify] = []
         self.counted: list[str] = []
-        asked = ClusterAsked(lambda: cluster, lambda: self.pods, lambda: "v1")
+        anything = cast("Any", self)  # it has the ledger, a cluster and its version, and the pods
         self.evictor = Evictor(
             lambda: CONFIG,
             lambda: self.devices,
-            lambda: Ledger.of((self.entry, *self.others)),
-            asked,
+            anything,
+            anything,
+            anything,
+            anything,
             self.told.append,
             lambda resource, result: self.counted.append(result),
             lambda: self.at,
         )
+
+    api_version = "v1"
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.of((self.entry, *self.others))
 
     def make_pod(self) -> str:
         limits = {"resources": {"limits": {RESOURCE: "1"}}}

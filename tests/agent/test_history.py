@@ -10,7 +10,7 @@ from typing import Any
 from drabridge.agent import history
 from drabridge.agent.history import FILE_NAME, OLDER_FILE_NAME, History
 from drabridge.system.io_thread import IoThread
-from drabridge.telemetry.holds import Ended, Holding
+from drabridge.telemetry.holds import Ended, Holding, Holds
 from tests.support.agent_on_cluster import all_free, bridge, claim_pod, limits_pod
 from tests.support.agent_process import AgentProcess, drabridge, metric
 from tests.support.waiting import until
@@ -74,6 +74,9 @@ async def _ended(agent: AgentProcess, count: int) -> bool:
     return sum(bool(row["until"]) for row in await told(agent)) == count
 
 
+NOBODY = Holds(lambda holding: "")
+
+
 def ended(number: int) -> Ended:
     holding = Holding(f"gpu-{number % 2}", "r", "deviceplugin", "default", f"pod-{number}", "", 1e9 + number, "Job/x")
     return Ended(holding, 1e9 + number + 1, "proven")
@@ -88,7 +91,7 @@ def test_the_files_are_bounded_and_have_the_newest(tmp_path: Path, monkeypatch: 
 
     async def fill() -> dict[str, Any]:
         files = IoThread("history")
-        kept = History(tmp_path, files, list)
+        kept = History(tmp_path, files, NOBODY)
         for number in range(200):
             kept.add([ended(number)])
             await files.wait_all()
@@ -105,12 +108,12 @@ def test_the_files_are_bounded_and_have_the_newest(tmp_path: Path, monkeypatch: 
 def test_a_cut_line_costs_no_other_line_and_nonsense_no_answer(tmp_path: Path) -> None:
     async def run() -> dict[str, Any]:
         files = IoThread("history")
-        kept = History(tmp_path, files, list)
+        kept = History(tmp_path, files, NOBODY)
         kept.add([ended(0)])
         await files.wait_all()
         with (tmp_path / FILE_NAME).open("ab") as file:
             file.write(b'{"device": "gpu-0", "resou')
-        again = History(tmp_path, files, list)
+        again = History(tmp_path, files, NOBODY)
         again.add([ended(2)])
         await files.wait_all()
         with (tmp_path / FILE_NAME).open("ab") as file:
@@ -126,7 +129,7 @@ def test_what_a_full_disk_did_not_take_is_written_later(tmp_path: Path) -> None:
     async def run() -> list[str]:
         files = IoThread("history")
         folder = tmp_path / "state"
-        kept = History(folder, files, list)
+        kept = History(folder, files, NOBODY)
         kept.add([ended(0)])
         await files.wait_all()
         assert "history is not written" in kept.notes()[0]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.dra.claim_names import WaitingPod
-from drabridge.dra.hinted_claims import HintedClaims
+from drabridge.dra.claim_names import HintedClaims, WaitingPod
 from drabridge.kube.claim_hints import ClaimHint, hints_name, hints_object, hints_text, lock_name
 from drabridge.kube.client import KubernetesCluster
 from drabridge.sim.apiserver.server import Request, SimApiServer
@@ -36,9 +35,9 @@ POD = {"spec": {"schedulerName": "default-scheduler", "containers": [{"name": "m
 ALL = {"zero", "null", "full", "random"}
 QUICK = """\
 import sys
-from drabridge.dra import chosen_names
-chosen_names.POLL_SECONDS, chosen_names.PROOF_SECONDS, chosen_names.DEAD_SECONDS = 0.5, DEAD, DEAD
-chosen_names.LOST_SECONDS = LOST
+from drabridge.dra import claim_names
+claim_names.POLL_SECONDS, claim_names.PROOF_SECONDS, claim_names.DEAD_SECONDS = 0.5, DEAD, DEAD
+claim_names.LOST_SECONDS = LOST
 from drabridge.cli import main
 sys.exit(main())
 """
@@ -174,7 +173,7 @@ async def test_all_pods_that_a_claim_is_reserved_for_are_read_two_at_a_time_unti
             claim = {"status": {"reservedFor": [{"resource": "pods", "name": name, "uid": it} for name, it in users]}}
             found = [await names.pods(("default", "c"), claim) for _ in range(4)]
             asked = [request.name for request in api.requests if request.resource == "pods"]
-            assert found == [(), (), (WaitingPod("default", "there", "default-scheduler"),), ()]
+            assert found == [(), (), (WaitingPod(uid, "default", "there", "default-scheduler"),), ()]
             assert asked == ["gone-0", "gone-1", "gone-2", "there", "there", "gone-0", "gone-0", "gone-1"]
             assert await names.pods(("default", "c"), {"status": {}}) == ()
             cluster.close()

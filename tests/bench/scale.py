@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from drabridge.dra.publisher import NodePool, Publisher
+from drabridge.dra.publisher import Publisher
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.inventory.model import Semver
 from drabridge.kube.client import KubernetesCluster
@@ -64,9 +64,13 @@ class ApiPart:
         self._publisher = Publisher(
             cluster,
             version,
-            NodePool(DRIVER, self._node, self._node),
+            driver=DRIVER,
+            node=self._node,
+            pool=self._node,
             desired=lambda features: desired_slices(Pool(DRIVER, self._node, offers), features),
             observer=lambda fact: None,
+            on_synced=lambda: None,
+            on_features=lambda: None,
         )
         work = (
             self._publisher.run(),

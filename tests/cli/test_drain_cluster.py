@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from drabridge.kube.allocated_claims import in_use
+from drabridge.kube.allocated_claims import usage
+from drabridge.kube.api import Kind, Listing
+from drabridge.kube.json_reader import ObjectIdentity
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.support.agent_on_cluster import CLASS, claim_pod
 from tests.support.agent_process import DRIVER, drain_command
@@ -76,6 +76,19 @@ async def test_claims_of_all_nodes_are_named_with_their_pods_and_others_are_not(
             assert "default/other" not in screen
 
 
+async def test_a_claim_that_cannot_be_read_counts() -> None:
+    class Server:
+        async def read(self, path: str) -> Json:
+            return {"versions": [{"version": "v1"}]}
+
+        async def list(self, kind: Kind, **options: Any) -> Listing[Any]:
+            strange = (ObjectIdentity("uid", "default", "strange"),) if kind.plural == "resourceclaims" else ()
+            return Listing((), "", strange)
+
+    (found,) = (await usage(Server(), DRIVER)).claims  # type: ignore[arg-type]
+    assert (found.namespace, found.name, found.devices) == ("default", "strange", ("devices that cannot be read",))
+
+
 async def test_a_forbidden_list_is_an_error_and_nothing_counts_as_drained() -> None:
     with short_directory() as root:
         async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
@@ -96,23 +109,3 @@ async def test_an_invalid_driver_name_is_an_error_not_a_driver_without_claims(tm
     code, out, err = await command(tmp_path / "none", "--driver", "Not A Domain")
     assert (code, out) == (2, "")
     assert "found 'Not A Domain', expected a domain name" in err
-
-
-STRANGE: list[Any] = [
-    {
-        "metadata": {"name": "a", "namespace": "n"},
-        "status": {"allocation": {"devices": {"results": [{"device": "d"}]}}},
-    },
-    {"metadata": {"name": "a", "namespace": "n"}, "status": {"allocation": {"devices": {"results": 7}}}},
-    {"metadata": {"name": "a", "namespace": "n"}, "status": {"allocation": [1]}},
-    {"metadata": {"name": "a", "namespace": "n"}, "status": "x"},
-]
-
-
-@pytest.mark.parametrize("strange", STRANGE, ids=repr)
-def test_a_claim_that_cannot_be_read_counts_and_hides_no_other(strange: Json) -> None:
-    result = {"request": "r", "driver": DRIVER, "pool": "node-a", "device": "zero"}
-    good = {"metadata": {"name": "z", "namespace": "n"}, "status": {"allocation": {"devices": {"results": [result]}}}}
-    claims: list[Any] = [strange, "no object", good]
-    found = in_use(claims, DRIVER, {})
-    assert {(one.name, one.devices) for one in found} == {("a", ("devices that cannot be read",)), ("z", ("zero",))}

@@ -11,6 +11,7 @@ import stat
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ class Node:
         self.said: list[str] = []
         self.boot_id = self.kernel.root / "boot_id"
         self.boot_id.write_text("this\n")
-        self.head: Ledger | None = None
+        self.service: Any = SimpleNamespace()  # the ledger that is on disk, and the one that is about to be
         self.hold(Owner.DRA_PREPARED)
         self.start()
 
@@ -140,14 +141,14 @@ class Node:
             self.boot_id,
             groups,
             lambda: self.config,
-            lambda: (self.ledger, self.head or self.ledger),
+            self.service,
             lambda: self.devices,
             self.said.append,
         )
 
     def hold(self, owner: Owner) -> None:
         entry = Entry(LedgerDevice.of(self.vm), owner)
-        self.ledger = Ledger.of([entry], NodeState(merged=True))
+        self.service.ledger = self.service.head = Ledger.of([entry], NodeState(merged=True))
 
     @property
     def record(self) -> dict[str, Any]:
@@ -447,8 +448,9 @@ async def test_nothing_is_touched_for_who_does_not_hold_the_device(kernel: Kerne
 async def test_nothing_is_touched_once_the_device_is_about_to_be_anothers(kernel: Kernel, released: str) -> None:
     """A release, and a grant of the GPU for containers after it, may wait for the disk meanwhile."""
     node = Node(kernel)
-    free, held = Ledger.of([], NodeState(merged=True)), node.ledger
-    node.ledger, node.head = (held, free) if released == "not on disk yet" else (free, held)
+    free, held = Ledger.of([], NodeState(merged=True)), node.service.ledger
+    ledgers = (held, free) if released == "not on disk yet" else (free, held)
+    node.service.ledger, node.service.head = ledgers
     with pytest.raises(HostError, match="not held any more"):
         await node.binder.bind(node.vm)
     assert kernel.steps == []
@@ -544,7 +546,7 @@ async def test_what_a_process_has_open_is_not_unbound(kernel: Kernel, monkeypatc
 async def test_nothing_goes_back_before_the_ledger_knows_who_holds_what(kernel: Kernel) -> None:
     node = Node(kernel)
     await node.binder.bind(node.vm)
-    node.ledger = Ledger.of([], NodeState())
+    node.service.ledger = node.service.head = Ledger.of([], NodeState())
     await node.binder.give_back()
     assert kernel.drivers() == BOUND
 
@@ -580,7 +582,7 @@ async def test_a_device_that_could_not_be_bound_is_offered_to_nobody_and_its_rea
 
     async def look() -> Device:
         snapshot = Snapshot(1, (node.vm,))
-        shown = await withheld.update(snapshot, node.ledger, not_for_vfio=node.binder.why_not)
+        shown = await withheld.update(snapshot, node.service.ledger, not_for_vfio=node.binder.why_not)
         return shown.devices[0]
 
     device = await look()

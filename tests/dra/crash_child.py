@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.dra.device_hooks import HookRunner
 from drabridge.dra.metadata import MetadataFiles
 from drabridge.dra.prepare import Preparer
 from drabridge.dra.records import RecordStore
@@ -70,7 +69,7 @@ async def main(root: Path, kubeconfig: Path, phase: str, at: int) -> None:
     else:
         events = (Prepare, Unprepare)
         steps.before(LedgerService, "apply", lambda ledger_service, event, **more: isinstance(event, events))
-        steps.before(HookRunner, "run")
+        steps.before(Preparer, "_run_hook")
         steps.before(os, "replace")  # every atomic write: the file is there, under its hidden name
         for owner, names in (
             (RecordStore, ("save", "delete")),

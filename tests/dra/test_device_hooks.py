@@ -118,15 +118,17 @@ async def test_a_hook_may_make_the_first_node_of_a_device(log: Path, env: dict[s
         assert await node.prepared(claim) == [device]
 
 
-async def test_a_device_is_given_to_nobody_else_before_its_cleaning_has_ended(log: Path) -> None:
+async def test_a_device_is_given_to_nobody_else_before_its_cleaning_has_ended(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The prepare exceeds its deadline and is undone. Its pod was deleted, so kubelet unprepares the claim."""
     prepare, undo = script("sleep 60", 60), script(f"echo begin >> {log}; sleep 0.5; echo end >> {log}", 60)
     async with a_node(with_profile(f"prepare: {prepare}, unprepare: {undo}")) as node:
-        node.driver._preparer._budget_seconds = 2
+        monkeypatch.setattr("drabridge.dra.prepare.BUDGET_SECONDS", 2)
         claim = node.claims.add("cl", "gpu-1")
         preparing = asyncio.ensure_future(node.prepare(claim))
         await until(log.read_text, why="the roll-back")
-        node.driver._preparer._budget_seconds = 60
+        monkeypatch.setattr("drabridge.dra.prepare.BUDGET_SECONDS", 60)
         node.claims.delete("cl")
         unpreparing = asyncio.ensure_future(node.unprepare(claim))
         await until(lambda: node.owner("gpu-1") is Owner.NONE, why="the release")

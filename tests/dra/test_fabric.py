@@ -167,7 +167,7 @@ async def test_a_start_takes_no_device_of_the_node_for_held_and_its_pool_for_ren
         ledger = node.ledger_service.ledger
         directory = node.state / "claims"
         assert recorded_claims(directory, node.boot_id, ledger) == ((), frozenset())
-        lost = replace(ledger, node=ledger.node._replace(lost="by a test"))
+        lost = replace(ledger, node=replace(ledger.node, lost="by a test"))
         assert with_pool_in_use(node.config, directory, NODE, lost) == node.config
         used = Claim("default", "c", (ClaimDevice(DRIVER, POOL, "gpu-0"),))
         pod = Pod("default", "p", (Container("main", claims=(used,)),))

@@ -53,9 +53,9 @@ async def test_no_claim_is_asked_about_before_it_is_known_which_versions_the_ser
         node.api.faults.fail(1, 503)
         await node.start()
         with pytest.raises(UnreachableError):
-            await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
+            await node.driver.deallocations.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
         await until(lambda: node.driver.state.api_version, why="the version")
-        assert not await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
+        assert not await node.driver.deallocations.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
         assert node.owner("gpu-1") is Owner.DRA_GRANTED
 
 
@@ -249,10 +249,11 @@ async def test_v1beta1_gives_the_same_answer_without_share_ids() -> None:
         ({"device": "gpu-1", "pool": "node-b"}, "is in the pool 'node-b'; this node's pool is 'node-a'"),
     ],
 )
-async def test_a_device_that_cannot_be_prepared_is_named(device: Any, expected: str) -> None:
-    async with a_node(start=False) as node:
-        await node.start()
-        node.driver._preparer._return_seconds = 0.1
+async def test_a_device_that_cannot_be_prepared_is_named(
+    device: Any, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drabridge.dra.prepare.RETURN_SECONDS", 0.1)
+    async with a_node() as node:
         assert expected in await node.refused(node.claims.add("cl", device))
         assert node.records() == []
         assert node.ledger_service.ledger.by_claim == {}

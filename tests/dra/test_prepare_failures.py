@@ -30,13 +30,15 @@ async def test_a_short_failure_of_the_api_server_is_retried_inside_the_call() ->
         assert await node.prepared(claim)
 
 
-async def test_without_the_api_server_a_replay_and_unprepare_work_and_a_new_claim_waits() -> None:
+async def test_without_the_api_server_a_replay_and_unprepare_work_and_a_new_claim_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with a_node() as node:
         claim, new = node.claims.add("cl", "gpu-1"), node.claims.add("new", "gpu-2")
         first = await node.prepared(claim)
         node.api.faults.partition()
         assert await node.prepared(claim) == first
-        node.driver._preparer._budget_seconds = 2
+        monkeypatch.setattr("drabridge.dra.prepare.BUDGET_SECONDS", 2)
         assert "no answer from the API server" in await node.refused(new)
         assert await node.unprepare(claim) == {claim.uid: ""}
         assert node.owner("gpu-1") is Owner.DRA_GRANTED  # no source has shown that it is free

@@ -153,7 +153,7 @@ async def test_versions_are_chosen_anew_when_the_control_plane_changes_them(
         node.api.versions = after
         await node.unprepare(held)
         with pytest.raises(UnreachableError):
-            await node.driver.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
+            await node.driver.deallocations.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
         assert node.owner("gpu-0") is Owner.DRA_GRANTED
         node.api.faults.drop_watches()
         await until(lambda: not node.driver.state.publisher.published, why="the watch that is refused")
@@ -161,7 +161,7 @@ async def test_versions_are_chosen_anew_when_the_control_plane_changes_them(
         await node.set_devices(*map(gpu, range(3)))
         await node.until_published(ALL[:3])
         assert node.driver.state.api_version == after[0]
-        assert not await node.driver.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
+        assert not await node.driver.deallocations.release_if_deallocated(ClaimRef(held.uid, "default", "held"))
         node.claims.deallocate("held")
         await until(lambda: node.owner("gpu-0") is Owner.NONE, why="the release")
 

@@ -55,7 +55,7 @@ async def test_an_answer_from_before_the_claim_was_allocated_anew_frees_nothing(
             return answer
 
         monkeypatch.setattr(ClaimObjects, "get", late)
-        assert not await node.driver.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
+        assert not await node.driver.deallocations.release_if_deallocated(ClaimRef(claim.uid, "default", "cl1"))
         await node.unprepare(claim)
         assert node.owner("gpu-1") is Owner.DRA_GRANTED  # it is allocated still
 
@@ -74,7 +74,7 @@ async def test_a_claim_gets_what_was_released_while_the_server_was_asked_for_it(
             answer = await server_reads(self, ref)
             if ref == former:
                 monkeypatch.undo()
-                assert await node.driver.release_if_deallocated(former)
+                assert await node.driver.deallocations.release_if_deallocated(former)
             return answer
 
         monkeypatch.setattr(ClaimObjects, "get", second)

@@ -43,8 +43,8 @@ async def test_dr14_dr22_a_driver_that_cannot_listen_has_no_slices_and_serves_on
         writes = node.writes()
         await until(lambda: not node.slices(), why="kubelet's wipe")
         await kubelet.restart()
-        asked = node.driver.state.registration.asked
-        await until(lambda: node.driver.state.registration.asked > asked, why="the next kubelet's GetInfo")
+        since = node.driver.state.registration.since
+        await until(lambda: node.driver.state.registration.since > since, why="the next kubelet")
         await registered(node)
         for _ in range(12):  # longer than a wipe is waited for before it is undone
             node.driver.publish()

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+from drabridge.ledger.model import Ledger
+
 GPU, FPGA = "example.com/gpu", "example.com/fpga"
+
+
+def service_of(ledger: Ledger) -> Any:
+    """Stand in for the ledger's service: there is this ledger."""
+    return SimpleNamespace(ledger=ledger)
 
 
 def container(name: str, **limits: int) -> dict[str, Any]:

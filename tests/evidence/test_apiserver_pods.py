@@ -23,7 +23,7 @@ from drabridge.ledger.events import CheckpointRead, Observed
 from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.proofs import End
 from drabridge.sim.apiserver.server import SimApiServer
-from tests.evidence.api_pods import FPGA, GPU, container, pod
+from tests.evidence.api_pods import FPGA, GPU, container, pod, service_of
 from tests.support.waiting import short_directory, until
 
 LEDGER = Ledger.of(
@@ -532,13 +532,13 @@ async def test_the_pods_that_others_wait_for_are_named_while_they_do() -> None:
     held = Entry(
         LedgerDevice("g0", GPU, ("g0",)), Owner.LEGACY, hold=Hold(("g0",), because=HeldBecause.POD_UNACCOUNTED)
     )
-    ledger = Ledger.of([held])
-    others = OtherEvidence(lambda: ledger, dict, frozenset)
+    service = service_of(Ledger.of([held]))
+    others = OtherEvidence(service, dict, frozenset)
     others.pods = _watch(*(pod(f"a{n}", container("m", gpu=1)) for n in range(6)), pod("b", container("m", fpga=1)))
     await others.enrich(_observed({}))
     who = "default/a0, default/a1, default/a2, default/a3 and 2 more"
     assert others.notes() == [f"{GPU}: no hold ends while kubelet shows fewer devices than are asked for by {who}"]
-    ledger = LEDGER
+    service.ledger = LEDGER
     assert others.notes() == []
 
 
@@ -572,7 +572,7 @@ def test_an_init_container_is_accounted_for_by_a_fresh_checkpoint_alone(fresh: b
 
 async def test_a_pod_that_the_checkpoint_alone_shows_has_its_name_and_keeps_it() -> None:
     watch = _watch(pod("a", container("m"), init=(container("i", gpu=1),)))
-    others = OtherEvidence(lambda: LEDGER, dict, frozenset)
+    others = OtherEvidence(service_of(LEDGER), dict, frozenset)
     others.pods = watch
     shown = {(GPU, "g0"): (PodRef(container="i", uid="uid-a"), PodRef(container="i", uid="uid-x"))}
     for _ in range(2):

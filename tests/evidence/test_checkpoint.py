@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.evidence.checkpoint import FILE_NAME, CheckpointHolder, parse, read
+from drabridge.evidence.checkpoint import FILE_NAME, parse, read
+from drabridge.ledger.model import PodRef
 
 OBSERVED = (
     '{"Data":{"PodDeviceEntries":[{"PodUID":"u1","ContainerName":"b","ResourceName":"y.example.com/gpu",'
@@ -19,16 +20,12 @@ OBSERVED = (
 
 
 def test_a_device_on_two_numa_nodes_counts_once() -> None:
-    found = parse(OBSERVED)
-    assert found is not None
-    holder = (CheckpointHolder("u1", "b"),)
-    assert found.held == {"y.example.com/gpu": {"d1": holder, "d2": holder}}
+    holder = (PodRef(container="b", uid="u1"),)
+    assert parse(OBSERVED) == {("y.example.com/gpu", "d1"): holder, ("y.example.com/gpu", "d2"): holder}
 
 
 def test_null_means_nobody() -> None:
-    found = parse('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"r":null}},"Checksum":1}')
-    assert found is not None
-    assert found.held == {}
+    assert parse('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"r":null}},"Checksum":1}') == {}
 
 
 @pytest.mark.parametrize(
@@ -66,8 +63,6 @@ def test_reading_never_raises(value: object) -> None:
 def test_a_checkpoint_of_kubelet_is_read(tmp_path: Path) -> None:
     assert read(tmp_path) is None
     (tmp_path / FILE_NAME).write_text(OBSERVED)
-    found = read(tmp_path)
-    assert found is not None
-    assert found.held
+    assert read(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"\xff\xfe" + OBSERVED.encode())
     assert read(tmp_path) is None

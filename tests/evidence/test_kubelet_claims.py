@@ -11,7 +11,7 @@ from drabridge.evidence.pod_objects import watched_pod
 from drabridge.ledger.events import ClaimDevices, DeviceUse, Observed
 from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from podresources.model import Claim, ClaimDevice, Container, NodeSnapshot, Pod, SocketIdentity
-from tests.evidence.api_pods import FPGA, GPU, container, pod
+from tests.evidence.api_pods import FPGA, GPU, container, pod, service_of
 
 FOUND = (ClaimDevices(ClaimRef("uid-c", "default", "c"), (DeviceUse("g0"),)),)
 POD = pod("a", container("m", gpu=1))
@@ -48,7 +48,7 @@ async def test_claims_are_listed_where_they_alone_keep_a_device_in_quarantine(
         calls.append(1)
         return FOUND
 
-    others = OtherEvidence(lambda: Ledger.of(entries), dict, frozenset)
+    others = OtherEvidence(service_of(Ledger.of(entries)), dict, frozenset)
     others.pods = PodWatch(None, "node-a", lambda: None)  # type: ignore[arg-type]
     others.pods.listed(tuple(map(watched_pod, pods)))
     others.claims = claims
@@ -60,7 +60,7 @@ async def test_without_an_api_server_to_ask_a_claim_is_not_free() -> None:
     async def unreachable() -> None:
         return None
 
-    others = OtherEvidence(lambda: Ledger.of([LOST]), dict, frozenset)
+    others = OtherEvidence(service_of(Ledger.of([LOST])), dict, frozenset)
     others.claims = unreachable
     assert (await others.enrich(NOTHING_SEEN)).allocated is None  # pods are not known
     others.pods = PodWatch(None, "node-a", lambda: None)  # type: ignore[arg-type]

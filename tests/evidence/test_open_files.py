@@ -21,6 +21,7 @@ from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.ledger.events import Observed
 from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
+from tests.evidence.api_pods import service_of
 from tests.support.waiting import PATIENCE, until
 
 
@@ -110,7 +111,9 @@ def child_with_null_open() -> Iterator[None]:
 async def test_every_hold_that_may_be_about_to_end_is_looked_at(owner: Owner) -> None:
     claims = (ClaimHold(ClaimRef("uid-c"), ClaimPhase.PREPARED, 0.0),) if owner is Owner.CONFLICT else ()
     held = Entry(LedgerDevice("null", "example.com/mem", ("null",)), owner, hold=Hold(("null",)), claims=claims)
-    others = OtherEvidence(lambda: Ledger.of([held]), lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
+    others = OtherEvidence(
+        service_of(Ledger.of([held])), lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"})
+    )
     with child_with_null_open():
         assert (await others.enrich(Observed(0.0, 0, listed={}))).opened == {"null": True}
 
@@ -126,7 +129,7 @@ async def test_a_process_that_may_not_be_inspected_hides_no_other(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return listdir(path)
 
-    others = OtherEvidence(Ledger, lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
+    others = OtherEvidence(service_of(Ledger()), lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"}))
     monkeypatch.setattr(os, "listdir", refusing)
     with child_with_null_open():
         assert "process" in (await others.in_use({"null"}))["null"]
@@ -146,7 +149,7 @@ async def test_a_file_that_hangs_keeps_devices_held_and_blocks_nobody(monkeypatc
 
     monkeypatch.setattr("drabridge.evidence.other_sources.find_open", hanging)
     monkeypatch.setattr("drabridge.evidence.other_sources.PROBE_SECONDS", 0.1)
-    others = OtherEvidence(Ledger, lambda: {"full": FULL}, lambda: frozenset({"example.com/mem"}))
+    others = OtherEvidence(service_of(Ledger()), lambda: {"full": FULL}, lambda: frozenset({"example.com/mem"}))
     try:
         async with asyncio.timeout(5 * PATIENCE):
             for _ in range(3):
@@ -187,9 +190,9 @@ async def test_only_resources_that_ask_for_it_and_only_what_kubelet_does_not_sho
     shown = Observed(0.0, 0, listed={("example.com/mem", "null"): (PodRef("default", "a"),)})
     devices = {"null": NULL}
     with os.fdopen(os.open("/dev/null", os.O_RDONLY)):
-        off = OtherEvidence(lambda: ledger, lambda: devices, frozenset)
+        off = OtherEvidence(service_of(ledger), lambda: devices, frozenset)
         assert (await off.enrich(seen)).opened is None
-        on = OtherEvidence(lambda: ledger, lambda: devices, lambda: frozenset({"example.com/mem"}))
+        on = OtherEvidence(service_of(ledger), lambda: devices, lambda: frozenset({"example.com/mem"}))
         assert (await on.enrich(seen)).opened == {"null": True}
         assert (await on.enrich(shown)).opened is None
         assert "process" in (await on.in_use({"null"}))["null"]

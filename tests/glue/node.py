@@ -13,12 +13,12 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from drabridge.agent.endpoints import ControlRequests, Views
+from drabridge.agent.endpoints import Answer, Views
 from drabridge.agent.main import Agent
 from drabridge.agent.options import Options
 from drabridge.config.schema import Config
@@ -111,9 +111,9 @@ class _Watcher:
 class _Endpoints:
     """Keeps what the control socket would serve."""
 
-    def __init__(self, views: Views, requests: ControlRequests, *_: Any) -> None:
+    def __init__(self, views: Views, requests: Mapping[str, Answer], *_: Any) -> None:
         self.requests = requests
-        self.service: LedgerService = requests.drain.__self__._ledger_service  # type: ignore[attr-defined]
+        self.service: LedgerService = requests["/drain"].__self__._ledger_service  # type: ignore[attr-defined]
         AGENTS[PROCESS.get()] = self
         self.service.subscribe(_Endpoints.ledger_changed)
 
@@ -280,7 +280,7 @@ class Node:
     async def ask(self, what: str, **body: Any) -> None:
         """Send a control request, if an agent has the ledger. Raises DrabridgeError."""
         if self._serving is not None:
-            await getattr(self._serving.requests, what)(json.dumps(body).encode())
+            await self._serving.requests[f"/{what}"](json.dumps(body).encode())
 
     @property
     def service(self) -> LedgerService:

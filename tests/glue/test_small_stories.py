@@ -171,7 +171,7 @@ def test_a_late_write_of_an_ended_coordinator_is_mended_within_a_minute() -> Non
         objects: Objects = SimApiServer().objects
         pending = PendingClaims(DRIVER, lambda pool: writer.changed(pool))
         connections: Any = (Connection(objects, Trouble(dice)),)
-        writer = HintWriter(connections, DRIVER, CONTROL, lambda: pending, lambda how: None)
+        writer = HintWriter(connections, DRIVER, CONTROL, pending, lambda how: None)
         pending.listed(())
         work = asyncio.ensure_future(writer.run())
         pending.changed("ADDED", waiting_claim(WAITS, DRIVER))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from drabridge.config import Config, load
 from drabridge.errors import ConfigError, HostError
 from drabridge.kube.connection import ClaimsOff
 from drabridge.lanes.desired import ANNOTATION_FILE_NAME, FILE_NAME, DesiredLanes
+from drabridge.system.io_thread import IoThread
 from tests.support.waiting import PATIENCE
 
 CONFIG = load("""\
@@ -32,8 +34,14 @@ resources:
 """)
 
 
+NO_SERVER: Any = SimpleNamespace(cluster=None, claims_off=None)
+
+
 class Kept(DesiredLanes):
     """What the Node says is on the disk when ``annotate`` returns."""
+
+    def __init__(self, path: Path, config: Any, changed: Any, api_server: Any = NO_SERVER) -> None:
+        super().__init__(path, config, changed, api_server, IoThread("lanes"))
 
     def annotate(self, text: str | None) -> None:
         super().annotate(text)
@@ -45,8 +53,8 @@ class Place:
 
     def __init__(self, path: Path, config: Config = CONFIG, *, follows_node: bool = False) -> None:
         self.changes = 0
-        self.off: ClaimsOff | None = None
-        self.desired = Kept(path, lambda: config, self._changed, follows_node=follows_node, off=lambda: self.off)
+        self.api_server: Any = SimpleNamespace(cluster=follows_node or None, claims_off=None)
+        self.desired = Kept(path, lambda: config, self._changed, self.api_server)
         self.resource = config.resource("nvidia.com/gpu")
 
     def _changed(self) -> None:
@@ -304,7 +312,7 @@ def test_floors_raised_later_override_the_desired_lanes_and_this_is_reported_onc
 
 def test_where_claims_are_not_served_no_device_is_set_aside_for_them(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    place.off = ClaimsOff("there is no API server", "give --kubeconfig")
+    place.api_server.claims_off = ClaimsOff("there is no API server", "give --kubeconfig")
     with pytest.raises(ConfigError, match=r"there is no API server.*--kubeconfig"):
         place.set(legacy=1)  # the rest, which is what the other lane gets, is a share too
     assert not (tmp_path / FILE_NAME).exists()
@@ -318,12 +326,12 @@ def test_what_was_set_while_claims_were_served_waits_until_they_are_again(
 ) -> None:
     Place(tmp_path).set(legacy=2, dra=6)
     place = Place(tmp_path)
-    place.off = ClaimsOff("dra.enabled is false", "set dra.enabled: auto")
+    place.api_server.claims_off = ClaimsOff("dra.enabled is false", "set dra.enabled: auto")
     assert [place.targets for _ in range(3)] == [(7, 1)] * 3
     assert caplog.text.count("lanes cannot be followed") == 1
     assert place.desired.describe(place.resource)["source"] == "configuration"
     assert "dra.enabled is false" in place.desired.notes()[0]
-    place.off = None
+    place.api_server.claims_off = None
     assert place.targets == (2, 6)
     assert place.desired.notes() == []
 

@@ -95,7 +95,6 @@ FAULTY = Entry(LedgerDevice("d0", "r", presence=Presence.FAULTY), presence_since
         (LEASED, {}, ["kubelet"], KUBELET_SECONDS),
         (REVOKED, {"competing": "r"}, [], None),  # the other plugin may offer it to kubelet again
         (REVOKED, {"published": False}, [], None),  # it may still be taken back
-        (_entry(Lane.LEGACY_TO_DRA, MoveStep.QUIESCING), {}, [], None),
         (RETURNED, {}, ["slices"], CLAIMS_RETRY_SECONDS),
         (_entry(Lane.DRA_TO_LEGACY, MoveStep.QUIESCING), {}, ["claims"], CLAIMS_SECONDS),
         (_entry(Lane.DRA, MoveStep.WAITING), {}, [], None),

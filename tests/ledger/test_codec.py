@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from drabridge.inventory.model import Presence
 from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json
 from drabridge.ledger.model import (
     ClaimHold,
@@ -33,7 +34,7 @@ def test_stamps_are_saved_and_a_file_of_an_older_agent_has_one_for_all() -> None
 def test_every_field_that_is_written_is_known_when_it_is_read() -> None:
     """A field that is not read is kept as a newer agent's: it would come back after a reset to its default."""
     facts = LedgerDevice("a", "r", ("A",), root="whole", shareable=True, syspath="/sys/a", also_at=("/sys/b",))
-    facts = replace(facts, cordoned="fan")
+    facts = replace(facts, cordoned="fan", presence=Presence.FAULTY, capacity=(("memory", 1),))
     hold, move = Hold(("A",)), Move(Lane.LEGACY, Lane.DRA, MoveStep.WAITING, 1.0, 1.0)
     claims = (ClaimHold(ClaimRef("u"), ClaimPhase.PREPARED, 1.0, admin=True),)
     entry = Entry(facts, Owner.LEGACY, Lane.LEGACY, hold, claims, move, 1.0, 1, "because", 2.0, 3.0, ("c188:0",))

@@ -51,7 +51,7 @@ def test_nodes_that_a_device_had_before_are_its_holders_as_long_as_it_has_one() 
 @pytest.mark.parametrize("lane", [Lane.LEGACY, Lane.DRA, Lane.SHARED])
 def test_a_claim_that_is_found_on_a_device_has_it_in_the_dra_lane(lane: Lane) -> None:
     node = Node(device(lane=lane))
-    node.ledger = node.ledger.replace([], node=node.ledger.node._replace(merged=False))
+    node.ledger = node.ledger.replace([], node=replace(node.ledger.node, merged=False))
     node.yes(AgentStarted(NOON, listed={}, prepared=(ClaimDevices(CLAIM, (DeviceUse("gpu-0"),)),)))
     assert node.owner("gpu-0") is Owner.DRA_PREPARED
     assert node["gpu-0"].lane is (Lane.SHARED if lane is Lane.SHARED else Lane.DRA)

@@ -10,7 +10,7 @@ from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.events import AgentStarted, Allocate, CheckpointRead, Event, KubeletStarted, Observed, Pods
 from drabridge.ledger.model import NEVER_KNOWN, Entry, Hold, Ledger, LedgerDevice, NodeState, Owner, PodRef
-from drabridge.ledger.proofs import PROOFS, End
+from drabridge.ledger.proofs import End
 from drabridge.ledger.release_rule import MOST_EARLIER
 
 UNIT = ("r", "GPU-0")
@@ -85,7 +85,7 @@ def test_one_look_is_enough_for_a_pod_that_was_quicker_than_it() -> None:
     assert Node().look({UNIT: (FIRST,)}, REPORTED).owner is Owner.NONE
 
 
-@pytest.mark.parametrize("end", [end for end in End if not PROOFS[end].proves])
+@pytest.mark.parametrize("end", [end for end in End if not end.proves])
 def test_what_proves_nothing_waits(end: End) -> None:
     node = Node()
     for _ in range(20):
@@ -196,7 +196,7 @@ def test_of_several_ends_the_one_that_proves_least_counts() -> None:
     assert proofs.end_of(["a", "unknown"], ends, retaken=False) is End.NOT_SEEN
     assert proofs.end_of([], ends, retaken=False) is End.UNIDENTIFIED
     assert proofs.end_of(["a"], ends, retaken=True) is End.FORGOTTEN
-    assert {end for end in End if PROOFS[end].proves} == {End.REPORTED}
+    assert {end for end in End if end.proves} == {End.REPORTED}
 
 
 def test_a_device_that_was_free_meanwhile_is_not_of_its_last_pod() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from msgspec.structs import replace
 
 from drabridge.ledger import release_rule
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger.codec import decode, encode, entry_from_json, entry_to_json
 from drabridge.ledger.effects import Released
 from drabridge.ledger.events import (
     AgentStarted,
@@ -154,7 +152,7 @@ def test_a_device_that_kubelet_gives_out_again_may_still_be_used_by_a_pod_that_i
     hold = ledger.entries["gpu-0"].hold
     assert hold
     assert (hold.confirmed, hold.known) == (True, False)
-    again = entry_from_json(json.loads(json.dumps(entry_to_json(ledger.entries["gpu-0"])))).hold
+    again = entry_from_json(decode(encode(entry_to_json(ledger.entries["gpu-0"])).rstrip())).hold
     assert again
     assert again.retaken, "an agent that starts has to know it, too"
 
@@ -168,7 +166,7 @@ def test_a_device_that_is_allocated_again_after_its_pod_s_admission_may_have_two
     assert first
     for at in first.allocated_at + after, first.allocated_at + after + 0.5:
         ledger = step(ledger, Allocate({"gpu-0": ("GPU-0",)}, at), POLICY).applied_to(ledger)
-    hold = entry_from_json(json.loads(json.dumps(entry_to_json(ledger.entries["gpu-0"])))).hold
+    hold = entry_from_json(decode(encode(entry_to_json(ledger.entries["gpu-0"])).rstrip())).hold
     assert hold
     assert hold.earlier == earlier
 
@@ -382,7 +380,7 @@ def test_the_grace_period_and_the_uid_of_a_pod_are_saved() -> None:
     done = step(ledger, shown, POLICY)
     assert done.durable
     (entry,) = done.changes
-    again = entry_from_json(json.loads(json.dumps(entry_to_json(entry))))
+    again = entry_from_json(decode(encode(entry_to_json(entry)).rstrip()))
     assert again.hold
     assert (again.hold.grace, again.hold.pods) == (60.0, (known,))
     ledger = Ledger.of([again], NodeState(merged=True), seq=9)

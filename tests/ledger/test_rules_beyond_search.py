@@ -91,7 +91,7 @@ def _without_settling_after(kind: type[ev.Event]) -> Stepper:
     def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
         done = apply_event.step(ledger, event, policy)
         if isinstance(event, kind) and done.node is not None:
-            return replace(done, node=done.node._replace(releases_suspended_until=0.0))
+            return replace(done, node=replace(done.node, releases_suspended_until=0.0))
         return done
 
     return mutated
@@ -101,7 +101,7 @@ def _of_node(**changes: object) -> Stepper:
     """The real step with another state of the node."""
 
     def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
-        node = ledger.node._replace(**changes)  # type: ignore[arg-type]
+        node = replace(ledger.node, **changes)  # type: ignore[arg-type]
         return apply_event.step(ledger.replace((), node=node, seq=ledger.seq), event, policy)
 
     return mutated

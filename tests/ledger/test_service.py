@@ -188,7 +188,7 @@ async def test_what_happened_while_a_write_failed_is_not_forgotten(ledger_servic
     """Kubelet restarts while the disk hangs. Waiting requests are refused; the event of a new kubelet is kept."""
     disk.gate.clear()
     disk.error = OSError(5, "Input/output error")
-    grant = ledger_service.submit(allocate(0))
+    grant = ledger_service.submit(allocate(0)).answer
     told = asyncio.ensure_future(ledger_service.apply_until_accepted(KubeletStarted(50.0, "7:8:9")))
     await asyncio.sleep(0)
     disk.gate.set()
@@ -316,7 +316,7 @@ async def test_a_subscriber_may_take_a_step_of_its_own(ledger_service: LedgerSer
     def follow(ledger: Ledger, effects: tuple[Effect, ...]) -> None:
         if not inner:
             disk.gate.clear()
-            inner.append(ledger_service.submit(allocate(1)))
+            inner.append(ledger_service.submit(allocate(1)).answer)
 
     ledger_service.subscribe(follow)
     await asyncio.sleep(0.01)  # calm again: the first one is written on the spot
@@ -324,7 +324,7 @@ async def test_a_subscriber_may_take_a_step_of_its_own(ledger_service: LedgerSer
     (second,) = inner
     await asyncio.sleep(0.01)
     pods = {("r", "GPU-0"): (PodRef("ns", "p", "c"),)}
-    third = ledger_service.submit(Observed(50.0, ledger_service.ledger.seq, pods, CheckpointRead({}), {}))
+    third = ledger_service.submit(Observed(50.0, ledger_service.ledger.seq, pods, CheckpointRead({}), {})).answer
     await asyncio.sleep(0.05)
     assert not second.done()
     assert owner(ledger_service, "gpu-1") is Owner.NONE  # whatever else is asked meanwhile
@@ -364,10 +364,11 @@ async def test_a_slow_disk_blocks_the_loop_once(
     held = []
     for number in range(8):
         started = time.perf_counter()
-        answer = ledger_service.submit(Unprepare("u", 1.0) if number % 2 else prepare(2, "u"))
+        pending = ledger_service.submit(Unprepare("u", 1.0) if number % 2 else prepare(2, "u"))
+        ledger_service.settle(pending)
         held.append(time.perf_counter() - started)
         time.sleep(0.5)  # noqa: ASYNC251  # the loop is busy: when it looks, the write is long over, but was not quick
-        await answer
+        await pending.answer
         await asyncio.sleep(0.002)  # no burst
     assert sum(seconds > 0.2 for seconds in held) <= 3  # one, and pauses of the machine
 
@@ -380,7 +381,7 @@ async def test_a_disk_that_hangs_is_reported_and_does_not_keep_the_agent_from_en
     ledger_service = await start(tmp_path, disk)
     disk.gate.clear()
     try:
-        answer = ledger_service.submit(allocate(0))
+        answer = ledger_service.submit(allocate(0)).answer
         await until(lambda: not ledger_service.health.ok)
         await asyncio.sleep(0.2)
         assert not answer.done()

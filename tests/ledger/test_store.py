@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.events import Allocate, DeviceUse, Prepare, SetLane
@@ -72,7 +73,7 @@ def test_everything_comes_back(directory: Path) -> None:
     loaded = load(directory, "n")
     assert loaded.kind is Loaded.COMPLETE
     assert dict(loaded.ledger.entries) == kept(ledger)
-    assert loaded.ledger.node == ledger.node._replace(merged=False)  # another process merges anew
+    assert loaded.ledger.node == replace(ledger.node, merged=False)  # another process merges anew
     assert loaded.ledger.seq == ledger.seq
     assert dict(loaded.ledger.by_claim) == dict(ledger.by_claim) == {"u1": ("b", "c")}
     assert dict(loaded.ledger.by_root) == {"whole": ("a",)}
@@ -200,7 +201,7 @@ def test_an_older_copy_keeps_exactly_its_own_holders(path: Path, action: str) ->
 
 
 def merged(ledger: Ledger) -> Ledger:
-    return ledger.replace((), node=ledger.node._replace(merged=True))
+    return ledger.replace((), node=replace(ledger.node, merged=True))
 
 
 def test_a_file_with_the_nodes_uid_as_it_was_written_once_still_loads(path: Path) -> None:

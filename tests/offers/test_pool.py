@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.config.checker import check
+from drabridge.config.quantity import parse
 from drabridge.config.schema import Config
 from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.ledger.model import (
@@ -26,7 +27,7 @@ from drabridge.ledger.model import (
 )
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import ReportedHealth, health_of
-from drabridge.offers.slices import CapacityPolicy, Offer, Pool, desired_slices
+from drabridge.offers.slices import Offer, Pool, desired_slices
 from drabridge.sim.apiserver.validation import resource_slice
 from drabridge.sim.releases import RELEASES
 
@@ -186,9 +187,9 @@ def test_shared_devices_carry_the_policies_of_their_capacity() -> None:
     shared = device(resource="example.com/shared", capacity={"memory": 8 << 30, "slots": 4, "cores": 8})
     (offer,) = pool((shared,), config=config(more)).offers
     assert offer.policies is not None
-    assert offer.policies["cores"] == CapacityPolicy(0), "else a claim that asks for nothing takes all of them"
-    assert offer.policies["memory"] == CapacityPolicy(2**30, minimum=2**30, step=2**30)
-    assert offer.policies["slots"] == CapacityPolicy(1, values=(1, 2))
+    assert offer.policies["cores"] == {"default": "0"}, "else a claim that asks for nothing takes all of them"
+    assert offer.policies["memory"] == policy
+    assert offer.policies["slots"] == {"default": "1", "validValues": ["1", "2"]}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def test_a_claim_that_asks_for_nothing_can_get_all_that_may_be_asked_for(limits:
     shared = replace(device(resource="example.com/shared"), capacity={"memory": (5 << 20) + 7})
     (offer,) = pool((shared,), config=config(more)).offers
     assert offer.policies is not None
-    assert offer.policies["memory"].default == expected
+    assert parse(offer.policies["memory"]["default"]) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from drabridge.inventory.model import Device, Semver
 from drabridge.offers.slice_writes import Accepted, SliceOwner, Verb, Write, accept, dropped, plan, same
 from drabridge.offers.slices import (
     ALL_FEATURES,
-    CapacityPolicy,
     DesiredSlices,
     Feature,
     Offer,
@@ -259,14 +258,11 @@ def test_leased_devices_are_in_a_slice_of_their_own_at_the_end() -> None:
 
 
 def test_a_shared_device_carries_its_policy_or_is_offered_alone() -> None:
-    policies = {"memory": CapacityPolicy(default=1024**3, minimum=1024**3, maximum=64 * 1024**3, step=1024**3)}
+    policies = {"memory": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "64Gi", "step": "1Gi"}}}
     (spec,) = desired_slices(pool(offer(0, policies=policies))).slices.values()
     (device,) = spec["devices"]
     assert device["allowMultipleAllocations"] is True
-    assert device["capacity"]["memory"] == {
-        "value": "64Gi",
-        "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "64Gi", "step": "1Gi"}},
-    }
+    assert device["capacity"]["memory"] == {"value": "64Gi", "requestPolicy": policies["memory"]}
 
     alone = desired_slices(pool(offer(0, policies=policies)), ALL_FEATURES - {Feature.SHARING})
     (spec,) = alone.slices.values()

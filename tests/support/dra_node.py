@@ -19,6 +19,7 @@ from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.driver import DraDriver, DriverNode
 from drabridge.dra.facts import ClaimHandled, Fact
+from drabridge.dra.planning import device_lookup
 from drabridge.dra.ports import DraPorts
 from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
 from drabridge.kube.client import KubernetesCluster
@@ -56,6 +57,28 @@ resources:
   capacity:
     memory: {{value: 8Gi, requestPolicy: {{default: 1Gi, validRange: {{min: 1Gi}}}}}}
 """
+
+
+async def _none_open(devices: set[str]) -> dict[str, str]:
+    return {}
+
+
+async def _done(what: Any) -> None:
+    pass
+
+
+ALONE: dict[str, Any] = {  # what the rest of an agent says where there is none
+    "lookup": device_lookup,
+    "in_use": _none_open,
+    "confirm_cdi": _done,
+    "bind": _done,
+    "pods": lambda: None,
+    "unwell": str,
+    "on_synced": lambda: None,
+    "kept": lambda entry: False,
+    "paused": dict,
+    "clock": time.time,
+}
 
 
 def with_profile(hooks: str) -> str:
@@ -169,7 +192,7 @@ class DraNode:
         await self.ledger_service.apply(AgentStarted(time.time()))
         self.cluster = cluster or KubernetesCluster.from_kubeconfig(self.api.kubeconfig(self.root / "kubeconfig"))
         node = DriverNode(self.name, self.root, self.state, self.root / "boot_id")
-        ports = DraPorts(inventory=lambda: self.snapshot, observer=self.facts.append, **options)
+        ports = DraPorts(**{**ALONE, "inventory": lambda: self.snapshot, "observer": self.facts.append, **options})
         self.driver = DraDriver(self.config, node, self.ledger_service, self.cluster, self.cdi, ports)
         self._unsubscribe = self.ledger_service.subscribe(self._ledger_changed)
         service = self.service = self.driver._server.sockets.service

@@ -233,7 +233,7 @@ class Readers:
         self._kinds: list[tuple[Any, Json, ObjectView[Any]]] = [
             (PODS, POD, ObjectView(watched_pod, PodFields)),
             (resource_claims("v1"), CLAIM, ObjectView(lambda one: allocation_here(one, DRIVER, NODE), ClaimFields)),
-            (resource_claims("v1"), CLAIM, ObjectView(lambda one: in_use([one], DRIVER, {}), ClaimFields)),
+            (resource_claims("v1"), CLAIM, ObjectView(lambda one: in_use(one, DRIVER, {}), ClaimFields)),
             (NODES, NODE_OBJECT, NodeAnnotationWatch(self._cluster, NODE, DRIVER, lambda value: None).view),
             (resource_slices("v1"), SLICE, publisher.slice_view("v1")),
         ]
@@ -339,7 +339,7 @@ class Readers:
             files.write(claim, strange.text(), facts)
             for path in (self._root / "plugin").glob("*/*/*/metadata.json"):
                 path.write_bytes(strange.file({"metadata": {"uid": UID, "generation": 1}, "podClaimName": "x"}))
-            files.update(claim, facts)
+            files.write(claim, "", facts)
         except DrabridgeError as error:
             strange.told.append(error)
         assert files.write(honest, "", [DeviceFacts("gpu", NODE, "gpu-1", {})])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from drabridge.lanes.desired import DesiredLanes
 from drabridge.ledger.model import ClaimRef
 from drabridge.ledger.store import FILE as LEDGER
 from drabridge.ledger.store import Store, read_completely, read_if_possible
+from drabridge.system.io_thread import IoThread
 from podresources.resolve.cdi import CdiFiles
 from podresources.resolve.checkpoints import CLAIMS, DEVICES, Checkpoints
 from podresources.resolve.files import UnreadableFileError
@@ -222,7 +224,8 @@ def lanes(root: Path) -> Iterator[Read]:
     def read(data: bytes) -> None:
         for name in ("lanes.json", "lanes.node.json", "drained.json"):
             (root / name).write_bytes(data)
-        found = DesiredLanes(root, lambda: MEMORY, lambda: None, follows_node=True)
+        followed: Any = SimpleNamespace(cluster=True, claims_off=None)
+        found = DesiredLanes(root, lambda: MEMORY, lambda: None, followed, IoThread("lanes"))
         found.annotate(data.decode("utf-8", "replace"))
         for resource in MEMORY.resources:
             found.lanes(resource)
@@ -261,7 +264,7 @@ def metadata(root: Path) -> Iterator[Read]:
     def read(data: bytes) -> None:
         own.write_bytes(data)
         ours = MetadataFiles(root / "own", cdi, DRIVER)
-        ours.update(claim, facts)
+        ours.write(claim, "", facts)
         other = root / "metadata.json"
         other.write_bytes(data)
         with suppress(UnreadableFileError):

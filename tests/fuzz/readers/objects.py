@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.config.loader import load
-from drabridge.coordinator.pending_claims import LeasedClaimFields, waiting_claim
+from drabridge.coordinator.pending_claims import waiting_claim
 from drabridge.dra import publisher
 from drabridge.dra.allocation import allocation_here, allocation_of, devices_on, is_allocated
+from drabridge.dra.claim_names import NOMINATED
 from drabridge.dra.leases import lease_to
-from drabridge.dra.nominated_pods import NOMINATED
 from drabridge.dra.planning import Planner, device_lookup
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.evidence.pod_objects import watched_pod
@@ -23,12 +23,12 @@ from drabridge.kube.access import Access
 from drabridge.kube.allocated_claims import in_use
 from drabridge.kube.api import PODS, error_of, resource_versions
 from drabridge.kube.claim_hints import HintsFields, read_hints
-from drabridge.kube.client import KubernetesCluster, _status
+from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.feature_questions import keeps_extended_names, policy_version, slice_features
-from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PlacedClaimFields, PodFields, decode
+from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PodFields, decode
 from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.node_labels import labels_of, plan
-from drabridge.kube.response import read_event
+from drabridge.kube.response import _status, read_event
 from drabridge.ledger.model import ClaimRef
 from drabridge.migrate.report import facts
 from drabridge.system.untrusted import Unreadable, reading
@@ -156,9 +156,9 @@ def _annotated() -> ObjectView[Any]:
 PODS_VIEWS = (ObjectView(watched_pod, PodFields), NOMINATED, facts.POD)
 CLAIM_VIEWS = (
     _allocated(lambda one: allocation_here(one, DRIVER, NODE)),
-    _allocated(lambda one: in_use([one], DRIVER, {})),
-    ObjectView(lambda one: devices_on(one, DRIVER, NODE), PlacedClaimFields),
-    ObjectView(lambda one: waiting_claim(one, DRIVER), LeasedClaimFields),
+    _allocated(lambda one: in_use(one, DRIVER, {})),
+    ObjectView(lambda one: devices_on(one, DRIVER, NODE), ClaimFields),
+    ObjectView(lambda one: waiting_claim(one, DRIVER), ClaimFields),
     facts.CLAIM,
 )
 NODE_VIEWS = (_annotated(), ObjectView(_labelled), facts.NODE)

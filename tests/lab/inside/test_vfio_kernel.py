@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -55,13 +56,13 @@ class Node:
             Path("/proc/sys/kernel/random/boot_id"),
             groups,
             lambda: self.config,
-            lambda: (self.ledger,) * 2,
+            cast("Any", self),  # it has the ledgers
             lambda: {self.device.name: self.device},
             lambda why: None,
         )
 
     def hold(self, owner: Owner) -> None:
-        self.ledger = Ledger.of([Entry(LedgerDevice.of(self.device), owner)], NodeState(merged=True))
+        self.ledger = self.head = Ledger.of([Entry(LedgerDevice.of(self.device), owner)], NodeState(merged=True))
 
     def why_not(self) -> str:
         return self.binder.why_not([self.device], lambda name: False)[self.device.name]

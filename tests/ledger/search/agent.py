@@ -7,7 +7,7 @@ from functools import partial
 
 from drabridge.ledger import events as ev
 from drabridge.ledger import startup_events
-from drabridge.ledger.model import ClaimRef, Lane, Owner
+from drabridge.ledger.model import ClaimRef, Lane, Owner, WaitsFor
 from drabridge.ledger.proofs import End
 from tests.ledger.search.leases import uses
 from tests.ledger.search.ledgers import WHY, Ledgers
@@ -216,7 +216,7 @@ class Agent:
             if entry is None:
                 continue
             given_up = not seen.healthy >> bit & 1
-            if (entry.lane is Lane.LEGACY_TO_DRA or entry.waits_for_kubelet) and given_up:
+            if entry.waits_for is WaitsFor.KUBELET and given_up:
                 number, _ = apply(number, ("withdrawn", bit), partial(ev.WithdrawnFromKubelet, name, 0, NOW))
             elif entry.lane is Lane.DRA_TO_LEGACY and seen.cluster and not seen.api >> bit & 1:
                 number, _ = apply(number, ("slice", bit), partial(ev.WithdrawnFromSlices, name, 0, NOW))

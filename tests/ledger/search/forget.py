@@ -59,7 +59,7 @@ def _normal_claim(held: ClaimHold) -> ClaimHold:
 def unsequenced(ledger: Ledger) -> Ledger:
     """Nobody gathers evidence: it does not matter what changed since when."""
     entries = [replace(entry, seq=0) for entry in ledger.entries.values()]
-    return Ledger.of(entries, ledger.node._replace(kubelet_seq=0), seq=0)
+    return Ledger.of(entries, replace(ledger.node, kubelet_seq=0), seq=0)
 
 
 def aged(ledger: Ledger) -> Ledger:
@@ -74,7 +74,7 @@ def aged(ledger: Ledger) -> Ledger:
         move = entry.move and replace(entry.move, step_since=0.0)
         claims = tuple(replace(held, since=LONG_AGO if held.lingers else 0.0) for held in entry.claims)
         entries.append(replace(entry, hold=hold, move=move, claims=claims, since=0.0))
-    return Ledger.of(entries, ledger.node._replace(releases_suspended_until=0.0), ledger.seq)
+    return Ledger.of(entries, replace(ledger.node, releases_suspended_until=0.0), ledger.seq)
 
 
 def aged_a_while(ledger: Ledger) -> Ledger:
@@ -85,7 +85,7 @@ def aged_a_while(ledger: Ledger) -> Ledger:
         else entry
         for entry in ledger.entries.values()
     ]
-    return Ledger.of(entries, ledger.node._replace(releases_suspended_until=0.0), ledger.seq)
+    return Ledger.of(entries, replace(ledger.node, releases_suspended_until=0.0), ledger.seq)
 
 
 def crashed(ledger: Ledger) -> Ledger:
@@ -96,7 +96,7 @@ def crashed(ledger: Ledger) -> Ledger:
         )
         for entry in ledger.entries.values()
     ]
-    return Ledger.of(entries, ledger.node._replace(merged=False), ledger.seq)
+    return Ledger.of(entries, replace(ledger.node, merged=False), ledger.seq)
 
 
 def swap_gathered(seen: Gathered) -> Gathered:

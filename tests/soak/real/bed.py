@@ -234,8 +234,8 @@ class RealNode(RealBed):
                 changed = (folder / checkpoint.FILE_NAME).stat().st_mtime_ns
                 if changed != seen and (found := checkpoint.read(folder)) is not None:
                     seen = changed
-                    for device, holders in found.held.get(RESOURCE, {}).items():
-                        self._booked |= {(device, holder.pod_uid) for holder in holders}
+                    for (resource, device), pods in found.items():
+                        self._booked |= {(device, pod.uid) for pod in pods if resource == RESOURCE}
             await asyncio.sleep(CHECKPOINT_SECONDS)
 
     def dra_manager_state(self) -> str:
