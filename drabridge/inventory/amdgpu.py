@@ -22,6 +22,7 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from drabridge.inventory.udev_device import clean
+from drabridge.system.files import names_in
 
 PREFIX = "AMDGPU_"
 """How the names of the properties begin; udev and its rules have none of that name."""
@@ -131,10 +132,9 @@ def _address(domain: int, location: int) -> str:
 
 
 def _minors(folder: str, name: re.Pattern[str]) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for entry in sorted(os.listdir(folder)):
-            if match := name.fullmatch(entry):
-                yield int(match.group(1))
+    for entry in names_in(folder):
+        if match := name.fullmatch(entry):
+            yield int(match.group(1))
 
 
 def _fields(path: Path) -> dict[str, str]:

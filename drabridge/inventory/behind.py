@@ -14,6 +14,7 @@ from typing import Literal
 
 from drabridge.inventory.model import COMPANION
 from drabridge.inventory.vfio import VFIO, group_of
+from drabridge.system.files import names_in
 
 DEPTH = 8  # a crypt on a volume on a RAID on partitions is 4
 
@@ -36,8 +37,8 @@ def _below(place: str, mark: str, depth: int) -> Iterator[str]:
     if depth == 0:
         return
     whole = os.path.dirname(place) if os.path.exists(f"{place}/partition") else place
-    parts = [(f"{place}/{name}", mark) for name in _names(place) if os.path.exists(f"{place}/{name}/partition")]
-    members = [(f"{whole}/slaves/{name}", COMPANION) for name in _names(f"{whole}/slaves")]
+    parts = [(f"{place}/{name}", mark) for name in names_in(place) if os.path.exists(f"{place}/{name}/partition")]
+    members = [(f"{whole}/slaves/{name}", COMPANION) for name in names_in(f"{whole}/slaves")]
     for found, sign in (*parts, *members):
         if number := _number(found):
             yield f"{sign}b{number}"
@@ -48,7 +49,7 @@ def _functions(place: str) -> Iterator[str]:
     """Yield the PCI functions that lead to an NVMe disk which is below none of them (Linux drivers/nvme/host)."""
     disk = os.path.dirname(place) if os.path.exists(f"{place}/partition") else place
     subsystem = os.path.dirname(disk)
-    for name in _names(subsystem) if os.path.basename(subsystem).startswith("nvme-subsys") else ():
+    for name in names_in(subsystem) if os.path.basename(subsystem).startswith("nvme-subsys") else ():
         function = os.path.realpath(f"{subsystem}/{name}/device")
         if os.path.lexists(f"{function}/iommu_group"):
             yield function
@@ -61,10 +62,3 @@ def _number(place: str) -> str:
     except (OSError, ValueError):
         return ""
     return text if text.replace(":", "").isdecimal() else ""
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from drabridge.inventory import amdgpu, sriov
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
+from drabridge.system.files import names_in
 
 ATTRIBUTE_LIMIT_BYTES = 4096
 """One page, the most that a text attribute of sysfs holds."""
@@ -76,19 +77,12 @@ def _lines(device: UdevDevice, attributes: dict[str, bytes]) -> Iterator[str]:
             yield f"E: {name}={text}"
     for name, value in sorted(attributes.items()):
         yield _attribute(name, value)
-    for name in (*_LINKS, *_virtual_functions(device.syspath)):
+    to_virtual_functions = (name for name in names_in(device.syspath) if name.startswith("virtfn"))
+    for name in (*_LINKS, *to_virtual_functions):
         try:
             yield f"L: {name}={os.readlink(os.path.join(device.syspath, name))}"
         except OSError:
             continue
-
-
-def _virtual_functions(syspath: str) -> list[str]:
-    """Return the names of the links from a physical function to its virtual ones."""
-    try:
-        return sorted(name for name in os.listdir(syspath) if name.startswith("virtfn"))
-    except OSError:
-        return []
 
 
 def _is_text(value: bytes) -> bool:

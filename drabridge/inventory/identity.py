@@ -26,6 +26,7 @@ from msgspec import Struct, field
 from drabridge.config.schema import Config
 from drabridge.inventory.attribute_values import LastValues
 from drabridge.inventory.model import Collision
+from drabridge.inventory.topology import is_pci_address
 
 ID_MAX = 63
 """Longest device id. 63 keeps 51,000 devices below kubelet's 4 MiB message limit (measured), and fits a label."""
@@ -41,7 +42,6 @@ CACHED = 8192
 _PLAIN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:+@=-]*[A-Za-z0-9])?")
 _NOT_ID = re.compile(r"[^A-Za-z0-9._:+@=-]+|:{2,}")
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NOT_LABEL = re.compile(r"[^a-z0-9]+")
 
 Key = tuple[str, str]  # (resource, syspath)
@@ -71,7 +71,7 @@ def name_of(device_id: str) -> str:
     lowered = device_id.lower() if device_id.isascii() else device_id
     if len(lowered) <= NAME_MAX and _LABEL.fullmatch(lowered):
         return lowered
-    if _PCI_ADDRESS.fullmatch(device_id):
+    if is_pci_address(device_id):
         return "pci-" + device_id.replace(":", "-").replace(".", "-")
     readable = _NOT_LABEL.sub("-", device_id.lower()).strip("-")
     if not readable[:1].isalpha():

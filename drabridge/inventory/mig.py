@@ -29,7 +29,6 @@ ENABLED = "enabled"
 NO_IDENTITY = "The UUID and the profile of a MIG instance come from NVML: look why it gives no answer"
 
 _INSTANCE = re.compile(r"gi(\d{1,4})/ci(\d{1,4})", re.ASCII)
-_EXTENSION = re.compile(r"((?:\d+c\.)?\d+g\.\d+gb)\.(.+)", re.ASCII)
 _MEMORY_SLICES = 8  # of an A100 and its successors
 _AS_THE_GPU = frozenset({
     "minor", "model", "driver_version", "architecture", "brand", "compute_capability", "cuda_version",
@@ -59,7 +58,7 @@ def with_capabilities(facts: NvidiaFacts, proc: Path) -> NvidiaFacts:
                 "gi_cap": minors.get(f"{name}/access", ""),
                 "ci_cap": minors.get(f"{name}/ci{ci}/access", ""),
             }
-            one = known.get((address, gi, ci)) or MigInstance("", address, gi, ci, "")
+            one = known.get((address, gi, ci)) or MigInstance("", address, gi, ci)
             known[address, gi, ci] = replace(one, fields=MappingProxyType({**one.fields, **here}))
             gpus[address] = MappingProxyType({**gpu, MODE: ENABLED})
     if minors is None:
@@ -91,16 +90,6 @@ def _minors(path: Path) -> dict[str, str]:
 # --- instances as devices ---------------------------------------------------------------------------------------------
 
 
-def profile_name(profile: str) -> str:
-    """NVIDIA's own name of a profile: ``1g.10gb.me``, as in resource names, is ``1g.10gb+me``.
-
-    NVIDIA/go-nvlib pkg/nvlib/device/mig_profile.go, MigProfileInfo.String; NVIDIA/k8s-device-plugin writes ``.`` for
-    ``+`` in resource names (cmd/nvidia-device-plugin/plugin-manager.go).
-    """
-    match = _EXTENSION.fullmatch(profile)
-    return f"{match[1]}+{match[2]}" if match else profile
-
-
 def with_instances(udev_devices: Mapping[str, UdevDevice], facts: NvidiaFacts) -> Mapping[str, UdevDevice]:
     """Return the devices by syspath, with the instances of those that are GPUs; the same mapping without MIG."""
     if not facts.mig:
@@ -118,7 +107,6 @@ def _device(instance: MigInstance, gpu: UdevDevice) -> UdevDevice:
             fields[f"memory_slice_{index}"] = "1"
     own = {
         "uuid": instance.uuid,
-        "profile": fields.get("profile") or profile_name(instance.profile),
         "gpu_instance": str(instance.gpu_instance),
         "compute_instance": str(instance.compute_instance),
     }
@@ -151,4 +139,4 @@ def identity_hint(device: UdevDevice) -> str:
 
 def is_in_instances(gpu: Mapping[str, str]) -> bool:
     """Whether a GPU is in MIG mode: no pod can use it but through its instances. ``gpu``: its fields."""
-    return gpu.get(MODE, "").lower() in (ENABLED, "true", "1")
+    return gpu.get(MODE) == ENABLED

@@ -50,18 +50,17 @@ class Failure(Struct, frozen=True, array_like=True):
 class MigInstance(Struct, frozen=True):
     """One MIG instance, which is a compute instance of a GPU instance, as NVML describes it.
 
-    ``gpu``: PCI address of its GPU. ``profile``: as NVIDIA's plugin writes it after ``mig-``: ``1g.10gb``,
-    ``1c.3g.20gb``, ``1g.10gb.me``. ``fields``: more of it, named as in templates: ``profile`` (with NVML's ``+me``),
-    ``profile_id``, ``parent_uuid``, ``gpu_instance``, ``compute_instance``, ``memory_mib``, ``multiprocessor_count``,
-    ``slices`` (of the GPU instance), ``compute_slices``, ``copy_engines``, ``decoders``, ``encoders``,
-    ``jpeg_engines``, ``ofa_engines``, ``placement_start``, ``placement_size`` (in memory slices).
+    ``gpu``: PCI address of its GPU. ``fields``: more of it, named as in templates: ``profile`` (``1g.10gb``,
+    ``1c.3g.20gb``, ``1g.10gb+me``), ``profile_id``, ``parent_uuid``, ``gpu_instance``, ``compute_instance``,
+    ``memory_mib``, ``multiprocessor_count``, ``slices`` (of the GPU instance), ``compute_slices``, ``copy_engines``,
+    ``decoders``, ``encoders``, ``jpeg_engines``, ``ofa_engines``, ``placement_start``, ``placement_size`` (in memory
+    slices).
     """
 
     uuid: str
     gpu: str
     gpu_instance: int
     compute_instance: int
-    profile: str
     fields: Mapping[str, str] = MappingProxyType({})
 
 

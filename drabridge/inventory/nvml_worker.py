@@ -310,7 +310,6 @@ class Gpu:
             "gpu": self.pci,
             "gpu_instance": gi,
             "compute_instance": ci,
-            "profile": profile.replace("+", "."),
             "fields": {key: str(value) for key, value in fields.items()},
         }
 

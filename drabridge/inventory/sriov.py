@@ -8,10 +8,10 @@ the virtual function, so match rules and attributes need no words of their own: 
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from drabridge.inventory.udev_device import clean
+from drabridge.system.files import link_name, names_in
 
 PREFIX = "SRIOV_"
 """How the names of the properties begin; udev and its rules have none of that name."""
@@ -24,18 +24,10 @@ def properties_of(syspath: str, physfn: str) -> dict[str, str]:
     """
     found = {}
     name = os.path.basename(syspath)
-    with contextlib.suppress(OSError):
-        for entry in os.listdir(physfn):
-            number = entry.removeprefix("virtfn")
-            if number != entry and number.isdecimal() and _target(os.path.join(physfn, entry)) == name:
-                found[f"{PREFIX}VF"] = number
-    with contextlib.suppress(OSError):
-        if interfaces := sorted(os.listdir(os.path.join(physfn, "net"))):
-            found[f"{PREFIX}PF_NAME"] = clean(interfaces[0])
+    for entry in names_in(physfn):
+        number = entry.removeprefix("virtfn")
+        if number != entry and number.isdecimal() and link_name(f"{physfn}/{entry}") == name:
+            found[f"{PREFIX}VF"] = number
+    if interfaces := names_in(f"{physfn}/net"):
+        found[f"{PREFIX}PF_NAME"] = clean(interfaces[0])
     return found
-
-
-def _target(link: str) -> str:
-    with contextlib.suppress(OSError):
-        return os.path.basename(os.readlink(link))
-    return ""

@@ -19,6 +19,7 @@ from drabridge.inventory import topology
 from drabridge.inventory.model import Device, DeviceNode, Presence
 from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import VFIO_CDEV
+from drabridge.system.files import link_name, names_in
 
 VFIO = "/dev/vfio/"
 _GROUP_NODE = re.compile(r"/dev/vfio/(\d+)", re.ASCII)
@@ -35,10 +36,9 @@ def group_of(path: str, number: tuple[int, int], sys: str = "/sys") -> str:
         return ""
     place = os.path.realpath(f"{sys}/dev/char/{number[0]}:{number[1]}")
     while len(place) > len(sys):  # of its PCI function, two levels above
-        try:
-            return os.path.basename(os.readlink(f"{place}/iommu_group"))
-        except OSError:
-            place = os.path.dirname(place)
+        if group := link_name(f"{place}/iommu_group"):
+            return group
+        place = os.path.dirname(place)
     return ""
 
 
@@ -53,23 +53,12 @@ def why_not_viable(path: str, number: tuple[int, int], sys: str = "/sys") -> str
     if not group:
         return ""
     folder = f"{sys}/kernel/iommu_groups/{group}/devices"
-    try:
-        devices = sorted(os.listdir(folder))
-    except OSError:
-        return ""
-    drivers = {name: _driver(os.path.join(folder, name)) for name in devices}
+    drivers = {name: clean(link_name(f"{folder}/{name}/driver")) for name in names_in(folder)}
     in_the_way = [f"{clean(name)} has the driver {driver}" for name, driver in drivers.items() if does_dma(driver)]
     if not in_the_way:
         return ""
     what_to_do = "give every function of the group to vfio-pci"
     return f"vfio cannot open IOMMU group {group}: {', '.join(in_the_way)}; {what_to_do}"
-
-
-def _driver(device: str) -> str:
-    try:
-        return clean(os.path.basename(os.readlink(os.path.join(device, "driver"))))
-    except OSError:
-        return ""
 
 
 def does_dma(driver: str) -> bool:

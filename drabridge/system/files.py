@@ -1,4 +1,4 @@
-"""Write a small file so that a crash leaves the old file or the new one, never a part of either."""
+"""Write a small file so that a crash leaves the old file or the new one, never a part of either; look at others."""
 
 from __future__ import annotations
 
@@ -69,6 +69,22 @@ def read_if_there(path: Path | str) -> bytes | None:
         return found
     finally:
         os.close(descriptor)
+
+
+def names_in(folder: Path | str) -> list[str]:
+    """Return the names in a folder, sorted; none if it cannot be listed."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def link_name(path: Path | str) -> str:
+    """Return the last part of what a symbolic link points to; "" if it is none."""
+    try:
+        return os.path.basename(os.readlink(path))
+    except OSError:
+        return ""
 
 
 def sync_directory(directory: Path) -> None:

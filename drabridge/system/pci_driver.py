@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from drabridge.errors import HostError
+from drabridge.system.files import link_name
 
 VFIO_PCI = "vfio-pci"
 
@@ -59,7 +60,7 @@ class PciDrivers:
     def driver(self, address: str) -> str | None:
         """Return the driver of a function, "" for none; None when there is no such function. Waits for nothing."""
         folder = self._bus / "devices" / address
-        return _target(folder / "driver") if folder.exists() else None
+        return link_name(folder / "driver") if folder.exists() else None
 
     def binding(self, address: str) -> Binding | None:
         """Return what a function has now; None when there is no such function. Waits for a write to it that hangs."""
@@ -113,10 +114,3 @@ class PciDrivers:
         except OSError as error:
             hint = "the agent needs /sys writable, and no AppArmor profile that forbids it; see the kernel's log"
             raise HostError(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
-
-
-def _target(link: Path) -> str:
-    try:
-        return os.path.basename(os.readlink(link))
-    except OSError:
-        return ""

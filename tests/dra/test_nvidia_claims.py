@@ -24,7 +24,7 @@ GPUS = 3  # the first two are divided, into instances that differ
 INSTANCES = (
     instance(0, 1, profile="3g.40gb"),
     instance(0, 3, profile="1g.10gb", start=4),
-    instance(0, 4, profile="1g.10gb.me", start=5),
+    instance(0, 4, profile="1g.10gb+me", start=5),
     instance(1, 1, profile="3g.40gb"),
     instance(1, 3, profile="2g.20gb", start=4),
 )

@@ -58,25 +58,6 @@ def test_the_explanation_agrees_with_the_result(predicate: Predicate, view: Udev
     assert explain_predicate(predicate, view).ok == holds(predicate, view)
 
 
-@given(PREDICATES, VIEWS)
-def test_not_not_is_nothing(predicate: Predicate, view: UdevDevice) -> None:
-    assert holds(Not(Not(predicate)), view) == holds(predicate, view)
-    assert holds(Not(predicate), view) != holds(predicate, view)
-
-
-@given(st.lists(PREDICATES, max_size=3).map(tuple), VIEWS)
-def test_de_morgan(parts: tuple[Predicate, ...], view: UdevDevice) -> None:
-    assert holds(Not(All(parts)), view) == holds(Any(tuple(Not(part) for part in parts)), view)
-    assert holds(Not(Any(parts)), view) == holds(All(tuple(Not(part) for part in parts)), view)
-
-
-@given(PREDICATES, PREDICATES, VIEWS)
-def test_and_or(left: Predicate, right: Predicate, view: UdevDevice) -> None:
-    assert holds(All((left, right)), view) == (holds(left, view) and holds(right, view))
-    assert holds(Any((left, right)), view) == (holds(left, view) or holds(right, view))
-    assert holds(All((left, right)), view) == holds(All((right, left)), view)
-
-
 @given(PREDICATES, PREDICATES, VIEWS)
 def test_one_ancestor_for_both_implies_one_for_each(left: Predicate, right: Predicate, view: UdevDevice) -> None:
     if holds(Ancestor(All((left, right))), view):

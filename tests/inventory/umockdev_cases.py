@@ -89,19 +89,6 @@ async def a_driver_that_loads_late_heals() -> None:
 
 
 @case
-async def facts_that_come_later_heal_by_the_timer() -> None:
-    Testbed(machines.gpu(0), machines.gpu_node("nvidia0", 0), machines.gpu_node("nvidiactl", 255))
-    proc = Path(tempfile.mkdtemp(prefix="dra"))
-    async with watching(config(machines.GPU_RESOURCE, resyncSeconds=5), paths=HostPaths(proc, NO_DATABASE)) as watched:
-        assert not watched.inventory.current.devices
-        (collision,) = watched.inventory.current.collisions
-        assert "has no identity" in str(collision)
-        machines.nvidia_proc(proc, 1)
-        snapshot = await watched.snapshot_with(lambda snapshot: bool(snapshot.devices), timeout=8)
-        assert not snapshot.collisions
-
-
-@case
 async def a_gpu_that_nobody_has_opened_says_what_to_do() -> None:
     Testbed(machines.gpu(0), machines.gpu_node("nvidia0", 0), machines.gpu_node("nvidiactl", 255))
     proc = machines.nvidia_proc(Path(tempfile.mkdtemp(prefix="dra")), 1)

@@ -70,7 +70,7 @@ async def check() -> None:
         assert [resource.name for resource in inventory.config.resources] == ["nvidia.com/gpu"]
 
         capabilities(proc, [(0, 1, 0)])
-        known.append(MigInstance(MIG_UUID.format(0, 1), machines.gpu_address(0), 1, 0, "1g.10gb"))
+        known.append(MigInstance(MIG_UUID.format(0, 1), machines.gpu_address(0), 1, 0, {"profile": "1g.10gb"}))
         inventory.refresh()
         snapshot = await watched.snapshot_with(lambda s: any(device.root for device in s.devices))
         (instance,) = (device for device in snapshot.devices if device.root)

@@ -15,7 +15,7 @@ MIG_UUID = "MIG-{0:08x}-2222-3333-4444-{1:012x}"
 # An H100 80GB: memory in MiB, multiprocessors, first memory slice of an instance by its number, memory slices.
 SIZES: Mapping[str, tuple[int, int, int]] = {
     "1g.10gb": (9856, 16, 1),
-    "1g.10gb.me": (9856, 16, 1),
+    "1g.10gb+me": (9856, 16, 1),
     "2g.20gb": (19968, 32, 2),
     "3g.40gb": (40320, 60, 4),
 }
@@ -36,6 +36,7 @@ def instance(index: int, gi: int, ci: int = 0, profile: str = "1g.10gb", uuid: s
     """An instance as NVML describes it, with the numbers of its nodes."""
     memory, processors, size = SIZES.get(profile, (1, 1, 1))
     fields = {
+        "profile": profile,
         "memory_mib": str(memory),
         "multiprocessor_count": str(processors),
         "copy_engines": "1",
@@ -49,7 +50,7 @@ def instance(index: int, gi: int, ci: int = 0, profile: str = "1g.10gb", uuid: s
         "ci_cap": str(cap(index, gi, ci)),
     }
     uuid = uuid or MIG_UUID.format(index, gi * 16 + ci)
-    return MigInstance(uuid, gpu_address(index), gi, ci, profile, MappingProxyType(fields))
+    return MigInstance(uuid, gpu_address(index), gi, ci, MappingProxyType(fields))
 
 
 def cap(index: int, gi: int, ci: int | None = None) -> int:
