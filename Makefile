@@ -12,7 +12,7 @@ IMAGE := localhost/drabridge:test
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' drabridge/__init__.py)
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit lowest cluster cluster-all image kind lab gpu bench soak docs picture generated release upload publish push protos \
+.PHONY: help demo test lint unit deep lowest cluster cluster-all image kind lab gpu bench soak docs picture generated release upload publish push protos \
 	system clean
 
 help:  ## what can be made
@@ -31,6 +31,9 @@ lint: $(VENV)/.dev
 
 unit: $(VENV)/.dev system  ## the tests
 	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
+
+deep: $(VENV)/.dev system  ## the tests that take minutes each: the ledger's largest searches, a soak, scenarios on the simulated cluster
+	$(BIN)/python -m pytest $(WORKERS) -m deep $(PYTEST_ARGS)
 
 lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests again, with the oldest packages allowed
 	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(WORKERS) $(addprefix tests/,wire podresources \

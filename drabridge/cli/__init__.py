@@ -11,7 +11,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from drabridge import __version__
@@ -77,10 +77,10 @@ def program_name() -> str:
     return "kubectl drabridge" if os.path.basename(sys.argv[0]).startswith("kubectl-") else "drabridge"
 
 
-def build_parser(chosen: str | None, program: str = "drabridge") -> Parser:
-    """Return the parser of ``drabridge``, with the options of the chosen command.
+def build_parser(chosen: str | None, program: str = "drabridge", words: Sequence[str] = ()) -> Parser:
+    """Return the parser of ``drabridge``, with the options of the chosen command, and of its own that ``words`` have.
 
-    No other command's module is imported.
+    No other command's module is imported; without words all of a command's own are.
     """
     description = (
         "One node agent that offers the same devices through Kubernetes' DevicePlugin API and through DRA,\n"
@@ -92,8 +92,23 @@ def build_parser(chosen: str | None, program: str = "drabridge") -> Parser:
     for name, (module, help_text) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=help_text, description=help_text)
         if name == chosen:
-            importlib.import_module(f"drabridge.cli.{module}").configure(subparser)
+            found = importlib.import_module(f"drabridge.cli.{module}")
+            found.configure(subparser)
+            if own := getattr(found, "COMMANDS", None):
+                _add_own_commands(subparser, found.__name__, own, words)
     return parser
+
+
+def _add_own_commands(
+    parser: argparse.ArgumentParser, package: str, commands: Mapping[str, tuple[str, str]], words: Sequence[str]
+) -> None:
+    """Add the commands of a command: those that the words have, or all with options if they have none."""
+    chosen = next((word for word in words if word in commands), None)
+    subparsers = parser.add_subparsers(dest="own", metavar="COMMAND", required=True)
+    for name, (module, help_text) in commands.items():
+        subparser = subparsers.add_parser(name, help=help_text, description=help_text)
+        if chosen in (None, name):
+            importlib.import_module(f"{package}.{module}").configure(subparser)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no "…" and no "✓"
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in words if word in COMMANDS), None)
-    arguments = build_parser(chosen, program_name()).parse_args(words)
+    arguments = build_parser(chosen, program_name(), words).parse_args(words)
     module = importlib.import_module(f"drabridge.cli.{COMMANDS[arguments.command][0]}")
     try:
         code: int = _run_in_pods(arguments, words) if getattr(arguments, "nodes", None) else module.run(arguments)

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import http.client
 import json
-import socket
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from drabridge.cli.options import PLUGINS
 from drabridge.errors import ConfigError, HostError
-from drabridge.system.paths import KUBELET_ROOT
+from podresources.resolve.http_request import FAILURES, request_unix
 
-PLUGINS = KUBELET_ROOT / "plugins"
 ASK_SECONDS = 10.0
-
-
-def add_socket(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--socket``, which every such command has."""
-    parser.add_argument(
-        "--socket", type=Path, metavar="FILE", help=f"the agent's control.sock; default: the only one below {PLUGINS}"
-    )
-
-
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path, seconds: float) -> None:
-        super().__init__("localhost", timeout=seconds)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+MOST_BYTES = 64 << 20  # of an answer: the history of 12,000 holds is the largest
 
 
 def find_socket(given: Path | None) -> Path:
@@ -62,27 +42,20 @@ def ask(path: Path, page: str, body: Any = None, *, seconds: float = ASK_SECONDS
 
     Raises HostError if the agent does not answer or cannot do it, ConfigError if it says that the request is wrong.
     """
-    connection = _Connection(path, seconds)
+    asked = None if body is None else json.dumps(body)
     try:
-        if body is None:
-            connection.request("GET", page)
-        else:
-            connection.request("POST", page, json.dumps(body))
-        response = connection.getresponse()
-        answer = json.loads(response.read())
+        status, said = request_unix(path, page, asked, seconds=seconds, most_bytes=MOST_BYTES)
+        answer = json.loads(said)
     except PermissionError as error:
         raise HostError(f"{path} may be opened by root only", hint="Run this as root") from error
     except FileNotFoundError as error:
         raise HostError(f"there is no socket {path}", hint="Is the agent running? Its log says where it is") from error
     except ConnectionRefusedError as error:
-        raise HostError(
-            f"nobody answers on {path}", hint="The agent was killed; see its log, start it again"
-        ) from error
-    except (OSError, http.client.HTTPException, ArithmeticError, ValueError, RecursionError) as error:
+        hint = "The agent was killed; see its log, start it again"
+        raise HostError(f"nobody answers on {path}", hint=hint) from error
+    except FAILURES as error:
         raise HostError(f"the agent behind {path} does not answer: {error}", hint="See its log") from error
-    finally:
-        connection.close()
-    if response.status != HTTPStatus.OK:
-        said = str(answer.get("error", answer)) if isinstance(answer, dict) else str(answer)
-        raise ConfigError(said) if response.status == HTTPStatus.BAD_REQUEST else HostError(said)
+    if status != HTTPStatus.OK:
+        why = str(answer.get("error", answer)) if isinstance(answer, dict) else str(answer)
+        raise ConfigError(why) if status == HTTPStatus.BAD_REQUEST else HostError(why)
     return answer

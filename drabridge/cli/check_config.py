@@ -9,7 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from drabridge.cli.output import add_output, show
+from drabridge.cli.options import add_output
+from drabridge.cli.output import show
 from drabridge.config.advice import advice
 from drabridge.config.loader import load
 from drabridge.config.problems import ConfigErrors, Fault
@@ -77,7 +78,5 @@ def _convert(files: list[Path], source: str) -> int:
         from drabridge.config.import_generic_device_plugin import convert
 
     for path in files:
-        text = convert(path)
-        load(text, name=f"the conversion of {path}")  # what we print must be right
-        print(text, end="")
+        print(convert(path), end="")
     return 0

@@ -56,7 +56,7 @@ def for_kubectl() -> int:
 
 
 def _words() -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """What may follow each command: its subcommands, choices and options."""
+    """Yield what may follow each command: its subcommands, choices and options."""
     from drabridge.cli import COMMANDS, build_parser
 
     yield (), [*COMMANDS, "--version", "--help"]

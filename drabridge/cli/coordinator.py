@@ -9,7 +9,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drabridge.config.names import DRIVER_MAX, is_dns_label, is_dns_subdomain
+from drabridge.cli.options import add_kubeconfig, add_log, driver_name, whole
+from drabridge.config.names import is_dns_label
 from drabridge.errors import ConfigError
 from drabridge.system.port import Port, parse_listen
 from drabridge.telemetry import logs
@@ -38,50 +39,28 @@ exit status: 0 ended by a signal, 1 the leadership is lost (start it again),
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--driver", required=True, metavar="NAME", help="the driver whose leases these are")
-    parser.add_argument(
-        "--namespace",
-        default=os.environ.get("POD_NAMESPACE", ""),
-        help="where its ConfigMaps and its Lease are; default: $POD_NAMESPACE",
-    )
-    parser.add_argument(
-        "--identity",
-        default=os.environ.get("POD_NAME") or socket.gethostname(),
-        metavar="NAME",
-        help="its name in the election, another one for each process; default: $POD_NAME, else the host's name",
-    )
-    parser.add_argument(
-        "--lease-seconds",
-        type=int,
-        default=15,
-        metavar="SECONDS",
-        help="how long the others wait for a leader that says nothing; default: %(default)s",
-    )
-    parser.add_argument(
-        "--listen",
-        default="",
-        metavar="HOST:PORT",
-        help='where /healthz, /readyz and /metrics are; ":9400": on every address; default: nowhere',
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="the agents' configuration, followed as they follow it: its fabric devices are published",
-    )
-    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster; default: the pod's account")
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
+    text = "the driver whose leases these are"
+    parser.add_argument("--driver", type=driver_name, required=True, metavar="NAME", help=text)
+    text = "where its ConfigMaps and its Lease are; default: $POD_NAMESPACE"
+    parser.add_argument("--namespace", default=os.environ.get("POD_NAMESPACE", ""), help=text)
+    usual = os.environ.get("POD_NAME") or socket.gethostname()
+    text = "its name in the election, another one for each process; default: $POD_NAME, else the host's name"
+    parser.add_argument("--identity", default=usual, metavar="NAME", help=text)
+    text = "how long the others wait for a leader that says nothing; default: %(default)s"
+    whole_seconds = whole(LEAST_LEASE_SECONDS, 3600)
+    parser.add_argument("--lease-seconds", type=whole_seconds, default=15, metavar="SECONDS", help=text)
+    text = 'where /healthz, /readyz and /metrics are; ":9400": on every address; default: nowhere'
+    parser.add_argument("--listen", default="", metavar="HOST:PORT", help=text)
+    text = "the agents' configuration, followed as they follow it: its fabric devices are published"
+    parser.add_argument("--config", type=Path, metavar="FILE", help=text)
+    add_kubeconfig(parser, "outside a cluster")
+    add_log(parser)
     parser.epilog = _EPILOG
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not is_dns_subdomain(arguments.driver, DRIVER_MAX):
-        raise ConfigError(f"--driver: found {arguments.driver!r}, expected a domain name")
     if not is_dns_label(arguments.namespace):
         raise ConfigError(f"--namespace: found {arguments.namespace!r}, expected the name of a namespace")
-    if arguments.lease_seconds < LEAST_LEASE_SECONDS:
-        raise ConfigError(f"--lease-seconds: found {arguments.lease_seconds}, expected {LEAST_LEASE_SECONDS} at least")
     if arguments.listen:
         parse_listen(arguments.listen)
     config = None

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.hardware import add_config, enumerate_once, resources_named
-from drabridge.cli.output import add_output, said, show
+from drabridge.cli.agent_client import ask, find_socket
+from drabridge.cli.hardware import enumerate_once, resources_named
+from drabridge.cli.options import add_config, add_output, add_socket
+from drabridge.cli.output import said, show
 from drabridge.cli.pods import add_nodes
 from drabridge.config.loader import load
 from drabridge.errors import ConfigError, DrabridgeError
@@ -65,7 +66,7 @@ def row(device: Device) -> dict[str, Any]:
 
 
 def _gets(device: Device) -> list[str]:
-    """What a container gets: nodes of our own, and other programs' CDI devices or the nodes in their place."""
+    """Return what a container gets: nodes of our own, and other programs' CDI devices or the nodes in their place."""
     instead = device.fallback.nodes if device.cdi_missing and device.fallback is not None else ()
     return [*(node.path for node in (*device.nodes, *instead)), *device.cdi_devices]
 

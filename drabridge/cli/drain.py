@@ -8,14 +8,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.hardware import add_config
-from drabridge.cli.output import add_output, as_json_or_yaml, cell, table, terminal_width, wrapped
+from msgspec import to_builtins
+
+from drabridge.cli.agent_client import ask, find_socket
+from drabridge.cli.options import add_config, add_kubeconfig, add_output, add_socket, driver_name, seconds
+from drabridge.cli.output import cell, show_document, table, wrapped
 from drabridge.config.loader import load
-from drabridge.config.names import DRIVER_MAX, is_dns_subdomain
 from drabridge.errors import ConfigError
 
 Row = Mapping[str, Any]
@@ -51,18 +51,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
     add_config(parser)
     add_output(parser)
-    parser.add_argument(
-        "--wait",
-        type=_seconds,
-        metavar="SECONDS",
-        help=f"how long to wait for what holds; default: only for free devices, {FREE_SECONDS:g} at most",
-    )
+    text = f"how long to wait for what holds; default: only for free devices, {FREE_SECONDS:g} at most"
+    parser.add_argument("--wait", type=seconds(86_400), metavar="SECONDS", help=text)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--undo", action="store_true", help="the configured lanes are wanted again")
     what.add_argument("--clean", action="store_true", help="remove what nobody needs any more; refused while held")
     what.add_argument("--cluster", action="store_true", help="look at the claims of all nodes in the API server")
-    parser.add_argument("--driver", metavar="NAME", help="with --cluster; default: the configuration's")
-    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="with --cluster; default: the pod's account")
+    text = "with --cluster; default: the configuration's"
+    parser.add_argument("--driver", type=driver_name, metavar="NAME", help=text)
+    add_kubeconfig(parser, "with --cluster")
     parser.epilog = _EPILOG
 
 
@@ -78,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.wait is not None:
             raise ConfigError("--undo waits for nothing")
         document = ask(path, "/drain", {"drain": False}, seconds=ASK_SECONDS)
-        _show(document, arguments.output, _undone)
+        words = f"{document['node']}: no longer drained; lanes are as they were wanted before"
+        show_document(document, arguments.output, lambda width: wrapped([words], width, ""))
         return 0
     document = ask(path, "/drain", {"drain": True}, seconds=ASK_SECONDS)
     ends = time.monotonic() + (FREE_SECONDS if arguments.wait is None else arguments.wait)
@@ -91,15 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
         document = ask(path, "/drain", seconds=ASK_SECONDS)
     if document["complete"] and arguments.clean:
         document = ask(path, "/drain", {"drain": True, "clean": True}, seconds=ASK_SECONDS)
-    _show(document, arguments.output, _screen)
+    show_document(document, arguments.output, lambda width: _screen(document, width))
     return 0 if document["complete"] else 1
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 <= (found := float(text)) <= 86_400:
-            return found
-    raise argparse.ArgumentTypeError(f"found {text!r}, expected seconds, 86400 at most")
 
 
 def _goes_on(document: Row) -> bool:
@@ -112,17 +103,6 @@ def _progress(document: Row) -> str:
     moving = f"; on their way: {', '.join(left)}" if left else ""
     claims = f"; claims that hold: {len(document['claims'])}" if document["claims"] else ""
     return cell(f"{document['inLegacyLane']} of {document['devices']} devices are in the legacy lane{moving}{claims}")
-
-
-def _show(document: Row, output: str, screen: Any) -> None:
-    if output in ("json", "yaml"):
-        print(as_json_or_yaml(document, output))
-    else:
-        print("\n".join(screen(document, terminal_width(output))))
-
-
-def _undone(document: Row, width: int | None) -> Iterator[str]:
-    yield from wrapped([f"{document['node']}: no longer drained; lanes are as they were wanted before"], width, "")
 
 
 def _screen(document: Row, width: int | None) -> Iterator[str]:
@@ -161,34 +141,20 @@ def _cluster(arguments: argparse.Namespace) -> int:
     from drabridge.kube.allocated_claims import usage
     from drabridge.kube.client import KubernetesCluster
 
-    driver = arguments.driver or load(arguments.config).driver
-    if not is_dns_subdomain(driver, DRIVER_MAX):  # nobody would have a claim with it, and an uninstall would go on
-        raise ConfigError(f"--driver: found {driver!r}, expected a domain name", hint="For example gpu.example.com")
+    name = arguments.driver or load(arguments.config).driver
     kubeconfig = arguments.kubeconfig
     cluster = KubernetesCluster.from_kubeconfig(kubeconfig) if kubeconfig else KubernetesCluster.in_cluster()
-    try:
-        found = asyncio.run(usage(cluster, driver))
-    finally:
-        cluster.close()
+    with contextlib.closing(cluster):
+        found = asyncio.run(usage(cluster, name))
     document = {
         "apiVersion": "drabridge/v1alpha1",
         "kind": "ClusterDrain",
-        "driver": driver,
+        "driver": name,
         "complete": not found.claims,
-        "claims": [
-            {
-                "namespace": one.namespace,
-                "name": one.name,
-                "uid": one.uid,
-                "nodes": list(one.nodes),
-                "devices": list(one.devices),
-                "pods": list(one.pods),
-            }
-            for one in found.claims
-        ],
+        "claims": to_builtins(found.claims),
         "offered": dict(found.offered),
     }
-    _show(document, arguments.output, _cluster_screen)
+    show_document(document, arguments.output, lambda width: _cluster_screen(document, width))
     return 0 if document["complete"] else 1
 
 

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from pathlib import Path
 
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
 from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Snapshot
 
-DEFAULT_CONFIG = Path("/etc/drabridge/config.yaml")
 ENUMERATE_SECONDS = 20.0
-
-
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--config``, which every such command has."""
-    parser.add_argument(
-        "--config", "-c", type=Path, default=DEFAULT_CONFIG, metavar="FILE", help=f"default: {DEFAULT_CONFIG}"
-    )
 
 
 def resources_named(config: Config, name: str | None) -> tuple[Resource, ...]:

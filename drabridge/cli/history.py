@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import add_output, as_json_or_yaml, show
+from drabridge.cli.agent_client import ask, find_socket
+from drabridge.cli.options import add_output, add_socket
+from drabridge.cli.output import as_json_or_yaml, show
 from drabridge.cli.pods import add_nodes
 from drabridge.errors import ConfigError
 from drabridge.status.wording import Row, age, parse_time

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import add_output, show, terminal_width, wrapped
+from drabridge.cli.agent_client import ask, find_socket
+from drabridge.cli.options import add_output, add_socket
+from drabridge.cli.output import show, terminal_width, wrapped
 from drabridge.cli.pods import add_nodes
 from drabridge.cli.status import moves, of_resource, remarks
 from drabridge.errors import ConfigError
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _shared(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The column of shared devices, where there are some."""
+    """Return the column of shared devices, where there are some."""
     return ("shared",) if any("shared" in row for row in rows) else ()
 
 

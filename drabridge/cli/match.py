@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from drabridge.cli.hardware import add_config, resources_named
-from drabridge.cli.output import add_output, show
+from drabridge.cli.hardware import resources_named
+from drabridge.cli.options import add_config, add_output
+from drabridge.cli.output import show
 from drabridge.config.loader import load
 from drabridge.config.matcher import any_of
 from drabridge.config.schema import Config
 from drabridge.errors import HostError
 from drabridge.inventory import nvidia
 from drabridge.inventory.match import explain, holds
-from drabridge.inventory.mig import MigDevices, with_capabilities
+from drabridge.inventory.mig import with_capabilities, with_instances
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import MIG, needs_nvidia, scope_of
@@ -39,7 +40,7 @@ def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevi
     udev = Udev(scope_of(config))
     instances: Mapping[str, UdevDevice] = {}
     if needs_nvidia(config):
-        instances = MigDevices().beside(udev.enumerate(), with_capabilities(nvidia.read(), Path("/proc")))
+        instances = with_instances(udev.enumerate(), with_capabilities(nvidia.read(), Path("/proc")))
     if not arguments.device:
         yield from (instances or udev.enumerate()).values()
     for name in arguments.device:
@@ -50,7 +51,7 @@ def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevi
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    """The device as a table has it: several GPUs have a MIG instance gi1-ci0, so with its GPU."""
+    """Return the device as a table has it: several GPUs have a MIG instance gi1-ci0, so with its GPU."""
     name = str(row["device"])
     return f"{row['syspath'].split('/')[-3]}/{name}" if row["subsystem"] == MIG else name
 

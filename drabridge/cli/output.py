@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from podresources.table import printable, render
-
-OUTPUTS = ("table", "wide", "json", "yaml")
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--output``, which every command that shows something has."""
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default=OUTPUTS[0], help="how to print; default: table")
 
 
 def cell(value: Any) -> str:
@@ -82,6 +75,19 @@ def error_text(error: Exception) -> str:
     return "\n".join(said(line for line in f"drabridge: {error}".splitlines() if line))
 
 
+def now() -> str:
+    """Return the time in UTC as documents have it (RFC 3339)."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def show_document(document: Any, output: str, screen: Callable[[int | None], Iterable[str]]) -> None:
+    """Print a document as JSON or YAML, or else the lines that ``screen`` makes for the terminal's width."""
+    if output in ("json", "yaml"):
+        print(as_json_or_yaml(document, output))
+    else:
+        print("\n".join(screen(terminal_width(output))))
+
+
 def show(
     rows: Iterable[Mapping[str, Any]],
     output: str,
@@ -90,7 +96,7 @@ def show(
     wide: Sequence[str] = (),
     empty: str = "nothing to show",
 ) -> None:
-    """Print rows in one of ``OUTPUTS``. JSON and YAML have every key of a row, tables the named columns."""
+    """Print rows in one of the formats. JSON and YAML have every key of a row, tables the named columns."""
     rows = list(rows)
     if output in ("json", "yaml"):
         print(as_json_or_yaml(json.loads(json.dumps(rows, default=str)), output))

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from drabridge.cli.hardware import add_config
+from drabridge.cli.options import add_config
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.errors import HostError
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _shared_nodes(udev: Udev, config: Config) -> list[UdevDevice]:
-    """The devices of nodes that the configuration names by path: /dev/kfd has the topology of AMD's GPUs."""
+    """Return the devices of nodes that the configuration names by path: /dev/kfd has the topology of AMD's GPUs."""
     paths = {node.path.literal for resource in config.resources for node in resource.nodes if node.path}
     return [record for path in sorted(filter(None, paths)) if (record := udev.find(path))]
 

@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from drabridge.agent.options import Options
-from drabridge.cli.hardware import DEFAULT_CONFIG, add_config
+from drabridge.cli.options import DEFAULT_CONFIG, add_config, add_kubeconfig, add_log
 from drabridge.system.memory import share_one_heap
 from drabridge.telemetry import logs
 
@@ -23,81 +23,41 @@ examples:
   curl -s localhost:9400/readyz        # why it is not ready, in words"""
 
 
+_PLACES = (  # option, its field, and what it is
+    ("--kubelet-dir", "kubelet", "kubelet's --root-dir; default: %(default)s"),
+    ("--device-plugin-dir", "device_plugins", "where kubelet.sock is; default: device-plugins below --kubelet-dir"),
+    ("--cdi-dir", "cdi", "where the agent writes CDI files; one of those that the runtime reads. Default: %(default)s"),
+    ("--state-dir", "state", "where the ledger is; default: plugins/<driver> below --kubelet-dir"),
+)
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options: the fields of :class:`Options` with its defaults, and those of the log."""
     default = Options(config=DEFAULT_CONFIG, node_name=os.environ.get("NODE_NAME") or socket.gethostname().lower())
     add_config(parser)
+    text = "as Kubernetes calls this node; default: $NODE_NAME, else the host's name"
+    parser.add_argument("--node-name", default=default.node_name, help=text)
+    for option, field, text in _PLACES:
+        usual = getattr(default, field)
+        parser.add_argument(option, dest=field, type=Path, default=usual, metavar="DIR", help=text)
+    usual = default.cdi_specs
+    text = "where the runtime looks for CDI files, the least important first, as its cdi_spec_dirs; default: "
+    text += " ".join(map(str, usual))
     parser.add_argument(
-        "--node-name",
-        default=default.node_name,
-        help="as Kubernetes calls this node; default: $NODE_NAME, else the host's name",
+        "--cdi-spec-dirs", dest="cdi_specs", type=Path, nargs="+", default=usual, metavar="DIR", help=text
     )
-    parser.add_argument(
-        "--kubelet-dir",
-        dest="kubelet",
-        type=Path,
-        default=default.kubelet,
-        metavar="DIR",
-        help="kubelet's --root-dir; default: %(default)s",
+    text = 'where metrics, probes and the page are; default: %(default)s; ":9400": on every address; "": nowhere'
+    parser.add_argument("--listen", default=default.listen, metavar="HOST:PORT", help=text)
+    text = (
+        "who gets the page for people at /. local (default): who asks a loopback address for localhost, as "
+        "`kubectl port-forward` does; all (also --page alone): who can reach the port; off: nobody"
     )
-    parser.add_argument(
-        "--device-plugin-dir",
-        dest="device_plugins",
-        type=Path,
-        metavar="DIR",
-        help="where kubelet.sock is; default: device-plugins below --kubelet-dir",
-    )
-    parser.add_argument(
-        "--cdi-dir",
-        dest="cdi",
-        type=Path,
-        default=default.cdi,
-        metavar="DIR",
-        help="where the agent writes CDI files; one of those that the runtime reads. Default: %(default)s",
-    )
-    parser.add_argument(
-        "--cdi-spec-dirs",
-        dest="cdi_specs",
-        type=Path,
-        nargs="+",
-        default=default.cdi_specs,
-        metavar="DIR",
-        help="where the runtime looks for CDI files, the least important first, as its cdi_spec_dirs; "
-        f"default: {' '.join(map(str, default.cdi_specs))}",
-    )
-    parser.add_argument(
-        "--state-dir",
-        dest="state",
-        type=Path,
-        metavar="DIR",
-        help="where the ledger is; default: plugins/<driver> below --kubelet-dir",
-    )
-    parser.add_argument(
-        "--listen",
-        default=default.listen,
-        metavar="HOST:PORT",
-        help='where metrics, probes and the page are; default: %(default)s; ":9400": on every address; "": nowhere',
-    )
-    parser.add_argument(
-        "--page",
-        nargs="?",
-        const="all",
-        default=default.page,
-        choices=("local", "all", "off"),
-        help="who gets the page for people at /. local (default): who asks a loopback address for localhost, as "
-        "`kubectl port-forward` does; all (also --page alone): who can reach the port; off: nobody",
-    )
-    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="outside a cluster; default: the pod's account")
-    parser.add_argument(
-        "--boot-id-file",
-        dest="boot_id",
-        type=Path,
-        default=default.boot_id,
-        metavar="FILE",
-        help="has another text after each boot; for nodes that are containers and share their host's",
-    )
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
+    pages = ("local", "all", "off")
+    parser.add_argument("--page", nargs="?", const="all", default=default.page, choices=pages, help=text)
+    add_kubeconfig(parser, "outside a cluster")
+    text = "has another text after each boot; for nodes that are containers and share their host's"
+    parser.add_argument("--boot-id-file", dest="boot_id", type=Path, default=default.boot_id, metavar="FILE", help=text)
+    add_log(parser)
     parser.epilog = _EPILOG
 
 

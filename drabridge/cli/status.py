@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from drabridge.cli.agent_client import add_socket, ask, find_socket
-from drabridge.cli.output import add_output, as_json_or_yaml, error_text, table, terminal_width, wrapped
+from drabridge.cli.agent_client import ask, find_socket
+from drabridge.cli.options import add_output, add_socket
+from drabridge.cli.output import as_json_or_yaml, error_text, table, terminal_width, wrapped
 from drabridge.cli.pods import add_nodes
 from drabridge.errors import ConfigError, DrabridgeError
 from drabridge.status.wording import (
@@ -36,15 +37,8 @@ WIDE = ("resource", "id", "presence", "numa", "pci", "nodes")
 def configure(parser: argparse.ArgumentParser) -> None:
     add_socket(parser)
     parser.add_argument("--resource", metavar="NAME", help="only this resource")
-    parser.add_argument(
-        "--watch",
-        "-w",
-        nargs="?",
-        type=float,
-        const=2.0,
-        metavar="SECONDS",
-        help="show it again every so many seconds; default: 2",
-    )
+    text = "show it again every so many seconds; default: 2"
+    parser.add_argument("--watch", "-w", nargs="?", type=float, const=2.0, metavar="SECONDS", help=text)
     add_output(parser)
     add_nodes(parser)
     parser.epilog = (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from drabridge.cli.output import add_output, show
+from drabridge.cli.options import add_output
+from drabridge.cli.output import show
 from drabridge.config.nvidia_profile import nvidia_profile
 from drabridge.errors import HostError
 from drabridge.inventory.offerable import offerable, row

@@ -7,18 +7,10 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from drabridge import __version__
-from drabridge.cli.output import add_output, show
+from drabridge.cli.options import add_output
+from drabridge.cli.output import show
 
-PACKAGES = (
-    "grpcio",
-    "protobuf",
-    "pyudev",
-    "watchdog",
-    "msgspec",
-    "urllib3",
-    "kubernetes",
-    "prometheus-client",
-)
+PACKAGES = ("grpcio", "protobuf", "pyudev", "watchdog", "msgspec", "urllib3", "kubernetes", "prometheus-client")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

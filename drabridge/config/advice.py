@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
-from drabridge.config import kernel_names
 from drabridge.config.lanes import COUNT_MAX, Lanes, LaneShare
+from drabridge.config.matcher import Matcher
+from drabridge.config.pattern import Glob
 from drabridge.config.predicate import All, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
 from drabridge.config.schema import DRIVER_PLACEHOLDER, Config, Resource
@@ -45,7 +47,7 @@ def _advice(config: Config) -> Iterator[str]:
 
 
 def _sides(lanes: Lanes) -> tuple[str, ...]:
-    """The lanes that get a device when there are many."""
+    """Return the lanes that get a device when there are many."""
     if not all(isinstance(lane, LaneShare) for lane in lanes.resolved):
         return ("legacy", "dra")
     return tuple(lane for lane, count in zip(("legacy", "dra"), lanes.targets(COUNT_MAX), strict=True) if count)
@@ -78,17 +80,17 @@ def _of_resource(resource: Resource) -> Iterator[str]:
         if str(template).endswith("=all"):
             yield f"cdiDevices {template}: by that name vendors' files mean every device of the node"
     fields = {field.source for field in resource.identity[0].fields}
-    numbered = _NUMBERED | {"sysname"} if any(map(kernel_names.names_are_numbered, resource.match)) else _NUMBERED
+    numbered = _NUMBERED | {"sysname"} if any(map(_names_are_numbered, resource.match)) else _NUMBERED
     if fields and fields <= numbered:
         first = resource.identity[0]
         yield f"id {first} follows the kernel's numbering: another device may have it after the next boot"
     for index, matcher in enumerate(resource.match):
-        for name in kernel_names.numbered_names(matcher):
+        for name in _numbered_names(matcher):
             yield (
                 f"match[{index}].sysname {name} has a number of the kernel's: it may be another device's after the "
                 "next boot; `drabridge suggest` writes a rule that stays with the hardware"
             )
-        for key, owner in kernel_names.above(matcher):
+        for key, owner in _asked_of_above(matcher):
             name, _, attribute = key.partition(".")
             inner = f"{name}: {{{attribute}: ...}}" if attribute else f"{name}: ..."
             yield (
@@ -100,7 +102,7 @@ def _of_resource(resource: Resource) -> Iterator[str]:
 
 
 def _one_path(resource: Resource) -> Iterator[Template]:
-    """The paths in the container at which every device of the resource has something of its own."""
+    """Yield the paths in the container at which every device of the resource has something of its own."""
     for node in resource.all_nodes:
         if node.alias is not None and _is_one(node.alias) and (node.path is None or node.path.fields):
             yield node.alias
@@ -123,3 +125,98 @@ def _has_subsystem(predicate: Predicate) -> bool:
             return all(map(_has_subsystem, parts))
         case _:
             return False
+
+
+# --- names and values of the kernel's device classes ------------------------------------------------------------------
+
+# The kernel numbers the devices of a class in the order of their arrival: ttyUSB0, nvme0n1, sdb, can0. One of a class
+# (tty, video4linux, net) has no ids of its own either, nor a driver: the USB device or PCI function above has them.
+_NUMBERED_NAMES = {
+    "tty": r"tty(USB|ACM|XRUSB|MXUSB|HS|R)\d",  # ttyS0 and ttyAMA0 are at fixed places of a board
+    "video4linux": r"(video|vbi|radio|swradio|v4l-subdev|v4l-touch)\d",
+    "nvme": r"nvme\d",
+    "block": r"(nvme\d|sr\d|(sd|vd|xvd)[a-z])",
+    "net": r"(eth|wlan|wwan|can|ib|usb)\d",
+    "sound": r"(card|controlC|pcmC|midiC|hwC)\d",
+    "hidraw": r"hidraw\d",
+    "input": r"(input|event|js|mouse)\d",
+    "drm": r"(card|renderD)\d",
+    "scsi_generic": r"sg\d",
+    "usbmisc": r"(lp|hiddev|cdc-wdm|usbtmc)\d",
+    "media": r"media\d",
+    "dvb": r"dvb\d",
+    "ptp": r"ptp\d",
+}
+"""subsystem -> names with a number, or letter, that the next device to arrive may have after the next boot."""
+
+_CLASSES = frozenset(_NUMBERED_NAMES) - {"media"} | {
+    "misc",
+    "infiniband",
+    "infiniband_verbs",
+    "infiniband_mad",
+    "bsg",
+    "rtc",
+}
+_OF_A_BUS = {
+    **dict.fromkeys(("idVendor", "idProduct", "bcdDevice", "manufacturer"), "USB device"),
+    **dict.fromkeys(("bInterfaceNumber", "bInterfaceClass", "bInterfaceProtocol"), "USB interface"),
+    **dict.fromkeys(("vendor", "device", "class", "subsystem_vendor", "subsystem_device"), "PCI function"),
+}
+_MAGIC = re.compile(r"[*?\[\\|]")
+
+
+def _subsystems(matcher: Matcher) -> frozenset[str]:
+    """Return the subsystems that a matcher names; empty when it names none, or by a pattern."""
+    texts = _globs(matcher.predicate(), Source.SUBSYSTEM)
+    words = [word for text in texts for word in text.split("|")]
+    return frozenset() if any(map(_MAGIC.search, words)) else frozenset(words)
+
+
+def _numbered_names(matcher: Matcher) -> tuple[str, ...]:
+    """Return the patterns for kernel names in which a number stands that the kernel chose."""
+    return tuple(name for name in _globs(matcher.predicate(), Source.SYSNAME) if _is_numbered(matcher, _head(name)))
+
+
+def _names_are_numbered(matcher: Matcher) -> bool:
+    """Whether the names of devices that a matcher finds have such a number, whatever its patterns leave open."""
+    heads = [_head(name) for name in _globs(matcher.predicate(), Source.SYSNAME)] or [""]
+    if not any(heads):
+        return bool(_subsystems(matcher) & _NUMBERED_NAMES.keys())
+    return any(_is_numbered(matcher, head + end) for head in heads for end in ("", "0", "a"))
+
+
+def _asked_of_above(matcher: Matcher) -> tuple[tuple[str, str], ...]:
+    """Return what a matcher asks for that only a device above has: the key, and what that device is."""
+    found = _subsystems(matcher)
+    if not found or not found <= _CLASSES:
+        return ()
+    tests = [test for test in _tests(matcher.predicate()) if not test.patterns.accepts_missing]
+    keyed = [
+        (test.label, _OF_A_BUS[test.key]) for test in tests if test.source is Source.ATTR and test.key in _OF_A_BUS
+    ]
+    return (*keyed, *((test.label, "device") for test in tests if test.source is Source.DRIVER))
+
+
+def _is_numbered(matcher: Matcher, text: str) -> bool:
+    return any(re.match(_NUMBERED_NAMES[name], text) for name in _subsystems(matcher) & _NUMBERED_NAMES.keys())
+
+
+def _head(glob: str) -> str:
+    """Return the literal beginning of a pattern."""
+    return _MAGIC.split(glob)[0]
+
+
+def _globs(predicate: Predicate, source: Source) -> list[str]:
+    return [
+        item.text
+        for test in _tests(predicate)
+        if test.source is source
+        for item in test.patterns.items
+        if isinstance(item, Glob)
+    ]
+
+
+def _tests(predicate: Predicate) -> Iterable[Test]:
+    """Return what the device itself must have: not its ancestors, and nothing that is excluded."""
+    parts = predicate.parts if isinstance(predicate, All) else ()
+    return [part for part in parts if isinstance(part, Test)]

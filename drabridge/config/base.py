@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from drabridge.config import names
-from drabridge.config.model import Check, Parse, Schema
+from drabridge.config.model import Check, Parse
 from drabridge.config.pattern import Glob, Patterns
 from drabridge.config.problems import Problem, Problems, unmet
 from drabridge.config.regex import Regex
@@ -16,7 +16,7 @@ from drabridge.config.template import parse as parse_template
 
 
 def text_of(value: Any, what: str = "text") -> str:
-    """The value when it is a string. Raises Problems when it is not."""
+    """Return the value when it is a string. Raises Problems when it is not."""
     if not isinstance(value, str):
         raise unmet(what)
     return str(value)
@@ -34,7 +34,7 @@ def _pattern(value: Any) -> Glob | Regex:
 
 
 def as_patterns(value: Any) -> Patterns:
-    """A glob, ``{regex: ...}`` or a list of them as patterns. Raises Problems, with the index in a list."""
+    """Read a glob, ``{regex: ...}`` or a list of them as patterns. Raises Problems, with the index in a list."""
     if isinstance(value, Patterns):
         return value
     if not isinstance(value, list | tuple):
@@ -66,12 +66,12 @@ _ONE_PATTERN: dict[str, Any] = {
 }
 PatternsText = Annotated[
     Patterns,
-    Parse(as_patterns),
-    Schema(
+    Parse(
+        as_patterns,
         {
             "anyOf": [*_ONE_PATTERN["anyOf"], {"type": "array", "minItems": 1, "items": _ONE_PATTERN}],
             "x-type": "pattern",
-        }
+        },
     ),
 ]
 
@@ -140,7 +140,7 @@ def _path_key(text: str) -> str:
 
 
 def _variable(text: str) -> str:
-    names.env_name("".join(part if isinstance(part, str) else "x" for part in variable_name(text).parts))
+    names.ENV_NAME.check("".join(part if isinstance(part, str) else "x" for part in variable_name(text).parts))
     return text
 
 
@@ -155,32 +155,27 @@ def _as_field(value: Any) -> TemplateField:
     return field
 
 
-def _schema(kind: str, **more: Any) -> Schema:
-    return Schema({"type": "string", "minLength": 1, "x-type": kind, **more})
+def _schema(kind: str, **more: Any) -> dict[str, Any]:
+    return {"type": "string", "minLength": 1, "x-type": kind, **more}
 
 
-Template = Annotated[_Template, Parse(_template), _schema("template")]
-ContainerTemplate = Annotated[_Template, Parse(_in_container), _schema("template")]
-IdTemplate = Annotated[Template, Check(_without_identity), _schema("template")]
-PathTemplate = Annotated[Template, Check(_path), _schema("path template", pattern=r"^(/|\{devnode\})")]
-ContainerPath = Annotated[ContainerTemplate, Check(_path), _schema("path template", pattern=r"^(/|\{devnode\})")]
-PathKey = Annotated[str, Check(_path_key), _schema("path template", pattern=r"^(/|\{devnode\})")]
-CdiDeviceTemplate = Annotated[
-    Template, Check(_cdi_device), _schema("vendor/class=name", pattern=r"^[A-Za-z][A-Za-z0-9_.-]*/[^={}]+=.")
-]
-FieldText = Annotated[TemplateField, Parse(_as_field), _schema("field", pattern=r"^[^{]")]
+_PATH = _schema("path template", pattern=r"^(/|\{devnode\})")
+_CDI_DEVICE = _schema("vendor/class=name", pattern=r"^[A-Za-z][A-Za-z0-9_.-]*/[^={}]+=.")
+
+Template = Annotated[_Template, Parse(_template, _schema("template"))]
+ContainerTemplate = Annotated[_Template, Parse(_in_container, _schema("template"))]
+IdTemplate = Annotated[Template, Check(_without_identity)]
+PathTemplate = Annotated[Template, Check(_path, _PATH)]
+ContainerPath = Annotated[ContainerTemplate, Check(_path, _PATH)]
+PathKey = Annotated[str, Check(_path_key, _PATH)]
+CdiDeviceTemplate = Annotated[Template, Check(_cdi_device, _CDI_DEVICE)]
+FieldText = Annotated[TemplateField, Parse(_as_field, _schema("field", pattern=r"^[^{]"))]
 
 # --- names ----------------------------------------------------------------------------------------------------------
 
-DriverName = Annotated[
-    str,
-    Check(names.driver_name),
-    _schema("domain name", maxLength=63, pattern=r"^[a-z][-a-z0-9]*(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$"),
-]
-
 
 def _resource_names(text: str) -> str:
-    """A resource name, or one with an attribute in it: one resource for each value (``name_template.py``)."""
+    """Check a resource name, or one with an attribute in it: one resource for each value (``name_template.py``)."""
     if "{" not in text and "}" not in text:
         return names.extended_resource_name(text)
     template = parse_template(text)
@@ -194,52 +189,33 @@ def _resource_names(text: str) -> str:
 
 _PLAIN_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _NAME_OF_VALUE = r"([A-Za-z0-9][-A-Za-z0-9_.]*)?\{attr:[^{}]+\}([-A-Za-z0-9_.]*[A-Za-z0-9])?"
-ResourceNames = Annotated[
-    str,
-    Check(_resource_names),
-    _schema(
-        "domain/name",
-        maxLength=308,
-        pattern=rf"^(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/({_PLAIN_NAME}|{_NAME_OF_VALUE})$",
-    ),
-]
-ResourceName = Annotated[
-    str,
-    Check(names.extended_resource_name),
-    _schema(
-        "domain/name",
-        maxLength=308,  # 244 for the domain, the slash, 63 for the name
-        pattern=rf"^(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/{_PLAIN_NAME}$",
-    ),
-]
+_RESOURCE_NAME = r"^(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/"
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _C_NAME = "[A-Za-z_][A-Za-z0-9_]"
-PoolName = Annotated[str, Check(names.pool_name), _schema("name", maxLength=253, pattern=rf"^{_LABEL}([./]{_LABEL})*$")]
-DnsLabel = Annotated[str, Check(names.dns_label), _schema("name", maxLength=63, pattern=f"^{_LABEL}$")]
-DeviceClassName = Annotated[
-    str, Check(names.device_class_name), _schema("name", maxLength=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")
-]
+_OWNER = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 4294967294}, {"const": "host"}], "x-type": "id"}
+
+
+def _resource_schema(name: str) -> dict[str, Any]:
+    """Return the schema of a resource's name; 244 characters for the domain, the slash, 63 for the name."""
+    return _schema("domain/name", maxLength=308, pattern=f"{_RESOURCE_NAME}{name}$")
+
+
+ResourceNames = Annotated[str, Check(_resource_names, _resource_schema(f"({_PLAIN_NAME}|{_NAME_OF_VALUE})"))]
+ResourceName = Annotated[str, Check(names.extended_resource_name, _resource_schema(_PLAIN_NAME))]
+DriverName = Annotated[str, names.DRIVER_NAME]
+PoolName = Annotated[str, names.POOL_NAME]
+ProfileName = Annotated[str, names.PROFILE_NAME]
+DeviceClassName = Annotated[str, names.DEVICE_CLASS_NAME]
 AttributeName = Annotated[
-    str, Check(names.attribute_name), _schema("name", pattern=rf"^({_LABEL}(\.{_LABEL})*/)?{_C_NAME}{{0,31}}$")
+    str, Check(names.attribute_name, _schema("name", pattern=rf"^({_LABEL}(\.{_LABEL})*/)?{_C_NAME}{{0,31}}$"))
 ]
-LabelName = Annotated[
-    str,
-    Check(names.label_name),
-    _schema(
-        "label's name",
-        maxLength=317,  # 253 for the domain, the slash, 63 for the name
-        pattern=rf"^({_LABEL}(\.{_LABEL})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-    ),
-]
-EnvName = Annotated[str, Check(names.env_name), _schema("name", pattern=f"^{_C_NAME}*$")]
-VariableName = Annotated[
-    str, Check(_variable), _schema("name", pattern=r"^([A-Za-z_]|\{[^{}]+\})([A-Za-z0-9_]|\{[^{}]+\})*$")
-]
-Permissions = Annotated[str, Check(names.permissions), _schema('"r", "w" or "rw"', enum=["r", "w", "rw", "wr"])]
-FileMode = Annotated[str, Check(names.file_mode), _schema('octal, or "host"', pattern="^(0[0-7]{3}|host)$")]
-OwnerId = Annotated[
-    int | str,
-    Check(names.owner_id),
-    Schema({"anyOf": [{"type": "integer", "minimum": 0, "maximum": 4294967294}, {"const": "host"}], "x-type": "id"}),
-]
-AbsolutePath = Annotated[str, Check(names.absolute_path), _schema("path", pattern="^/")]
+_LABEL_NAME = rf"^({_LABEL}(\.{_LABEL})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+# 253 characters for the domain, the slash, 63 for the name
+LabelName = Annotated[str, Check(names.label_name, _schema("label's name", maxLength=317, pattern=_LABEL_NAME))]
+EnvName = Annotated[str, names.ENV_NAME]
+_VARIABLE_NAME = r"^([A-Za-z_]|\{[^{}]+\})([A-Za-z0-9_]|\{[^{}]+\})*$"
+VariableName = Annotated[str, Check(_variable, _schema("name", pattern=_VARIABLE_NAME))]
+Permissions = Annotated[str, names.PERMISSIONS]
+FileMode = Annotated[str, names.FILE_MODE]
+OwnerId = Annotated[int | str, Check(names.owner_id, _OWNER)]
+AbsolutePath = Annotated[str, Check(names.absolute_path, _schema("path", pattern="^/"))]

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 from msgspec import Meta
 from msgspec.structs import FieldInfo, fields
 
-from drabridge.config.model import Check, Model, Parse, Prepare
-from drabridge.config.problems import Path, Problem, Problems, did_you_mean, shorten, unmet
+from drabridge.config.model import Check, Model, OneOrMany, Parse
+from drabridge.config.problems import Path, Problem, Problems, did_you_mean, refuse_if_any, shorten, unmet
 
 M = TypeVar("M", bound=Model)
 
@@ -41,8 +41,7 @@ def check(model: type[M], data: object) -> M:
     """Return the model of plain data: mappings, lists, text, numbers, booleans, None. Raises Problems, with paths."""
     checker = _Checker()
     found = checker.value(model, data, ())
-    if checker.problems:
-        raise Problems(*checker.problems, *model.whole_file_problems(data))
+    refuse_if_any([*checker.problems, *model.whole_file_problems(data)])
     return typing.cast("M", found)
 
 
@@ -61,9 +60,8 @@ class _Checker:
         """Return what an annotation makes of a value; WRONG after a problem was noted."""
         kind, marks = unwrapped(annotation)
         before = len(self.problems)
-        for mark in marks:
-            if isinstance(mark, Prepare):
-                value = mark.change(value)
+        if OneOrMany() in marks and not isinstance(value, list | tuple | None):
+            value = [value]
         parsers = [mark.make for mark in marks if isinstance(mark, Parse)]
         found = self._call(parsers[-1], value, path) if parsers else self._of_kind(kind, value, path)
         for mark in marks:
@@ -257,13 +255,13 @@ def _mapping_hint(model: type[Model], value: object) -> str:
 
 
 def _scalar_text(value: object) -> str:
-    """A plain value as a YAML file has it, inside of brackets."""
+    """Return a plain value as a YAML file has it, inside of brackets."""
     text = shorten(str(value).lower() if isinstance(value, bool) else str(value))
     return text if re.fullmatch(r"[\w./:=-]+", text) else f'"{text}"'
 
 
 def _node_key(value: object) -> str:
-    """The key of a match rule for a path below /dev; empty for anything else. udev makes the links by-id, by-path."""
+    """Return the key of a match rule for a path below /dev; "" for anything else. udev makes by-id and by-path."""
     if not isinstance(value, str) or not value.startswith("/dev/"):
         return ""
     return "devlink" if "/by-" in value else "devnode"

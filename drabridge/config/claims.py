@@ -11,9 +11,9 @@ from drabridge.config import names
 from drabridge.config.base import (
     ContainerTemplate,
     DeviceClassName,
-    DnsLabel,
     EnvName,
     Permissions,
+    ProfileName,
     ResourceName,
     VariableName,
 )
@@ -52,7 +52,7 @@ class Partition(Model, frozen=True):
     """The resource of the whole devices."""
     by: Annotated[str, Meta(pattern=r"^(parent|link:[A-Za-z0-9_.-]+)$")] = "parent"
     """How the whole is found from a part: `parent` (an ancestor in udev), or `link:physfn` (a link in sysfs)."""
-    counters: Annotated[Mapping[DnsLabel, Counter], Meta(max_length=names.COUNTERS_MAX)] = {}
+    counters: Annotated[Mapping[ProfileName, Counter], Meta(max_length=names.COUNTERS_MAX)] = {}
     """Shared counters of claims. Left out: each part is one of as many as there are."""
 
 
@@ -76,9 +76,9 @@ class ClaimConfig(Model, frozen=True):
 
     env: tuple[EnvName, ...] = ()
     """Environment variables that a claim may set."""
-    profiles: Mapping[DnsLabel, Profile] = {}
+    profiles: Mapping[ProfileName, Profile] = {}
     """Profiles that a claim may choose."""
-    default_profile: DnsLabel | None = None
+    default_profile: ProfileName | None = None
     """The profile of claims that choose none. A DeviceClass can demand one: `mandatory: true` in its parameters."""
     trust_class_parameters: bool = False
     """Whether a DeviceClass, which only administrators write, may set any environment variable."""

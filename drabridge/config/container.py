@@ -7,7 +7,7 @@ A new key also needs its value for one device (``inventory/container_edits.py``)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
@@ -21,7 +21,7 @@ from drabridge.config.base import (
     VariableName,
 )
 from drabridge.config.matcher import Match
-from drabridge.config.model import Model, exactly_one_of
+from drabridge.config.model import Model
 from drabridge.config.problems import Problem
 
 COMMAND_MAX = 64  # words of a hook
@@ -30,7 +30,7 @@ COMMAND_MAX = 64  # words of a hook
 class NodeRule(Model, frozen=True):
     """Device nodes under /dev that go into the container. Give `from` or `path`."""
 
-    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of("from", "path")
+    one_of = ("from", "path")
 
     source: Literal["devnode", "group"] | None = field(default=None, name="from")
     """`devnode`: the device's own node; `group`: the nodes of its companions."""
@@ -62,8 +62,6 @@ class NodeRule(Model, frozen=True):
         return self.file_mode is not None or self.uid is not None or self.gid is not None or self.join_group
 
     def _problems(self) -> Iterator[Problem]:
-        if (self.source is None) == (self.path is None):
-            yield Problem("either from: devnode, from: group, or path:", "give exactly one of them")
         if self.source == "group" and self.alias is not None and not self.alias.device_fields:
             hint = "use {devname}, for example /dev/fpga/{devname}"
             yield Problem("an alias that differs for every companion", hint, ("as",))

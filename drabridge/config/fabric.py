@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 from msgspec.structs import fields
 
-from drabridge.config.base import AttributeName, DnsLabel, EnvName, Template
+from drabridge.config.base import AttributeName, EnvName, ProfileName, Template
 from drabridge.config.claims import ClaimConfig, Sharing
 from drabridge.config.container import MountRule, NodeRule, duplicate_targets
-from drabridge.config.model import Check, Model, OrOne, Prepare, Schema
-from drabridge.config.problems import Problem, unmet
+from drabridge.config.model import Model, OneOrMany, form
+from drabridge.config.problems import Problem
 from drabridge.config.published import Attribute, Capacity, published_problems
 from drabridge.config.template import Template as ParsedTemplate
 
@@ -31,28 +30,13 @@ def is_fabric_pool(pool: str) -> bool:
 
 
 def fabric_resource(driver: str) -> str:
-    """The attribute ``resource`` of every fabric device; a node's resource may not be called so."""
+    """Return the attribute ``resource`` of every fabric device; a node's resource may not be called so."""
     return f"{driver}/{WORD}"
 
 
-def _fits(pattern: str, expected: str) -> Check:
-    compiled = re.compile(pattern)
-
-    def check(text: str) -> str:
-        if not compiled.fullmatch(text):
-            raise unmet(expected)
-        return text
-
-    return Check(check)
-
-
-def _schema(kind: str, pattern: str) -> Schema:
-    return Schema({"type": "string", "pattern": f"^({pattern})$", "x-type": kind})
-
-
-NodeLabelName = Annotated[str, _fits(_LABEL, "the name of a Node's label"), _schema("label's name", _LABEL)]
-NodeLabelValue = Annotated[str, _fits(_NAME_PART, "the value of a label"), _schema("value", _NAME_PART)]
-HostName = Annotated[str, _fits(_HOST, "a host's name or address"), _schema("host", _HOST)]
+NodeLabelName = Annotated[str, form("label's name", _LABEL, "the name of a Node's label")]
+NodeLabelValue = Annotated[str, form("value", _NAME_PART, "the value of a label")]
+HostName = Annotated[str, form("host", _HOST, "a host's name or address")]
 
 
 def _one_or_many(value: Any) -> Any:
@@ -79,13 +63,11 @@ class TcpCheck(Model, frozen=True):
 class FabricDevice(Model, frozen=True):
     """One device that several nodes reach: a network camera, an appliance, a licence server."""
 
-    name: DnsLabel
+    name: ProfileName
     """Its name in ResourceSlices. To the scheduler a device with another name is another device."""
-    pool: DnsLabel | None = None
+    pool: ProfileName | None = None
     """Devices that other nodes reach are in another pool: `<driver>/fabric/NAME` in place of `<driver>/fabric`."""
-    node_selector: Mapping[
-        NodeLabelName, Annotated[tuple[NodeLabelValue, ...], Prepare(_one_or_many), OrOne(), Meta(min_length=1)]
-    ] = {}
+    node_selector: Mapping[NodeLabelName, Annotated[tuple[NodeLabelValue, ...], OneOrMany(), Meta(min_length=1)]] = {}
     """Labels of the nodes that reach it, each with its value or a list of values; all nodes when left out. It is the
     same for all devices of a pool."""
     attributes: Mapping[AttributeName, Attribute] = {}
@@ -107,7 +89,7 @@ class FabricDevice(Model, frozen=True):
     """Whether the device answers. When left out it always counts as healthy."""
 
     def pool_name(self, driver: str) -> str:
-        """The name of its pool."""
+        """Return the name of its pool."""
         return fabric_resource(driver) + (f"/{self.pool}" if self.pool else "")
 
     def _problems(self) -> Iterator[Problem]:
@@ -146,7 +128,7 @@ def _templates(value: Any, *path: str | int) -> Iterator[tuple[tuple[str | int, 
 
 
 def fabric_problems(devices: object) -> Iterator[Problem]:
-    """What does not fit together, found on plain data: two devices of a name, pools whose devices differ in nodes."""
+    """Yield what does not fit together in plain data: two devices of a name, pools whose devices differ in nodes."""
     names: dict[object, int] = {}
     first: dict[object, tuple[int, object]] = {}
     for index, device in enumerate(devices if isinstance(devices, list) else ()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from drabridge.config.label_rule import LabelRule, part_of, unchanged
+from drabridge.config.node_labels import LabelRule, part_of, unchanged
 from drabridge.config.template import Field, Template
 
 GPU = "nvidia.com/gpu"

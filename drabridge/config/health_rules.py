@@ -6,20 +6,18 @@ To add a rule: its key and what it reads here, its check in ``inventory/health_r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
 from drabridge.config.base import PathKey, PatternsText
 from drabridge.config.base import Template as TemplateText
 from drabridge.config.container import COMMAND_MAX
-from drabridge.config.model import Model, exactly_one_of
+from drabridge.config.model import Model
 from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import Patterns
 from drabridge.config.problems import Problem
 from drabridge.config.template import Template, parse
-
-_KEYS = ("nodeExists", "driverBound", "attr", "file", "exec", "nvml")
 
 
 class ExecCheck(Model, frozen=True):
@@ -41,7 +39,7 @@ class ExecCheck(Model, frozen=True):
 class HealthRule(Model, frozen=True):
     """A condition for a present device to be healthy. Give exactly one key."""
 
-    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of(*_KEYS)
+    one_of = ("nodeExists", "driverBound", "attr", "file", "exec", "nvml")
 
     node_exists: bool | None = None
     """Whether every node that is not optional must exist and be a device node."""
@@ -58,22 +56,17 @@ class HealthRule(Model, frozen=True):
     """NVML must report no fault of the GPU or MIG instance; `true`, or which faults count. While NVML does not answer,
     what it reported last counts."""
 
-    def _problems(self) -> Iterator[Problem]:
-        given = (self.node_exists, self.driver_bound, self.attrs, self.files, self.exec_check, self.nvml)
-        if sum(key is not None and key != {} for key in given) != 1:
-            yield Problem(f"exactly one of {', '.join(_KEYS)}", "one list item per condition")
-
     @property
     def nvml_faults(self) -> NvmlHealth | None:
         """Which faults that NVML reports count; None when the rule asks for none."""
         return NvmlHealth() if self.nvml is True else self.nvml
 
     def sysfs_attributes(self) -> Iterator[str]:
-        """The names of the sysfs attributes that the rule reads: udev is asked for no others."""
+        """Yield the names of the sysfs attributes that the rule reads: udev is asked for no others."""
         yield from self.attrs
 
     def file_templates(self) -> Iterator[tuple[Template, Patterns]]:
-        """The files that the rule reads, as templates, each with what its first line must match."""
+        """Yield the files that the rule reads, as templates, each with what its first line must match."""
         for path, patterns in self.files.items():
             yield parse(path), patterns
 

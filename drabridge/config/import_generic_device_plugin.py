@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
+import yaml
 from msgspec import Meta, Struct, field
 
+from drabridge import yaml_reader
 from drabridge.config import names
 from drabridge.config.base import AbsolutePath, text_of
-from drabridge.config.gdp_arguments import file_of
-from drabridge.config.loader import load, read
+from drabridge.config.imported import Json, Noted, written
+from drabridge.config.loader import read
 from drabridge.config.model import Model, Parse
-from drabridge.config.problems import Problem, Problems, unmet
+from drabridge.config.problems import Problem, Problems, problems_of, unmet
 from drabridge.config.schema import API_VERSION, KIND, REPLICAS_MAX
 from drabridge.config.yaml_tree import Bare
-from podresources.table import printable
 
 DEFAULT_DOMAIN = "squat.ai"  # generic-device-plugin's own default, config.go
 RAW_KEYS = frozenset({"usb"})  # ids stay as written: the note says what generic-device-plugin makes of them
@@ -142,37 +143,63 @@ class _File(Model, frozen=True):
             yield Problem("a device under devices:")
         for key, devices in (("devices", self.devices), ("device", self.device)):
             for index, device in enumerate(devices):
-                try:
-                    names.extended_resource_name(f"{self.domain}/{device.name}")
-                except Problems as error:
-                    yield from (problem.under(key, index, "name") for problem in error.items)
+                name = f"{self.domain}/{device.name}"
+                yield from problems_of(names.extended_resource_name, name, key, index, "name")
+
+
+# --- the same as arguments in a DaemonSet -----------------------------------------------------------
+
+DEPTH_MAX, VALUES_MAX = 50, 100_000  # with aliases written out
+_CONTAINERS = ("containers", "initContainers")
+_FLAG = re.compile(r"--(device|domain)(?:=(.*))?", re.DOTALL)
+
+
+def _file_of_arguments(text: str) -> str | None:
+    """Return the plugin's file for a manifest with ``--device`` arguments; None where there are none.
+
+    Each argument is taken as it is written: whether an id is quoted in it matters.
+    """
+    if "--device" not in text:
+        return None
+    try:
+        yaml_reader.read(text, DEPTH_MAX, VALUES_MAX, lambda found: None)  # else what follows could go on for ever
+        found = [flag for document in yaml.safe_load_all(text) for flag in _flags(document)]
+    except (yaml.YAMLError, yaml_reader.TooLarge, ValueError, RecursionError):
+        return None
+    devices = [value for name, value in found if name == "device"]
+    if not devices:
+        return None
+    domains = [f"domain: {value}\n" for name, value in found if name == "domain"][-1:]
+    return "".join(domains) + "devices:\n" + "".join(f"-\n{textwrap.indent(one, '  ')}\n" for one in devices)
+
+
+def _flags(node: Any) -> Iterator[tuple[str, str]]:
+    """Yield the flags of every container in a manifest, in order: name and value."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _flags(item)
+    if not isinstance(node, dict):
+        return
+    for key, value in node.items():
+        if key in _CONTAINERS and isinstance(value, list):
+            for container in (one for one in value if isinstance(one, dict)):
+                yield from _of_words([*_texts(container.get("command")), *_texts(container.get("args"))])
+        else:
+            yield from _flags(value)
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def _of_words(words: list[str]) -> Iterator[tuple[str, str]]:
+    for index, word in enumerate(words):
+        if found := _FLAG.fullmatch(word):
+            following = words[index + 1] if index + 1 < len(words) else ""
+            yield found[1], following if found[2] is None else found[2]
 
 
 # --- our file ------------------------------------------------------------------------------------
-
-
-class _Entry(Struct):
-    """One resource of ours, and the notes above it. All lists are lines of YAML."""
-
-    name: str
-    matchers: list[str] = field(default_factory=list)
-    nodes: list[str] = field(default_factory=list)
-    mounts: list[str] = field(default_factory=list)
-    rest: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def same_shape(self, other: _Entry) -> bool:
-        """Whether two groups can be one resource: only their matchers differ."""
-        return (self.nodes, self.mounts, self.rest) == (other.nodes, other.mounts, other.rest)
-
-    def lines(self) -> Iterator[str]:
-        yield from (f"# {printable(note)}" for note in dict.fromkeys(self.notes))
-        yield f"- name: {self.name}"
-        for key, items in (("match", self.matchers), ("nodes", self.nodes), ("mounts", self.mounts)):
-            if items:
-                yield f"  {key}:"
-                yield from (f"  - {item}" for item in items)
-        yield from (f"  {line}" for line in self.rest)
 
 
 def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugin configuration") -> str:
@@ -181,30 +208,29 @@ def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugi
     Raises ConfigErrors with the places in that file when it is wrong, or when something has no counterpart here. Places
     in a manifest are those of the file that its ``--device`` arguments make.
     """
-    if (of_arguments := file_of(_text(source))) is not None:
+    if (of_arguments := _file_of_arguments(_text(source))) is not None:
         source, name = of_arguments, f"the --device arguments of {name if isinstance(source, str | bytes) else source}"
     file = read(_File, source, name=name, raw_keys=RAW_KEYS, hint="generic-device-plugin's file begins with devices:")
-    lines = [
+    head = [
         "# Made from a configuration of generic-device-plugin. What differs is said above each resource.",
         "# Device ids differ (generic-device-plugin's are hashes of paths): drain the node before changing over.",
         f"apiVersion: {API_VERSION}",
         f"kind: {KIND}",
     ]
     try:
-        lines.append(f"driver: {names.driver_name(file.domain)}")
+        head.append(f"driver: {names.DRIVER_NAME.check(file.domain)}")
     except Problems:
-        lines.append(f"# The domain {file.domain} cannot be a DRA driver's name; add driver: with one that can.")
-    lines.append("resources:")
-    for device in (*file.devices, *file.device):
-        for entry in _entries(f"{file.domain}/{device.name}", device.groups):
-            lines += entry.lines()
-    text = "\n".join(lines) + "\n"
-    load(text, name=f"{name}, converted")  # what is printed is what loads
-    return text
+        head.append(f"# The domain {file.domain} cannot be a DRA driver's name; add driver: with one that can.")
+    resources = (
+        entry
+        for device in (*file.devices, *file.device)
+        for entry in _resources(f"{file.domain}/{device.name}", device.groups)
+    )
+    return written(head, resources, name)
 
 
 def _text(source: FilePath | str | bytes) -> str:
-    """The text, empty where :func:`read` will say why it is none."""
+    """Return the text, empty where :func:`read` will say why it is none."""
     if isinstance(source, str):
         return source
     try:
@@ -213,126 +239,112 @@ def _text(source: FilePath | str | bytes) -> str:
         return ""
 
 
-def _entries(name: str, groups: tuple[_Group, ...]) -> list[_Entry]:
-    """One entry when the groups of a device differ only in what they match, else one for each kind of group."""
-    entries: list[_Entry] = []
+def _resources(name: str, groups: tuple[_Group, ...]) -> list[Noted]:
+    """Return one resource if the groups of a device differ only in what they match, else one for each kind of group."""
+    found: list[Noted] = []
     for group in groups:
-        entry = _usb_entry(name, group) if group.usb else _path_entry(name, group)
-        twin = next((known for known in entries if known.same_shape(entry)), None)
+        resource, notes = _of_usb(group) if group.usb else _of_paths(group)
+        shape = _shape(resource)
+        twin = next((known for known in found if _shape(known[0]) == shape), None)
         if twin is not None:
-            twin.matchers += entry.matchers
-            twin.notes += entry.notes
+            twin[0]["match"] += resource["match"]
+            twin[1].extend(notes)
             continue
-        if entries:
-            entry.name = f"{name}-{len(entries) + 1}"
-            entry.notes.append(
-                f"Another group of {name} with other nodes: it needs a name of its own, pods must use it."
-            )
-        entries.append(entry)
-    return entries
+        number = f"-{len(found) + 1}" if found else ""
+        if found:
+            notes.append(f"Another group of {name} with other nodes: it needs a name of its own, pods must use it.")
+        found.append(({"name": name + number, **resource}, notes))
+    return found
 
 
-def _usb_entry(name: str, group: _Group) -> _Entry:
-    entry = _Entry(name, nodes=["from: devnode"], rest=_replicas(group.count))
+def _shape(resource: Json) -> Json:
+    """Return what must be the same for two groups to be one resource: only their matchers may differ."""
+    return {key: value for key, value in resource.items() if key not in ("name", "match")}
+
+
+def _of_usb(group: _Group) -> Noted:
+    match, notes = [], []
     for usb in group.usb:
         attributes = {"idVendor": usb.vendor.digits, "idProduct": usb.product.digits}
         if usb.serial:
-            attributes["serial"] = _escaped(usb.serial)
-        pairs = ", ".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in attributes.items())
-        entry.matchers.append(f"{{subsystem: usb, devtype: usb_device, attr: {{{pairs}}}}}")
-        entry.notes += [note for note in (usb.vendor.note, usb.product.note) if note]
-    entry.notes.append(
-        "Each USB device counts for itself; generic-device-plugin bundles all matches of a group into one."
-    )
-    return entry
+            attributes["serial"] = re.sub(r"[*?\[\\]", r"\\\g<0>", usb.serial)  # exactly this text
+        match.append({"subsystem": "usb", "devtype": "usb_device", "attr": attributes})
+        notes += [note for note in (usb.vendor.note, usb.product.note) if note]
+    notes.append("Each USB device counts for itself; generic-device-plugin bundles all matches of a group into one.")
+    return {"match": match, "nodes": [{"from": "devnode"}], **_replicas(group)}, notes
 
 
-def _path_entry(name: str, group: _Group) -> _Entry:
+def _of_paths(group: _Group) -> Noted:
     devices = [path for path in group.paths if path.type == "Device"]
     anchor = next((path for path in devices if path.is_pattern), devices[0])
-    entry = _Entry(name, rest=_replicas(group.count))
+    companions = [path for path in devices if path is not anchor and path.is_pattern]
+    notes: list[str] = []
+    more: Json = {}
     sought, folder = anchor.path, anchor.path.rstrip("/")
     if folder in _FOLDERS:
         sought = f"{folder}/{_FOLDERS[folder]}"
-        entry.notes.append(f"{folder} is a folder: each device in it counts for itself, with its nodes there.")
-        entry.rest.append(f'group: {{with: siblings, match: [{{devnode: "{folder}/*"}}]}}')
+        notes.append(f"{folder} is a folder: each device in it counts for itself, with its nodes there.")
+        more["group"] = {"with": "siblings", "match": [{"devnode": f"{folder}/*"}]}
     is_link = _UDEV_LINK.fullmatch(sought) is not None
     # Of other names nobody can tell: a driver's, or the host's own link (SYMLINK+="zigbee").
     maybe_link = not is_link and folder not in _FOLDERS and _OF_THE_KERNEL.fullmatch(sought) is None
-    for key in ("devlink",) if is_link else ("devnode", "devlink") if maybe_link else ("devnode",):
-        entry.matchers.append(f"{key}: {json.dumps(sought, ensure_ascii=False)}")
-    alias = anchor.mount_path or (sought if (is_link or maybe_link) and not anchor.is_pattern else None)
-    alias_text = None if alias is None else _template(alias)
-    if alias is not None and alias.endswith("/"):
-        alias_text = f'"{alias.replace("{", "{{").replace("}", "}}")}{{devname}}"'
-    entry.nodes.append(_node("from: devnode", alias_text, anchor, entry.notes, optional=False))
+    keys = ("devlink",) if is_link else ("devnode", "devlink") if maybe_link else ("devnode",)
+    alias = _alias_of(anchor, "{devname}")
+    if alias is None and (is_link or maybe_link) and not anchor.is_pattern:
+        alias = _literal(sought)
+    nodes = [_node({"from": "devnode"}, alias, anchor, notes)]
     if folder in _FOLDERS:
-        entry.nodes.append("{from: group, optional: true}")
+        nodes.append({"from": "group", "optional": True})
     if anchor.is_pattern:
-        entry.notes.append("Each device that matches counts for itself, in the order of its identity, not of its path.")
+        notes.append("Each device that matches counts for itself, in the order of its identity, not of its path.")
         if anchor.mount_path and not anchor.mount_path.endswith("/"):
-            entry.notes.append(f"A container can hold one of these only: all of them appear at {anchor.mount_path}.")
+            notes.append(f"A container can hold one of these only: all of them appear at {anchor.mount_path}.")
     if anchor.optional:
-        entry.notes.append(f"optional was dropped from {anchor.path}: without it there is no device.")
-    companions = [path for path in devices if path is not anchor and path.is_pattern]
+        notes.append(f"optional was dropped from {anchor.path}: without it there is no device.")
     for path in devices:
         if path is not anchor and not path.is_pattern:
-            entry.nodes.append(
-                _node(f"path: {_template(path.path)}", _alias_of(path), path, entry.notes, optional=path.optional)
-            )
+            name = _literal(path.path.rpartition("/")[2])
+            nodes.append(_node({"path": _literal(path.path)}, _alias_of(path, name), path, notes, path.optional))
             if anchor.is_pattern and path.limit == 1:
-                entry.notes.append(
-                    f"Every device comes with {path.path}; generic-device-plugin stops after one (limit)."
-                )
+                notes.append(f"Every device comes with {path.path}; generic-device-plugin stops after one (limit).")
     if companions:
-        path = companions[0]
-        entry.nodes.append(_node("from: group", None, path, entry.notes, optional=any(c.optional for c in companions)))
-        found = ", ".join(f"{{devnode: {json.dumps(c.path, ensure_ascii=False)}}}" for c in companions)
-        entry.rest.append(f"group: {{with: siblings, match: [{found}]}}")
-        entry.notes.append(
+        nodes.append(_node({"from": "group"}, None, companions[0], notes, any(one.optional for one in companions)))
+        more["group"] = {"with": "siblings", "match": [{"devnode": one.path} for one in companions]}
+        notes.append(
             "Companions are those of the same parent device; generic-device-plugin pairs them by sorted order."
         )
-        if any(c.mount_path for c in companions):
-            entry.notes.append("mountPath was dropped from companions with wildcards: they keep their own names.")
-    for path in group.paths:
-        if path.type == "Mount":
-            target = f", containerPath: {_template(path.mount_path)}" if path.mount_path else ""
-            optional = ", optional: true" if path.optional else ""
-            read_only = str(path.read_only).lower()
-            entry.mounts.append(f"{{hostPath: {_template(path.path)}{target}, readOnly: {read_only}{optional}}}")
-    return entry
+        if any(one.mount_path for one in companions):
+            notes.append("mountPath was dropped from companions with wildcards: they keep their own names.")
+    if mounts := [_mount(path) for path in group.paths if path.type == "Mount"]:
+        more["mounts"] = mounts
+    return {"match": [{key: sought} for key in keys], "nodes": nodes, **more, **_replicas(group)}, notes
 
 
-def _alias_of(path: _Path) -> str | None:
-    """The path in the container, as YAML; a mountPath that ends with a slash is a folder there."""
+def _alias_of(path: _Path, name: str) -> str | None:
+    """Return the path in the container; a mountPath that ends with a slash is a folder, in which ``name`` is."""
     if path.mount_path is None:
         return None
-    name = path.path.rpartition("/")[2] if path.mount_path.endswith("/") else ""
-    return _template(path.mount_path + name)
+    return _literal(path.mount_path) + (name if path.mount_path.endswith("/") else "")
 
 
-def _node(what: str, alias: str | None, path: _Path, notes: list[str], *, optional: bool) -> str:
-    parts = [what]
-    if alias is not None:
-        parts.append(f"as: {alias}")
+def _node(what: Json, alias: str | None, path: _Path, notes: list[str], optional: bool = False) -> Json:
     if "m" in path.permissions:
         notes.append("permissions mrw became rw: m lets a container create any device node.")
     allowed = "".join(letter for letter in "rw" if letter in path.permissions) or "rw"
-    if allowed != "rw":
-        parts.append(f"permissions: {allowed}")
-    if optional:
-        parts.append("optional: true")
-    return f"{{{', '.join(parts)}}}"
+    more = {"as": alias, "permissions": allowed if allowed != "rw" else None, "optional": optional or None}
+    return what | {key: value for key, value in more.items() if value is not None}
 
 
-def _replicas(count: int) -> list[str]:
-    return [f"replicas: {{count: {count}}}"] if count > 1 else []
+def _mount(path: _Path) -> Json:
+    more = {"containerPath": _literal(path.mount_path)} if path.mount_path else {}
+    optional = {"optional": True} if path.optional else {}
+    return {"hostPath": _literal(path.path), **more, "readOnly": path.read_only, **optional}
 
 
-def _template(path: str) -> str:
-    return json.dumps(path.replace("{", "{{").replace("}", "}}"), ensure_ascii=False)
+def _replicas(group: _Group) -> Json:
+    return {"replicas": {"count": group.count}} if group.count > 1 else {}
 
 
-def _escaped(text: str) -> str:
-    """A pattern for exactly this text."""
-    return re.sub(r"[*?\[\\]", r"\\\g<0>", text)
+def _literal(path: str) -> str:
+    """Return a template without fields."""
+    return path.replace("{", "{{").replace("}", "}}")

@@ -18,8 +18,9 @@ from msgspec import Meta, field
 
 from drabridge.config import names
 from drabridge.config.base import AbsolutePath
+from drabridge.config.imported import Json, Noted, written
 from drabridge.config.loader import load, read
-from drabridge.config.model import Check, Model, Parse, Prepare, to_data
+from drabridge.config.model import Check, Model, OneOrMany, Parse, to_data
 from drabridge.config.nvidia_profile import GPUS, WITH_MIG, nvidia_profile
 from drabridge.config.problems import Problem, did_you_mean, unmet
 from drabridge.config.schema import REPLICAS_MAX
@@ -33,8 +34,6 @@ MIG_RESOURCES = "nvidia.com/mig-{attr:profile}"  # the profile's resource for ev
 WHOLE = "nvidia.com/gpu-whole"  # whole GPUs while nvidia.com/gpu are their MIG instances
 IMEX_CHANNEL = "/dev/nvidia-caps-imex-channels/channel0"
 SHARES = "shares"  # the capacity of which each claim takes a part, as a pod takes a replica
-
-Json = dict[str, Any]
 
 _DEVICE = re.compile(
     r"\d+(:\d+)?|GPU-{0}|MIG-({0}|GPU-{0}/\d+/\d+)".format("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -79,10 +78,6 @@ def _channels(ids: tuple[int, ...]) -> tuple[int, ...]:
     return ids
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value or []
-
-
 Name = Annotated[str, Check(_resource_name)]
 SharedName = Annotated[str, Check(_shared_name)]
 Duration = Annotated[
@@ -93,7 +88,7 @@ ListStrategy = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 
 class _Plugin(Model, frozen=True):
     pass_device_specs: bool | None = None
-    device_list_strategy: Annotated[tuple[ListStrategy, ...], Prepare(_as_list)] = ()
+    device_list_strategy: Annotated[tuple[ListStrategy, ...], OneOrMany()] | None = None
     device_id_strategy: Literal["uuid", "index"] | None = field(default=None, name="deviceIDStrategy")
     cdi_annotation_prefix: str | None = None
     nvidia_ctk_path: str | None = field(default=None, name="nvidiaCTKPath")
@@ -183,7 +178,7 @@ class _File(Model, frozen=True):
 
     @classmethod
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
-        """The ConfigMap that holds such files, in place of one of them."""
+        """Refuse the ConfigMap that holds such files, in place of one of them."""
         if isinstance(data, dict) and data.get("kind") == "ConfigMap":
             hint = "save the text of one key of data: as a file, and name that"
             yield Problem("a configuration of NVIDIA's device plugin, not the ConfigMap around it", hint, ("data",))
@@ -198,9 +193,8 @@ def convert(source: FilePath | str | bytes, *, name: str = "configuration of NVI
     Raises ConfigErrors with the places in that file when it is wrong, or when something has no counterpart here.
     """
     file = read(_File, source, name=name, hint="NVIDIA's file begins with version: v1")
-    text = _Conversion(file).text()
-    load(text, name=f"{name}, converted")  # what is printed is what loads
-    return text
+    conversion = _Conversion(file)
+    return written(list(conversion.head()), conversion.resources(), name)
 
 
 class _Conversion:
@@ -218,22 +212,18 @@ class _Conversion:
         profile = load(text, name="the profile for NVIDIA's GPUs")
         self._profile: Json = to_data(profile)
 
-    def text(self) -> str:
-        lines = [
+    def head(self) -> Iterator[str]:
+        yield from (
             "# Made from a configuration of NVIDIA's device plugin and the profile for its GPUs. What differs is said.",
             "# Flags and environment variables of the plugin come before its file: look at its DaemonSet as well.",
             *(f"# {printable(note)}" for note in self._file_notes()),
-        ]
-        head = {key: value for key, value in self._profile.items() if key != "resources"}
-        lines += [_yaml(head, flow=False).rstrip(), "resources:"]
-        for resource, notes in self._resources():
-            lines += [f"# {printable(note)}" for note in notes]
-            lines.append(_yaml([resource]).rstrip())
-        return "\n".join(lines) + "\n"
+        )
+        profile = {key: value for key, value in self._profile.items() if key != "resources"}
+        yield yaml.safe_dump(profile, sort_keys=False, default_flow_style=False)
 
     # --- resources ---
 
-    def _resources(self) -> Iterator[tuple[Json, list[str]]]:
+    def resources(self) -> Iterator[Noted]:
         shared = {one.name: one for one in self._sharing.resources} if self._sharing else {}
         gpu = self._edited(_named(self._profile, GPU))
         if self._strategy == "single":
@@ -250,7 +240,7 @@ class _Conversion:
                 mig["partition"] = {**mig["partition"], "of": gpu["name"]}
                 yield self._replicated(mig, shared.get(name))
 
-    def _replicated(self, resource: Json, asked: _Replicated | None) -> tuple[Json, list[str]]:
+    def _replicated(self, resource: Json, asked: _Replicated | None) -> Noted:
         if asked is None or self._sharing is None:
             return resource, []
         notes = list(self._sharing_notes(asked))
@@ -310,7 +300,7 @@ class _Conversion:
         if roots:
             named = " and ".join(dict.fromkeys(roots))
             yield f"The paths below {named} must be in the agent's pod: name them in the chart's extraHostPaths."
-        strategies = plugin.device_list_strategy
+        strategies = plugin.device_list_strategy or ()
         if strategies and not any(strategy.startswith("cdi-") for strategy in strategies):
             yield (
                 f"flags.plugin.deviceListStrategy: {', '.join(strategies)} leaves devices to NVIDIA's runtime. Here "
@@ -404,9 +394,3 @@ def _mig_resource(profile: Json, name: str) -> Json:
         return resource
     mig_profile = name.removeprefix(MIG_PREFIX).replace("gb.", "gb+")  # 1g.10gb+me is mig-1g.10gb.me as a resource
     return resource | {"name": name, "match": [{"subsystem": MIG_SUBSYSTEM, "attr": {"profile": mig_profile}}]}
-
-
-def _yaml(data: Any, *, flow: bool | None = None) -> str:
-    """Return YAML in the style of the examples: mappings of scalars in one line, unless ``flow`` is False."""
-    text: str = yaml.safe_dump(data, sort_keys=False, width=120, default_flow_style=flow, allow_unicode=True)
-    return text

@@ -17,16 +17,14 @@ import yaml
 from msgspec import Meta, field
 
 from drabridge.config import names
-from drabridge.config.loader import load, read
-from drabridge.config.model import Model, Prepare
-from drabridge.config.problems import Problem, Problems
+from drabridge.config.imported import Json, written
+from drabridge.config.loader import read
+from drabridge.config.model import Model, OneOrMany
+from drabridge.config.problems import Problem, problems_of
 from drabridge.config.schema import API_VERSION, KIND
-from podresources.table import printable
 
 DEFAULT_PREFIX = "intel.com"  # cmd/sriovdp/main.go, --resource-prefix
 VFS_MAX = 65_536  # more than a card has (NumVFs is 16 bits wide)
-
-Json = dict[str, Any]
 
 _HEX_ID = Annotated[str, Meta(pattern="^[0-9a-fA-F]{4}$")]
 _ADDRESS = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$")]
@@ -41,10 +39,6 @@ _NO_COUNTERPART: Mapping[str, str] = {
     "auxTypes": "write a resource for subfunctions: match: {subsystem: auxiliary, sysname: '*.sf.*'}",
     "pKeys": "a partition key is the port's, not the function's: choose functions by pfNames or pciAddresses",
 }
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, dict) else value
 
 
 # --- their file -----------------------------------------------------------------------------------------------------
@@ -83,7 +77,7 @@ class _Resource(Model, frozen=True):
     device_type: Literal["netDevice", "accelerator", "auxNetDevice"] = "netDevice"
     exclude_topology: bool = False
     additional_info: Mapping[str, Mapping[str, str]] = {}
-    selectors: Annotated[tuple[_Selectors, ...], Prepare(_as_list)] = ()
+    selectors: Annotated[tuple[_Selectors, ...], OneOrMany()] = ()
 
     @property
     def name(self) -> str:
@@ -92,10 +86,7 @@ class _Resource(Model, frozen=True):
     def _problems(self) -> Iterator[Problem]:
         if self.device_type == "auxNetDevice":
             yield Problem("netDevice or accelerator", _NO_COUNTERPART["auxTypes"], ("deviceType",))
-        try:
-            names.extended_resource_name(self.name)
-        except Problems as error:
-            yield from (problem.under("resourceName") for problem in error.items)
+        yield from problems_of(names.extended_resource_name, self.name, "resourceName")
 
 
 class _File(Model, frozen=True):
@@ -114,21 +105,14 @@ def convert(source: FilePath | str | bytes, *, name: str = "configuration of the
     if (inside := _of_config_map(source)) is not None:
         source, name = inside, f"the data of {name}"
     file = read(_File, source, name=name, hint="the plugin's file begins with resourceList")
-    lines = [
+    head = [
         "# Made from a configuration of the SR-IOV network device plugin. What differs is said above each resource.",
         "# The ids are the plugin's, PCI addresses: running pods are recognised when the agent takes over a node.",
         f"apiVersion: {API_VERSION}",
         f"kind: {KIND}",
         "# driver: a domain of yours, for claims",
-        "resources:",
     ]
-    for resource in file.resource_list:
-        lines += [f"# {printable(note)}" for note in _notes(resource)]
-        body = [_converted(resource)]
-        lines.append(yaml.safe_dump(body, sort_keys=False, width=120, default_flow_style=None).rstrip())
-    text = "\n".join(lines) + "\n"
-    load(text, name=f"{name}, converted")  # what is printed is what loads
-    return text
+    return written(head, ((_converted(resource), list(_notes(resource))) for resource in file.resource_list), name)
 
 
 def _of_config_map(source: FilePath | str | bytes) -> str | None:

@@ -20,7 +20,7 @@ from msgspec import NODEFAULT, Meta
 from msgspec.structs import fields
 
 from drabridge.config.checker import unwrapped
-from drabridge.config.model import Model, OrOne, Schema, to_data
+from drabridge.config.model import Check, Model, OneOrMany, Parse, to_data
 from drabridge.config.schema import Config
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -35,12 +35,12 @@ _LIMITS: Mapping[str, Mapping[str, str]] = {  # of Meta -> the schema's word, by
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of the configuration file."""
+    """Return the JSON Schema of the configuration file."""
     return {"$schema": SCHEMA_DIALECT, **_without_notes(annotated_schema()), "title": "drabridge configuration"}
 
 
 def annotated_schema() -> dict[str, Any]:
-    """The schema with notes for the reference (``x-type``: a type in words)."""
+    """Return the schema with notes for the reference (``x-type``: a type in words)."""
     models = sorted(all_models(Config), key=lambda model: model.__name__)
     return {"$defs": {model.__name__: _definition(model) for model in models if model is not Config}} | _definition(
         Config
@@ -48,7 +48,7 @@ def annotated_schema() -> dict[str, Any]:
 
 
 def all_models(model: type[Model], seen: list[type[Model]] | None = None) -> list[type[Model]]:
-    """The model and every model that its fields mention, each once, in reading order."""
+    """Return the model and every model that its fields mention, each once, in reading order."""
     found = [] if seen is None else seen
     if model not in found:
         found.append(model)
@@ -59,14 +59,14 @@ def all_models(model: type[Model], seen: list[type[Model]] | None = None) -> lis
 
 
 def models_in(annotation: Any) -> list[type[Model]]:
-    """The models that an annotation mentions."""
+    """Return the models that an annotation mentions."""
     if isinstance(annotation, type) and issubclass(annotation, Model):
         return [annotation]
     return [model for argument in typing.get_args(annotation) for model in models_in(argument)]
 
 
 def field_docs(model: type[Model]) -> dict[str, str]:
-    """The docstring under each field, by Python name. The source is read only when documentation is made."""
+    """Return the docstring under each field, by Python name. The source is read only when documentation is made."""
     docs: dict[str, str] = {}
     for part in reversed([cls for cls in model.__mro__ if issubclass(cls, Model) and cls is not Model]):
         docs.update(_own_docs(part))
@@ -109,21 +109,22 @@ def _definition(model: type[Model]) -> dict[str, Any]:
         "properties": properties,
         **({"required": required} if required else {}),
         "additionalProperties": False,
+        **({"oneOf": [{"required": [key]} for key in model.one_of]} if model.one_of else {}),
         **model.schema_rules,
     }
 
 
 def _shown_default(default: Any) -> Any:
-    """The default as the file would have it; None for none, for an empty one, and for a mapping, which has its own."""
+    """Return the default as the file would have it; None for none, an empty one, and a mapping, which has its own."""
     if default is NODEFAULT or default is None or isinstance(default, Model) or default in ((), {}):
         return None
     return to_data(default)
 
 
 def _of(annotation: Any) -> dict[str, Any]:
-    """The schema of a value. That a key may be left out is said where the keys are, so None is not mentioned."""
+    """Return the schema of a value. That a key may be left out is said where the keys are, so None is not mentioned."""
     kind, marks = unwrapped(annotation)
-    if given := [mark.schema for mark in marks if isinstance(mark, Schema)]:
+    if given := [mark.schema for mark in marks if isinstance(mark, Check | Parse) and mark.schema is not None]:
         return dict(given[-1])
     schema = _of_kind(kind)
     for mark in marks:
@@ -131,7 +132,7 @@ def _of(annotation: Any) -> dict[str, Any]:
             for limit, words in _LIMITS.items():
                 if (value := getattr(mark, limit)) is not None:
                     schema[words.get(schema.get("type", ""), words.get("", ""))] = value
-    if any(isinstance(mark, OrOne) for mark in marks):
+    if OneOrMany() in marks:
         return {"anyOf": [schema["items"], schema]}
     return schema
 

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from drabridge.config.base import text_of
 from drabridge.config.checker import check
 from drabridge.config.matcher import Match
-from drabridge.config.model import Model, Parse, Schema
+from drabridge.config.model import Model, Parse
 from drabridge.config.problems import Problem, unmet
 
 _PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)
@@ -30,7 +30,7 @@ class LaneShare(Struct, frozen=True):
         return self.count is None and self.percent is None
 
     def of(self, total: int) -> int | None:
-        """The number of devices out of ``total``; None for the rest. Percentages are rounded half up."""
+        """Return the number of devices out of ``total``; None for the rest. Percentages are rounded half up."""
         if self.percent is not None:
             return (total * self.percent + 50) // 100
         return None if self.count is None else min(self.count, total)
@@ -82,21 +82,21 @@ _NUMBERS: list[dict[str, Any]] = [
     {"type": "integer", "minimum": 0, "maximum": COUNT_MAX},
     {"type": "string", "pattern": r"^(\*|\d{1,6}|(\d{1,2}|100)%)$"},
 ]
-SharedLane = Annotated[LaneShare, Parse(parse_share), Schema({"anyOf": _NUMBERS, "x-type": "number, percentage or *"})]
+SharedLane = Annotated[LaneShare, Parse(parse_share, {"anyOf": _NUMBERS, "x-type": "number, percentage or *"})]
 Lane = Annotated[
     LaneShare | Selection,
-    Parse(_lane),
-    Schema(
+    Parse(
+        _lane,
         {
             "anyOf": [*_NUMBERS, {"$ref": f"#/$defs/{Selection.__name__}"}],
             "x-type": "number, percentage, * or {match: ...}",
-        }
+        },
     ),
 ]
 
 
 def _beside(lane: LaneShare | Selection | None, other: LaneShare | Selection | None) -> LaneShare | Selection:
-    """The lane, or where it is left out what the other one leaves: beside ``*`` that is nothing."""
+    """Return the lane, or where it is left out what the other one leaves: beside ``*`` that is nothing."""
     return lane if lane is not None else NOTHING if other == REST else REST
 
 

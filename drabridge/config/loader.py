@@ -19,7 +19,7 @@ from drabridge.config.yaml_tree import (
     plain,
     reading,
 )
-from drabridge.yaml_reader import MappingNode, Node, Scalar, SequenceNode, node_at, owner_of, target
+from drabridge.yaml_reader import Alias, MappingNode, Node, Scalar, SequenceNode, node_at, owner_of, target
 from podresources.resolve.files import UnreadableFileError, read_named
 from podresources.table import printable
 
@@ -154,3 +154,5 @@ def _kind(node: Node | None) -> str:
             return shorten(text)
         case Scalar(text=text):
             return f'"{shorten(text)}"'
+        case Alias():
+            return _kind(node.target)

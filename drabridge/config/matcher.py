@@ -6,17 +6,18 @@ A new key also needs a member of ``Source`` (``predicate.py``) and its value of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from msgspec import field
+from msgspec import Struct, field
 
 from drabridge.config import udev_rule
 from drabridge.config.base import PatternsText, text_of
-from drabridge.config.model import Model, OrOne, Parse, Prepare, Schema
+from drabridge.config.model import Model, OneOrMany, Parse
 from drabridge.config.pattern import Patterns, check_id_width
 from drabridge.config.predicate import All, Ancestor, Exists, Not, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
-from drabridge.config.problems import Problem, Problems, did_you_mean, unmet
+from drabridge.config.problems import Problem, did_you_mean, problems_of, unmet
 
 # Keys with one value. DEVPATH is no key of ours: it is for udev rules (``udev_rule.py``).
 _PLAIN_SOURCES = (Source.SUBSYSTEM, Source.DEVTYPE, Source.SYSNAME, Source.DRIVER, Source.DEVNODE, Source.DEVLINK,
@@ -45,46 +46,27 @@ def _inside_sysfs(source: Source, key: str) -> None:
 
 
 def _rule(value: Any) -> UdevRule:
-    return value if isinstance(value, UdevRule) else UdevRule(text_of(value, "a udev rule"))
+    if isinstance(value, UdevRule):
+        return value
+    text = text_of(value, "a udev rule")
+    return UdevRule(text, udev_rule.parse(text))
 
 
-class UdevRule:
+class UdevRule(Struct, frozen=True):
     """A udev rule as it was pasted, and the predicate that it means."""
 
-    __slots__ = ("predicate", "text")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.predicate = udev_rule.parse(text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UdevRule) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __repr__(self) -> str:
-        return f"UdevRule({self.text!r})"
+    text: str
+    predicate: Predicate
 
     def to_data(self) -> str:
         """Return it as the file has it."""
         return self.text
 
 
-def _one_or_many(value: Any) -> Any:
-    return [value] if isinstance(value, dict | Matcher) else value
-
-
-ExistsText = Annotated[
-    Exists,
-    Parse(_exists),
-    Schema({"type": "string", "pattern": "^((attr|property|link):.+|driver|devnode|devtype)$"}),
-]
-RuleText = Annotated[
-    UdevRule,
-    Parse(_rule),
-    Schema({"type": "string", "minLength": 1, "maxLength": udev_rule.RULE_MAX}),
-]
+_EXISTS = {"type": "string", "pattern": "^((attr|property|link):.+|driver|devnode|devtype)$"}
+_RULE = {"type": "string", "minLength": 1, "maxLength": udev_rule.RULE_MAX}
+ExistsText = Annotated[Exists, Parse(_exists, _EXISTS)]
+RuleText = Annotated[UdevRule, Parse(_rule, _RULE)]
 
 
 class Matcher(Model, frozen=True):
@@ -118,9 +100,9 @@ class Matcher(Model, frozen=True):
     """Symbolic links in the device's sysfs directory, by the last part of their target: driver, physfn, iommu_group."""
     exists: tuple[ExistsText, ...] = ()
     """Values that must be there, whatever they are: attr:NAME, property:NAME, link:NAME, driver, devnode, devtype."""
-    parents: Annotated[tuple[Matcher, ...], Prepare(_one_or_many), OrOne()] = field(default=(), name="parent")
+    parents: Annotated[tuple[Matcher, ...], OneOrMany()] = field(default=(), name="parent")
     """One single ancestor must satisfy this whole matcher; of a list, one matcher is enough."""
-    nots: Annotated[tuple[Matcher, ...], Prepare(_one_or_many), OrOne()] = field(default=(), name="not")
+    nots: Annotated[tuple[Matcher, ...], OneOrMany()] = field(default=(), name="not")
     """None of these matchers may hold."""
     rule: RuleText | None = None
     """A udev rule's conditions as pasted, with udev's meaning: SUBSYSTEM=="usb", ATTRS{idVendor}=="0403"."""
@@ -134,17 +116,14 @@ class Matcher(Model, frozen=True):
             (Source.LINK, self.links),
         ):
             for key, value in patterns.items():
-                try:
-                    if not key:
-                        raise unmet("a name")
-                    _inside_sysfs(source, key)
-                    for item in value.items:
-                        check_id_width(key, item)
-                except Problems as error:
-                    yield from (problem.under(str(source), key) for problem in error.items)
+                if not key:
+                    yield Problem("a name", path=(str(source), key))
+                yield from problems_of(partial(_inside_sysfs, source), key, str(source), key)
+                for item in value.items:
+                    yield from problems_of(partial(check_id_width, key), item, str(source), key)
 
     def predicate(self) -> All:
-        """The conditions as one conjunction, in the order of the documentation: cheap ones first."""
+        """Return the conditions as one conjunction, in the order of the documentation: cheap ones first."""
         tests: list[tuple[Source, str, Patterns]] = [
             (source, "", patterns) for source in _PLAIN_SOURCES if (patterns := getattr(self, str(source))) is not None
         ]
@@ -161,9 +140,9 @@ class Matcher(Model, frozen=True):
 
 
 def any_of(matchers: tuple[Matcher, ...]) -> Predicate:
-    """The predicate of a list of matchers: one that holds is enough."""
+    """Return the predicate of a list of matchers: one that holds is enough."""
     parts = tuple(matcher.predicate() for matcher in matchers)
     return parts[0] if len(parts) == 1 else AnyOf(parts)
 
 
-Match = Annotated[tuple[Matcher, ...], Prepare(_one_or_many), OrOne()]
+Match = Annotated[tuple[Matcher, ...], OneOrMany()]

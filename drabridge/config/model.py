@@ -6,6 +6,7 @@ for a key that is no Python name. ``checker.py`` reads a document into it, ``jso
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, ClassVar
@@ -13,19 +14,23 @@ from typing import Any, ClassVar
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
-from drabridge.config.problems import Problem, refuse_if_any
+from drabridge.config.problems import Problem, refuse_if_any, unmet
 
 
 class Model(Struct, frozen=True, rename="camel"):
     """Base of all models. Python names are snake_case, the file has camelCase; keys that are not declared are refused.
 
-    ``schema_rules``: what its JSON Schema says besides its fields.
+    ``one_of``: keys of the file of which exactly one must be given. ``schema_rules``: what else its JSON Schema says.
     """
 
+    one_of: ClassVar[tuple[str, ...]] = ()
     schema_rules: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         """Raise Problems for fields that are right one by one and do not fit together."""
+        fields = dict(zip(self.__struct_encode_fields__, self.__struct_fields__, strict=True))
+        if self.one_of and sum(getattr(self, fields[key]) not in (None, {}) for key in self.one_of) != 1:
+            raise unmet(f"exactly one of {', '.join(self.one_of)}")
         refuse_if_any(self._problems())
 
     def _problems(self) -> Iterator[Problem]:
@@ -33,44 +38,48 @@ class Model(Struct, frozen=True, rename="camel"):
 
     @classmethod
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
-        """Problems between parts of the file, found on plain data: even when other parts are wrong."""
+        """Yield problems between parts of the file, found on plain data: even when other parts are wrong."""
         yield from ()
-
-
-def exactly_one_of(*keys: str) -> Mapping[str, Any]:
-    """A JSON Schema rule for what a model's ``_problems`` says: exactly one of these keys is given."""
-    return {"oneOf": [{"required": [key]} for key in keys]}
 
 
 # --- marks of a field, inside Annotated ------------------------------------------------------------------------------
 
 
-class Prepare(Struct, frozen=True):
-    """What is done to a value before it is looked at: one mapping becomes a list of it."""
-
-    change: Callable[[Any], Any]
+class OneOrMany(Struct, frozen=True):
+    """A list that may be written as its only item."""
 
 
-class Parse(Struct, frozen=True):
-    """How the value is made of what the file says, in place of the type's own check. Raises Problems."""
+class Parse(Struct, frozen=True, eq=False):
+    """How the value is made of what the file says, in place of the type's own check. ``make`` raises Problems.
+
+    ``schema``: the JSON Schema of the value, in place of its type's; ``x-type`` is the type in words for the reference.
+    """
 
     make: Callable[[Any], Any]
+    schema: Mapping[str, Any] | None = None
 
 
-class Check(Struct, frozen=True):
-    """What a value of the right type is checked with; it may return another. Raises Problems."""
+class Check(Struct, frozen=True, eq=False):
+    """What a value of the right type is checked with; it may return another. ``check`` raises Problems.
+
+    ``schema``: likewise.
+    """
 
     check: Callable[[Any], Any]
+    schema: Mapping[str, Any] | None = None
 
 
-class Schema(Struct, frozen=True, eq=False):
-    """The JSON Schema of the value, in place of its type's. ``x-type``: the type in words, for the reference."""
+def form(kind: str, pattern: str, expected: str, hint: str = "", max_length: int | None = None) -> Check:
+    """Return the check of a text that must match a pattern from end to end; its JSON Schema says the same."""
+    compiled = re.compile(pattern)
 
-    schema: Mapping[str, Any]
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text) or (max_length is not None and len(text) > max_length):
+            raise unmet(expected, hint)
+        return text
 
-
-class OrOne(Struct, frozen=True):
-    """In the JSON Schema: a list that may be written as its only item."""
+    limit = {} if max_length is None else {"maxLength": max_length}
+    return Check(check, {"type": "string", "minLength": 1, "x-type": kind, "pattern": f"^({pattern})$", **limit})
 
 
 # --- back to plain data ----------------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ _MAGIC = re.compile(r"[*?\[\\]")
 
 
 def expanded(config: Config, values: Mapping[str, Collection[str]]) -> Config:
-    """The configuration with plain names only. ``values``: template -> values that there are; others stand for nothing.
+    """Return the configuration with plain names only. ``values``: template -> values that there are.
 
-    The same object if no name has a template.
+    A template without values stands for nothing. The same object if no name has a template.
     """
     if not any("{" in resource.name for resource in config.resources):
         return config
@@ -50,7 +50,7 @@ def expanded(config: Config, values: Mapping[str, Collection[str]]) -> Config:
 
 
 def _only(matcher: Matcher, attribute: str, values: Collection[str]) -> Matcher | None:
-    """The matcher for devices with one of these values; None if it matches none of them."""
+    """Return the matcher for devices with one of these values; None if it matches none of them."""
     before = matcher.attrs.get(attribute)
     accepted = [value for value in values if before is None or before.matches(value)]
     if not accepted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from drabridge.config.model import form
 from drabridge.config.problems import unmet
 
 DNS_LABEL_MAX = 63
@@ -30,6 +31,52 @@ _SEMVER = re.compile(
     r"(-(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)(\.(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*))*)?"
     r"(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?",
     re.ASCII,
+)
+
+# CDI (pkg/parser ValidateVendorName) wants a letter first; the API wants a DNS subdomain of at most 63 characters.
+DRIVER_NAME = form(
+    "domain name",
+    rf"[a-z]([-a-z0-9]*[a-z0-9])?(\.{_LABEL})+",
+    f"a lower-case domain name that begins with a letter, at most {DRIVER_MAX} characters",
+    'for example "gpu.example.com"',
+    DRIVER_MAX,
+)
+POOL_NAME = form(
+    "name",
+    rf"{_LABEL}([./]{_LABEL})*",
+    "DNS subdomains separated by '/', at most 253 characters",
+    "leave it out to use the node's name",
+    DNS_SUBDOMAIN_MAX,
+)
+PROFILE_NAME = form(
+    "name",
+    _LABEL,
+    "lower-case letters, digits and '-', at most 63, a letter or digit at both ends",
+    max_length=DNS_LABEL_MAX,
+)
+DEVICE_CLASS_NAME = form(
+    "name",
+    rf"{_LABEL}(\.{_LABEL})*",
+    "a lower-case DNS subdomain, as for every Kubernetes object name",
+    max_length=DNS_SUBDOMAIN_MAX,
+)
+# POSIX XBD 8.1, so that every shell can read it; CDI refuses names with '='.
+ENV_NAME = form(
+    "name",
+    "[A-Za-z_][A-Za-z0-9_]*",
+    "an environment variable name: letters, digits and '_', not beginning with a digit",
+)
+PERMISSIONS = form(
+    '"r", "w" or "rw"',
+    "r|w|rw|wr",
+    '"r", "w" or "rw"',
+    "m lets a container create any device node of that number; leave it out",
+)
+FILE_MODE = form(  # a number that YAML read as octal is refused: 0660 is 432
+    'octal, or "host"',
+    "0[0-7]{3}|host",
+    'four octal digits, the first a 0, or "host"',
+    'with quotation marks: "0660"',
 )
 
 
@@ -62,25 +109,12 @@ def is_cdi_kind(text: str) -> bool:
 
 
 def is_cdi_name(text: str) -> bool:
-    """The name of a device in a CDI file: what comes after the equals sign of a qualified name."""
+    """Tell whether it is the name of a device in a CDI file: what comes after the equals sign of a qualified name."""
     return _CDI_NAME.fullmatch(text) is not None
 
 
-def driver_name(text: str) -> str:
-    """The DRA driver's name, CDI vendor and annotation prefix.
-
-    CDI (pkg/parser ValidateVendorName) wants a letter first; the API wants a DNS subdomain of at most 63 characters.
-    """
-    if not is_dns_subdomain(text, DRIVER_MAX) or not text[0].isalpha() or "." not in text:
-        raise unmet(
-            f"a lower-case domain name that begins with a letter, at most {DRIVER_MAX} characters",
-            'for example "gpu.example.com"',
-        )
-    return text
-
-
 def extended_resource_name(text: str) -> str:
-    """The name that pods put under ``limits``.
+    """Check the name that pods put under ``limits``.
 
     Kubelet's rule (pkg/apis/core/v1/helper IsExtendedResourceName, applied by the device manager at Register): a
     domain prefix, not of kubernetes.io, and ``requests.<name>`` must itself be a qualified name because quotas use it.
@@ -104,7 +138,7 @@ def extended_resource_name(text: str) -> str:
 
 
 def label_name(text: str) -> str:
-    """The name of a Node's label (metav1 validation IsQualifiedName), not one of Kubernetes' own domains.
+    """Check the name of a Node's label (metav1 validation IsQualifiedName), not one of Kubernetes' own domains.
 
     What those mean is decided by kubelet, the cluster's controllers and the NodeRestriction admission plugin.
     """
@@ -119,29 +153,8 @@ def label_name(text: str) -> str:
     return text
 
 
-def pool_name(text: str) -> str:
-    """A ResourceSlice pool: DNS subdomains joined by slashes, at most 253 characters."""
-    if len(text) > DNS_SUBDOMAIN_MAX or not all(map(is_dns_subdomain, text.split("/"))):
-        raise unmet("DNS subdomains separated by '/', at most 253 characters", "leave it out to use the node's name")
-    return text
-
-
-def dns_label(text: str) -> str:
-    """The name of a profile or a counter."""
-    if not is_dns_label(text):
-        raise unmet("lower-case letters, digits and '-', at most 63, a letter or digit at both ends")
-    return text
-
-
-def device_class_name(text: str) -> str:
-    """A DeviceClass object's name."""
-    if not is_dns_subdomain(text):
-        raise unmet("a lower-case DNS subdomain, as for every Kubernetes object name")
-    return text
-
-
 def attribute_name(text: str) -> str:
-    """An attribute or capacity of a device: ``model`` or ``vendor.com/model`` (resource.k8s.io QualifiedName)."""
+    """Check an attribute or capacity of a device: ``model`` or ``vendor.com/model`` (resource.k8s.io QualifiedName)."""
     domain, slash, name = text.rpartition("/")
     if slash and not is_dns_subdomain(domain, ATTRIBUTE_DOMAIN_MAX):
         raise unmet(f"a lower-case domain of at most {ATTRIBUTE_DOMAIN_MAX} characters before the slash")
@@ -158,40 +171,15 @@ def attribute_name(text: str) -> str:
     return text
 
 
-def env_name(text: str) -> str:
-    """An environment variable that every shell can read (POSIX XBD 8.1; CDI refuses names with '=')."""
-    if not _C_IDENTIFIER.fullmatch(text):
-        raise unmet("an environment variable name: letters, digits and '_', not beginning with a digit")
-    return text
-
-
-def permissions(text: str) -> str:
-    """Device cgroup permissions of a node: read and write, never mknod."""
-    if "m" in text:
-        raise unmet(
-            'some of "r" and "w"', f"{text}: m lets a container create any device node of that number; leave it out"
-        )
-    if not text or set(text) - set("rw") or len(set(text)) != len(text):
-        raise unmet('"r", "w" or "rw"')
-    return text
-
-
-def file_mode(text: str) -> str:
-    """Permission bits of a node in octal, or ``host``. A number that YAML read as octal is refused: 0660 is 432."""
-    if text != "host" and not re.fullmatch("0[0-7]{3}", text):
-        raise unmet('four octal digits, the first a 0, or "host"', 'with quotation marks: "0660"')
-    return text
-
-
 def owner_id(value: int | str) -> int | str:
-    """A uid or gid, or ``host``. No names: the agent's container does not have the node's /etc/group."""
+    """Check a uid or gid, or ``host``. No names: the agent's container does not have the node's /etc/group."""
     if value != "host" and (isinstance(value, str | bool) or not 0 <= value < (1 << 32) - 1):
         raise unmet('a number, or "host"', "getent group dialout shows the number of a name")
     return value
 
 
 def absolute_path(text: str) -> str:
-    """A path that cannot leave its directory: absolute, without ``.`` and ``..``."""
+    """Check a path that cannot leave its directory: absolute, without ``.`` and ``..``."""
     if not text.startswith("/") or "\0" in text or len(text) > 4096:
         raise unmet("an absolute path", "begin it with /")
     if any(part in {".", ".."} for part in text.split("/")):

@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from drabridge.config.base import LabelName, ResourceName, Template
-from drabridge.config.label_rule import Count, LabelRule, part_of, unchanged
 from drabridge.config.model import Model
 from drabridge.config.problems import Problem, did_you_mean
 from drabridge.config.resource_names import stands_for
+from drabridge.config.template import Template as ParsedTemplate
 
 LABELS_MAX = 64  # of the configuration's own; a Node with thousands of labels is a burden for every watcher
+
+Count = Literal["devices", "replicas"]
+
+
+def unchanged(text: str) -> str:
+    """Return the text."""
+    return text
+
+
+class LabelRule(Struct, frozen=True):
+    """How one label is made of the devices of ``resources``.
+
+    ``convert`` gets the value that most of them have; "" leaves the label out.
+    """
+
+    name: str
+    resources: tuple[str, ...]
+    value: ParsedTemplate | None = None
+    count: Count | None = None
+    convert: Callable[[str], str] = unchanged
+
+
+def part_of(number: int) -> Callable[[str], str]:
+    """Return a function from ``9.0`` to its part of that number, from 1; "" where there is none."""
+
+    def convert(text: str) -> str:
+        parts = text.split(".")
+        return parts[number - 1] if number <= len(parts) else ""
+
+    return convert
 
 
 class NodeLabel(Model, frozen=True):
     """A label made of the devices of one resource. It is left out while there is no such device, or it has no value.
     Give `value` or `count`.
     """
+
+    one_of = ("value", "count")
 
     resource: ResourceName
     """The resource whose devices are meant."""
@@ -32,9 +64,7 @@ class NodeLabel(Model, frozen=True):
     """`devices`: how many there are. `replicas`: how often kubelet counts each."""
 
     def _problems(self) -> Iterator[Problem]:
-        if (self.value is None) == (self.count is None):
-            yield Problem("either value: or count:", "give exactly one of them")
-        elif self.part is not None and self.value is None:
+        if self.part is not None and self.value is None:
             yield Problem("value: beside part:", path=("part",))
 
 

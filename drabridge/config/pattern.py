@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ _HEX_PREFIX = re.compile(r"^0[xX]")
 _HEX = re.compile(r"[0-9a-fA-F]+")
 _UNCLEAR_BRACKET = re.compile(r"\[[!^]?\]?[^\]]*\|[^\]]*\]|\[[^\]]*\[[.:=]")  # [a|b], [[:digit:]], [[.x.]]
 _MAGIC = re.compile(r"[*?\[\\|]")
+_PIECE = re.compile(r"\\.|\[[!^]?+\]?+[^\]]*\]|.", re.DOTALL)  # a quoted character, a bracket, a star or any character
+_RANGE = re.compile(r"(.)-(.)", re.DOTALL)
 
 
 def is_hex_id(kind: str, key: str) -> bool:
@@ -134,74 +136,30 @@ def _split(text: str) -> list[str]:
 
 
 def _translate(glob: str) -> re.Pattern[str]:
-    """A regular expression without backtracking between stars: each ``*`` takes the nearest fit, atomically.
-
-    The nearest fit of one literal run never excludes a match of the rest. So atomic groups lose no match, and the cost
-    is linear in the value for every star.
-    """
-    runs: list[str] = [""]
-    for piece in _pieces(glob):
-        if piece == "*":
-            if len(runs) == 1 or runs[-1]:
-                runs.append("")
-        else:
-            runs[-1] += piece
-    first, *rest = runs
-    if not rest:
-        return re.compile(first, re.DOTALL)
-    middle = "".join(f"(?>.*?{run})" for run in rest[:-1])
-    return re.compile(f"{first}{middle}.*{rest[-1]}", re.DOTALL)
-
-
-def _pieces(glob: str) -> Iterator[str]:
-    """``*`` for a star, else a regular expression for one character."""
-    at = 0
-    while at < len(glob):
-        char = glob[at]
-        if char == "*":
-            yield "*"
-        elif char == "?":
-            yield "."
-        elif char == "\\" and at + 1 < len(glob):
-            at += 1
-            yield re.escape(glob[at])
-        elif char == "[":
-            end = _bracket_end(glob, at)
-            yield _bracket(glob[at + 1 : end])
-            at = end
-        elif char == "\\":
+    """Compile one alternative by Python's fnmatch, whose stars do not backtrack; it lacks backslashes and ``[^``."""
+    pieces: list[str] = []
+    for found in _PIECE.finditer(glob):
+        piece = found.group()
+        if piece == "[":
+            raise unmet("a bracket that closes", "write \\[ for a bracket that is meant literally", found=glob)
+        if piece == "\\":
             raise unmet("a character after the backslash", found=glob)
+        if piece.startswith("\\"):
+            pieces.append(f"[{piece[1]}]" if piece[1] in "*?[" else piece[1])
+        elif len(piece) > 1:
+            pieces.append(_bracket(piece))
         else:
-            yield re.escape(char)
-        at += 1
+            pieces.append(piece)
+    return re.compile(fnmatch.translate("".join(pieces)))
 
 
-def _bracket_end(glob: str, at: int) -> int:
-    """Where the bracket that opens at ``at`` closes; a ``]`` in first place is a member."""
-    first = at + 2 if glob[at + 1 : at + 2] in {"!", "^"} else at + 1
-    end = glob.find("]", first + 1)
-    if end == -1:
-        raise unmet("a bracket that closes", "write \\[ for a bracket that is meant literally", found=glob)
-    return end
-
-
-def _bracket(members: str) -> str:
-    negated = members[0] in "!^"
-    if negated:
-        members = members[1:]
-    out: list[str] = []
-    at = 0
-    while at < len(members):
-        low = members[at]
-        if low == "\\":
-            raise unmet("no backslash inside brackets", "use {regex: ...}", found=f"[{members}]")
-        if members[at + 1 : at + 2] == "-" and at + 2 < len(members):
-            high = members[at + 2]
-            if low > high:
-                raise unmet("a range from low to high", found=f"[{members}]")
-            out.append(f"{re.escape(low)}-{re.escape(high)}")
-            at += 3
-        else:
-            out.append(re.escape(low))
-            at += 1
-    return f"[{'^' if negated else ''}{''.join(out)}]"
+def _bracket(text: str) -> str:
+    """Return a bracket as fnmatch reads it."""
+    if "\\" in text:
+        raise unmet("no backslash inside brackets", "use {regex: ...}", found=text)
+    negated = text[1] in "!^"
+    members = text[2 if negated else 1 : -1]
+    for low, high in _RANGE.findall(members):
+        if low > high:
+            raise unmet("a range from low to high", found=text)
+    return f"[{'!' if negated else ''}{members}]"

@@ -5,7 +5,8 @@ Code that checks a value raises :class:`Problems`. The loader adds the place and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from msgspec import Struct
 
@@ -29,7 +30,7 @@ class Problem(Struct, frozen=True):
         return f"expected {self.expected}" + (f"; {self.hint}" if self.hint else "")
 
     def under(self, *path: str | int) -> Problem:
-        """The same problem, with a path that begins further up."""
+        """Return the same problem, with a path that begins further up."""
         return Problem(self.expected, self.hint, (*path, *self.path), self.found)
 
 
@@ -67,7 +68,7 @@ class ConfigErrors(ConfigError):
 
 
 def unmet(expected: str, hint: str = "", *, found: str | None = None) -> Problems:
-    """An error for one value: what was expected of it, and what to do."""
+    """Return an error for one value: what was expected of it, and what to do."""
     return Problems(Problem(expected, hint, (), found or None))
 
 
@@ -76,6 +77,14 @@ def refuse_if_any(problems: Iterable[Problem]) -> None:
     items = tuple(problems)
     if items:
         raise Problems(*items)
+
+
+def problems_of(check: Callable[[Any], object], value: Any, *path: str | int) -> Iterator[Problem]:
+    """Yield what a check says of a value, with the path of the value."""
+    try:
+        check(value)
+    except Problems as error:
+        yield from (problem.under(*path) for problem in error.items)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

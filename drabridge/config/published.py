@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
 from drabridge.config import names, quantity
 from drabridge.config.base import FieldText, PatternsText
-from drabridge.config.model import Check, Model, Schema, exactly_one_of
+from drabridge.config.model import Check, Model
 from drabridge.config.problems import Problem, unmet
 
 INT64 = 2**63
@@ -26,7 +26,7 @@ _QUANTITY = re.compile(r"\d{1,19}(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?", re.ASCII)
 
 
 def parse_quantity(text: str) -> int:
-    """The number of a whole Kubernetes quantity, ``40Gi`` -> 42949672960. Raises Problems, for fractions too."""
+    """Return the number of a whole Kubernetes quantity, ``40Gi`` -> 42949672960. Raises Problems, for fractions too."""
     if not _QUANTITY.fullmatch(text):
         raise unmet("a whole number, with or without a suffix: 40Gi, 500M, 8")
     value = int(quantity.parse(text))
@@ -45,28 +45,28 @@ def _quantity(value: int | str) -> int | str:
 
 Quantity = Annotated[
     int | str,
-    Check(_quantity),
-    Schema(
+    Check(
+        _quantity,
         {
             "anyOf": [
                 {"type": "integer", "minimum": 0},
                 {"type": "string", "pattern": r"^\d{1,19}(k|[KMGTPE]i|[MGTPE])?$"},
             ],
             "x-type": "quantity",
-        }
+        },
     ),
 ]
 
 
 def quantity_value(value: int | str) -> int:
-    """The number of a quantity of the configuration."""
+    """Return the number of a quantity of the configuration."""
     return parse_quantity(value) if isinstance(value, str) else value
 
 
 class Attribute(Model, frozen=True):
     """An attribute that claims can select on. Give `from` or `value`."""
 
-    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of("from", "value")
+    one_of = ("from", "value")
 
     source: FieldText | None = field(default=None, name="from")
     """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... The
@@ -88,9 +88,6 @@ class Attribute(Model, frozen=True):
         return "bool" if isinstance(self.value, bool) else "int" if isinstance(self.value, int) else "string"
 
     def _problems(self) -> Iterator[Problem]:
-        if (self.source is None) == (self.value is None):
-            yield Problem("either from: or value:", "give exactly one of them")
-            return
         if self.value is None:
             yield from self._map_problems()
             return
@@ -171,7 +168,7 @@ class RequestPolicy(Model, frozen=True):
 class Capacity(Model, frozen=True):
     """An amount that a device has, for claims to compare with or to consume. Give `from` or `value`."""
 
-    schema_rules: ClassVar[Mapping[str, Any]] = exactly_one_of("from", "value")
+    one_of = ("from", "value")
 
     source: FieldText | None = field(default=None, name="from")
     """Where the number comes from, as for attributes."""
@@ -184,8 +181,6 @@ class Capacity(Model, frozen=True):
     nothing."""
 
     def _problems(self) -> Iterator[Problem]:
-        if (self.source is None) == (self.value is None):
-            yield Problem("either from: or value:", "give exactly one of them")
         if self.value is not None and self.unit != "B":
             yield Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))
 
@@ -197,7 +192,7 @@ RESERVED_ATTRIBUTES = 5
 def published_problems(
     attributes: Mapping[str, Attribute], capacity: Mapping[str, Capacity], *, shared: bool
 ) -> Iterator[Problem]:
-    """What the API would refuse of one device. ``shared``: several claims may hold it."""
+    """Yield what the API would refuse of one device. ``shared``: several claims may hold it."""
     limit = names.ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES
     if (total := len(attributes) + len(capacity)) > limit:
         yield Problem(

@@ -22,7 +22,7 @@ _FORM = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,3})
 
 
 def canonical(value: int) -> str:
-    """The shortest exact spelling: binary suffixes for multiples of 1024, decimal ones otherwise.
+    """Return the shortest exact spelling: binary suffixes for multiples of 1024, decimal ones otherwise.
 
     >>> canonical(64 * 1024**3), canonical(1000), canonical(1500)
     ('64Gi', '1k', '1500')
@@ -36,7 +36,7 @@ def canonical(value: int) -> str:
 
 
 def parse(text: str) -> Fraction:
-    """The exact number of a quantity. Raises ValueError for text that is none."""
+    """Return the exact number of a quantity. Raises ValueError for text that is none."""
     match = _FORM.fullmatch(text.strip())
     if match is None or (match[3] or "") not in _SUFFIXES:
         raise ValueError(f"{text!r} is not a Kubernetes quantity such as 64Gi, 1500m or 3e6")

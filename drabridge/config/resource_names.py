@@ -13,12 +13,12 @@ _NOT_IN_NAMES = re.compile(r"[^-A-Za-z0-9_.]")
 
 
 def field_of(name: str) -> Field | None:
-    """The field in a resource's name, an attribute of the device; None for a plain name."""
+    """Return the field in a resource's name, an attribute of the device; None for a plain name."""
     return parse_template(name).fields[0] if "{" in name else None
 
 
 def name_for(template: str, value: str) -> str | None:
-    """The resource name for one value; None if it gives none that kubelet takes.
+    """Return the resource name for one value; None if it gives none that kubelet takes.
 
     What cannot be in a name becomes a dot, as NVIDIA's plugin has it: profile 1g.10gb+me, resource mig-1g.10gb.me.
     """

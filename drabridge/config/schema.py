@@ -22,11 +22,10 @@ from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
 from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
 from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, fabric_resource, is_fabric_pool
 from drabridge.config.health_rules import HealthRule
-from drabridge.config.label_rule import LabelRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match
-from drabridge.config.model import Model, to_data
-from drabridge.config.node_labels import NodeLabels, label_rules
+from drabridge.config.model import Model
+from drabridge.config.node_labels import LabelRule, NodeLabels, label_rules
 from drabridge.config.nvidia import Nvidia
 from drabridge.config.problems import Problem
 from drabridge.config.published import Attribute, Capacity, published_problems
@@ -99,7 +98,7 @@ class NvmlTaints(Model, frozen=True):
     """It is too hot."""
 
     def of(self, fault: str) -> TaintEffect | None:
-        """The effect for a fault (`xid-79`); None when it is that of `faulty`."""
+        """Return the effect for a fault (`xid-79`); None when it is that of `faulty`."""
         effects = {"lost": self.lost, "reset": self.reset, "xid": self.xid, "ecc": self.ecc, "thermal": self.thermal}
         return effects.get(fault.partition("-")[0])
 
@@ -345,9 +344,6 @@ class Config(Model, frozen=True, kw_only=True):
 
     def _problems(self) -> Iterator[Problem]:
         known = {resource.name for resource in self.resources}
-        fabric = [to_data(device) for device in self.fabric]
-        resources = [{"name": resource.name} for resource in self.resources]
-        yield from self.whole_file_problems({"resources": resources, "fabric": fabric})
         for index, resource in enumerate(self.resources):
             if resource.partition is not None and resource.partition.of not in known:
                 yield Problem(
@@ -405,7 +401,7 @@ class Config(Model, frozen=True, kw_only=True):
                 yield Problem("a name of its own", hint, ("resources", index, "name"))
 
     def resource(self, name: str) -> Resource:
-        """The resource of that name; KeyError when there is none."""
+        """Return the resource of that name; KeyError when there is none."""
         for resource in self.resources:
             if resource.name == name:
                 return resource

@@ -48,7 +48,7 @@ class _Term(NamedTuple):
 
 
 def parse(text: str) -> Predicate:
-    """The predicate of ``SUBSYSTEM=="usb", ATTRS{idVendor}=="0403"``. Raises Problems for what udev would not match.
+    """Return the predicate of ``SUBSYSTEM=="usb", ATTRS{idVendor}=="0403"``. Raises Problems for other rules.
 
     All terms must hold. Terms with plural keys must all hold for one device: the device itself or one ancestor.
     """
@@ -112,5 +112,5 @@ def _predicate(term: _Term) -> tuple[Predicate, bool]:
 
 
 def _with_dev(value: str) -> str:
-    """The same alternatives as whole paths: udev compares SYMLINK without /dev/."""
+    """Return the same alternatives as whole paths: udev compares SYMLINK without /dev/."""
     return "|".join(f"/dev/{alternative}" for alternative in value.split("|"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta
 
 from drabridge.config.matcher import any_of
-from drabridge.config.model import Check, Model, Schema
+from drabridge.config.model import Model, form
 from drabridge.config.predicate import All, Ancestor, Any, Not, Predicate, Source
-from drabridge.config.problems import Problem, unmet
+from drabridge.config.problems import Problem
 from drabridge.config.template import parse
 
 if TYPE_CHECKING:
@@ -23,15 +22,14 @@ VFIO_ID = (parse("vfio-{pci}"),)
 _FUNCTION = r"([0-9a-f*?]{1,4}:[0-9a-f*?]{1,4}|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 
 
-def _function(text: str) -> str:
-    if not re.fullmatch(_FUNCTION, text):
-        hint = "for example 10de:2330 or 0000:3b:00.0, in lower case; lspci -nn shows both"
-        raise unmet("a PCI function, by vendor:device or by its address", hint)
-    return text
-
-
 FunctionPattern = Annotated[
-    str, Check(_function), Schema({"type": "string", "pattern": f"^{_FUNCTION}$", "x-type": "vendor:device or address"})
+    str,
+    form(
+        "vendor:device or address",
+        _FUNCTION,
+        "a PCI function, by vendor:device or by its address",
+        "for example 10de:2330 or 0000:3b:00.0, in lower case; lspci -nn shows both",
+    ),
 ]
 
 

@@ -41,16 +41,16 @@ class CdiStore:
     Files of anybody else are never read, changed or removed.
     """
 
-    def __init__(self, directory: Path, vendor: str, device_class: str = "device") -> None:
-        """``vendor`` is a domain name, ``device_class`` a word; together the kind, ``vendor/device_class``."""
-        if not cdi_spec.VENDOR.fullmatch(vendor) or not cdi_spec.CLASS.fullmatch(device_class):
-            raise ValueError(f"{vendor}/{device_class} is not a CDI kind: letters, digits, '-', begin with a letter")
+    def __init__(self, directory: Path, vendor: str) -> None:
+        """``vendor`` is a domain name; the kind is ``vendor/device``."""
+        if not cdi_spec.VENDOR.fullmatch(vendor):
+            raise ValueError(f"{vendor} is not a vendor in CDI: letters, digits, '-', begin with a letter")
         self.directory = directory
         self.vendor = vendor
-        self.kind = f"{vendor}/{device_class}"
+        self.kind = f"{vendor}/device"
         self.error = ""  # why the last write failed, until :meth:`probe` succeeds
         self.thread = IoThread("cdi")  # for callers that must not wait for the directory's disk
-        self._prefix = f"{vendor}-{device_class}-"
+        self._prefix = f"{vendor}-device-"
         self._written: set[str] = set()  # names of files that were written and not removed
 
     def legacy_spec(self, device: Device) -> CdiSpec:

@@ -74,7 +74,7 @@ def is_partition(sysname: str) -> bool:
 
 
 def gpu_of_partition(syspath: str, topology: Topology) -> str:
-    """The PCI address of the GPU behind ``amdgpu_xcp_<n>``; empty while no partition uses it."""
+    """Return the PCI address of the GPU behind ``amdgpu_xcp_<n>``; empty while no partition uses it."""
     for minor in _minors(f"{syspath}/drm", _RENDER):
         if node := topology.get(minor):
             return node.gpu
@@ -82,7 +82,7 @@ def gpu_of_partition(syspath: str, topology: Topology) -> str:
 
 
 def properties_of(sysname: str, holder: str, topology: Topology) -> Mapping[str, str]:
-    """The properties of the render node ``sysname``. ``holder``: the syspath of the device that it belongs to.
+    """Return the properties of the render node ``sysname``. ``holder``: the syspath of the device that it belongs to.
 
     Empty for a render node that no partition uses.
     """
@@ -121,7 +121,7 @@ def _profile(gpu: Path) -> str:
 
 
 def _product_name(gpu: Path) -> str:
-    """The product's name as AMD's DRA driver publishes it: ``AMD_Instinct_MI300X_OAM``."""
+    """Return the product's name as AMD's DRA driver publishes it: ``AMD_Instinct_MI300X_OAM``."""
     return _line(gpu / "product_name").replace(" ", "_").replace("(", "").replace(")", "")
 
 

@@ -5,12 +5,18 @@ A value that cannot be read as its type is left out: a wrong one would make the 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from types import MappingProxyType
+from typing import Any
+
+from msgspec import Struct
 
 from drabridge.config import names
 from drabridge.config.fabric import FabricDevice
+from drabridge.config.model import to_data
 from drabridge.config.pattern import Patterns, is_hex_id
 from drabridge.config.problems import Problems
 from drabridge.config.published import INT64, UNITS, parse_quantity
@@ -29,7 +35,7 @@ _BOOLEANS = MappingProxyType(
 
 
 def attributes_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str, Attribute]:
-    """The attributes that the configuration gives one device, by name."""
+    """Return the attributes that the configuration gives one device, by name."""
     found: dict[str, Attribute] = {}
     for name, spec in resource.attributes.items():
         text = values(spec.source) if spec.source is not None else None
@@ -43,7 +49,7 @@ def attributes_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str
 
 
 def mapped(text: str | None, table: Mapping[str, Patterns], *, hex_id: bool = False) -> str | None:
-    """What the table publishes for a text; None when nothing in it matches. Only an empty pattern matches no text."""
+    """Return what the table publishes for a text; None when nothing matches. Only an empty pattern matches no text."""
     for published, patterns in table.items():
         if patterns.matches(text, hex_id=hex_id) if text else patterns.accepts_missing:
             return published
@@ -51,7 +57,7 @@ def mapped(text: str | None, table: Mapping[str, Patterns], *, hex_id: bool = Fa
 
 
 def capacity_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str, int]:
-    """The capacities that the configuration gives one device, by name, in base units."""
+    """Return the capacities that the configuration gives one device, by name, in base units."""
     found = {}
     for name, spec in resource.capacity.items():
         text = str(spec.value) if spec.source is None else values(spec.source)
@@ -61,13 +67,13 @@ def capacity_of(resource: Resource | FabricDevice, values: Lookup) -> dict[str, 
 
 
 def as_string(text: str) -> str | None:
-    """The text, cut at a character to at most 64 bytes (the API server counts bytes); None when it is empty."""
+    """Return the text, cut at a character to at most 64 bytes (the API server counts bytes); None when it is empty."""
     cut = text.encode()[: names.ATTRIBUTE_VALUE_MAX].decode(errors="ignore")
     return cut or None
 
 
 def as_int(text: str) -> int | None:
-    """A decimal number, or a hexadecimal one with 0x (sysfs writes both), within 64 bits; else None."""
+    """Return a decimal number, or a hexadecimal one with 0x (sysfs writes both), within 64 bits; else None."""
     if _HEX_NUMBER.fullmatch(text):
         value = int(text, 16)
     elif _NUMBER.fullmatch(text):
@@ -78,12 +84,12 @@ def as_int(text: str) -> int | None:
 
 
 def as_bool(text: str) -> bool | None:
-    """A truth value in the words that sysfs, udev and module parameters use; else None."""
+    """Return a truth value in the words that sysfs, udev and module parameters use; else None."""
     return _BOOLEANS.get(text.lower())
 
 
 def as_semver(text: str) -> Semver | None:
-    """A vendor's version as semantic version 2.0.0; None when it is none.
+    """Return a vendor's version as semantic version 2.0.0; None when it is none.
 
     ``580.95`` -> ``580.95.0`` (missing parts are 0), ``535.054.03`` -> ``535.54.3`` (no leading zeros),
     ``v1.2`` -> ``1.2.0``, ``1.2.3.4`` -> ``1.2.3+4`` (further parts become build metadata, which does not order),
@@ -112,10 +118,71 @@ def attribute(text: str, kind: str) -> Attribute | None:
 
 
 def amount(text: str, unit: str) -> int | None:
-    """A whole number of ``unit``, or a Kubernetes quantity (``40Gi``), in base units (bytes or counts); else None."""
+    """Return a whole number of ``unit``, or a Kubernetes quantity (``40Gi``), in base units; None for anything else."""
     text = text.strip()
     try:
         value = int(text) * UNITS[unit] if text.isascii() and text.isdecimal() else parse_quantity(text)
     except (Problems, ValueError):
         return None
     return value if value < INT64 else None
+
+
+# --- last values ------------------------------------------------------------------------------------------------------
+
+
+class LastValues(Struct, frozen=True):
+    """What was published last of one device; ``rules``: a digest of what the configuration said of it then."""
+
+    rules: str
+    attributes: Mapping[str, Attribute]
+    capacity: Mapping[str, int]
+
+    def to_data(self) -> dict[str, Any]:
+        """Return it as ``identities.json`` has it."""
+        versions = {k: {"version": v.text} if isinstance(v, Semver) else v for k, v in self.attributes.items()}
+        return {"rules": self.rules, "attributes": versions, "capacity": dict(self.capacity)}
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> LastValues:
+        """Read what :meth:`to_data` wrote. Raises ValueError, KeyError, TypeError or AttributeError."""
+        attributes = {
+            str(k): Semver(str(v["version"])) if isinstance(v, dict) else v for k, v in data["attributes"].items()
+        }
+        capacity = {str(k): int(v) for k, v in data["capacity"].items()}
+        if not all(isinstance(value, str | bool | int | Semver) for value in attributes.values()):
+            raise ValueError("an attribute is of no type that there is")
+        return cls(str(data["rules"]), attributes, capacity)
+
+
+class LastKnown:
+    """The last values of all devices, ``values``, by device id: a claim's selector needs them on every device.
+
+    CEL has no value for a missing key, and one such device keeps every claim that selects on the key pending, on all
+    nodes ("no such key": k8s.io/dynamic-resource-allocation, structured allocator). A GPU that NVML no longer reads has
+    what it had. A changed configuration of the attributes makes all of them anew.
+    """
+
+    def __init__(self, values: Mapping[str, LastValues]) -> None:
+        self.values = dict(values)
+        self._rules: dict[int, tuple[Resource, str]] = {}  # by the resource's id(): the resource, and its digest
+
+    def of(self, device_id: str, resource: Resource, lookup: Lookup) -> LastValues:
+        """Return a device's attributes and capacity now, the last known ones where there is no value, and keep them."""
+        if (known := self._rules.get(id(resource))) is None:
+            known = self._rules[id(resource)] = (resource, _digest(resource))
+        rules = known[1]
+        now = LastValues(rules, attributes_of(resource, lookup), capacity_of(resource, lookup))
+        last = self.values.get(device_id)
+        if last is not None and last.rules == rules:
+            now = LastValues(rules, {**last.attributes, **now.attributes}, {**last.capacity, **now.capacity})
+        self.values[device_id] = now
+        return now
+
+    def keep(self, device_ids: Container[str]) -> None:
+        """Forget all devices but these."""
+        self.values = {device_id: last for device_id, last in self.values.items() if device_id in device_ids}
+
+
+def _digest(resource: Resource) -> str:
+    said = [to_data(resource.attributes), to_data(resource.capacity)]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

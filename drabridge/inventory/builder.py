@@ -26,11 +26,11 @@ from drabridge.config.matcher import any_of
 from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config, Resource
 from drabridge.config.template import Lookup
-from drabridge.inventory import health_rules, mig, topology, vfio_twins
+from drabridge.inventory import health_rules, mig, topology, vfio
+from drabridge.inventory.attribute_values import LastKnown
 from drabridge.inventory.cdi_names import NO_NAMES, CdiNames
-from drabridge.inventory.companions import DeviceTree
 from drabridge.inventory.container_edits import (
-    ChosenCdi,
+    Resolved,
     choose_cdi,
     render_env,
     resolve_fallback,
@@ -38,12 +38,11 @@ from drabridge.inventory.container_edits import (
     resolve_nodes,
 )
 from drabridge.inventory.host import Host
-from drabridge.inventory.identity import Candidate, DeviceIdentity, Key, assign, id_of, name_of
-from drabridge.inventory.last_values import LastKnown
+from drabridge.inventory.identity import Candidate, Key, assign, id_of, name_of
 from drabridge.inventory.match import holds, matches
 from drabridge.inventory.model import Collision, Device, NvidiaFiles, Presence
 from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
-from drabridge.inventory.overlap import FormerDevices, handed_out, resource_of, separate
+from drabridge.inventory.overlap import DeviceTree, FormerDevices, handed_out, resource_of, separate
 from drabridge.inventory.template_values import MatchedDevice, serial_of
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import MIG, distinct_configs, needs_database, partition_link, wholes_of_mig
@@ -117,7 +116,7 @@ class DeviceBuilder:
         self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
         self.driver: NvidiaFiles | None = None  # the files of NVIDIA's driver; None before they were looked for
         self._host = host
-        self._vfio = vfio_twins.wanted((config, *self.named_by.values()))
+        self._vfio = vfio.wants_twins((config, *self.named_by.values()))
         self._divisible = wholes_of_mig(file or config)
         self._run_checks = run_checks
         self._rules = {id(each): _rules(each) for each in distinct_configs((config, *self.named_by.values()))}
@@ -151,16 +150,17 @@ class DeviceBuilder:
         for match in (matches | former).values():
             waits = (match.needs_database or unsure) and not ready(match.udev)  # unsure: it may be one that is away
             (waiting if waits else finished).append(match)
-        identities, collisions = assign((match.candidate for match in finished), known_ids, held)
-        last_ids = {**known_ids, **{match.candidate.key: match.candidate.values[0] for match in former.values()}}
+        ids, collisions = assign((match.candidate for match in finished), known_ids, held)
+        former_ids = {match.candidate.key: match.candidate.values[0] for match in former.values()}
+        last_ids = {**known_ids, **former_ids, **ids}
         named = {
-            match.udev.syspath: _Named(match, identities[key].name if key in identities else name_of(last_ids[key]))
+            match.udev.syspath: _Named(match, name_of(last_ids[match.candidate.key]))
             for match in (*finished, *waiting)  # one that waits, or collides, has the name that it had last
-            if (key := match.candidate.key) in identities or key in last_ids
+            if match.candidate.key in last_ids
         }
         tree = DeviceTree(udev_devices)
         functions = _Functions(named)
-        in_group = vfio_twins.by_group(_parts(each.match, tree) for each in named.values()) if self._vfio else {}
+        in_group = vfio.by_group(_parts(each.match, tree) for each in named.values()) if self._vfio else {}
         former_devices = FormerDevices()
         for match in (each.match for each in named.values()):
             if match.config is not self.config:
@@ -169,13 +169,14 @@ class DeviceBuilder:
         built, sources, devices = {}, {}, []
         for match in finished:
             key = match.candidate.key
-            if (identity := identities.get(key)) is None:
+            if (device_id := ids.get(key)) is None:
                 continue
+            name = name_of(device_id)
             source = MatchedDevice(
                 match.udev,
                 tuple(tree.companions(match.resource, match.udev)),
                 match.nvidia,
-                {"id": identity.id, "name": identity.name, "resource": match.resource.name},
+                {"id": device_id, "name": name, "resource": match.resource.name},
                 nvidia.failures.get(match.nvidia.get("uuid", ""), ()),
             )
             if any(rule.exec_check for rule in match.resource.health):
@@ -187,19 +188,19 @@ class DeviceBuilder:
             if match.config is self.config:
                 also_at |= former_devices.same_as(parts)
             if match.resource.vfio is not None:
-                also_at |= vfio_twins.places_beside(match.udev, in_group)
+                also_at |= vfio.places_beside(match.udev, in_group)
             chosen = choose_cdi(match.resource.cdi_devices, source, self._host, cdi)
             made_of = (
                 *(match.udev, *source.companions, source.nvidia, source.nvml_failures),
-                *(source.exec_failures, identity, root, frozenset(also_at), chosen, self.driver),
+                *(source.exec_failures, device_id, root, frozenset(also_at), chosen, self.driver),
             )
             device = self._unchanged(key, made_of) if not fresh else None
             if device is None:
-                device = self._device(match, source, identity, root, also_at, chosen)
-            if match.udev.syspath in former or identity.id not in named_by:  # else one that is away has this id
-                named_by[identity.id] = match.config
+                device = self._device(match, source, device_id, root, also_at, chosen)
+            if match.udev.syspath in former or device_id not in named_by:  # else one that is away has this id
+                named_by[device_id] = match.config
             built[key] = (made_of, device)
-            sources[identity.name] = (match.resource, source)
+            sources[name] = (match.resource, source)
             devices.append(device)
         self._built, self._sources, self.named_by = built, sources, named_by
         self.last.keep({*known_ids.values(), *named_by})
@@ -216,7 +217,7 @@ class DeviceBuilder:
         return BuildResult(tuple(devices), collisions, tuple(match.udev.syspath for match in waiting), divided)
 
     def source(self, name: str) -> tuple[Resource, MatchedDevice] | None:
-        """What the device of that name was last made of; None when it is not there."""
+        """Return what the device of that name was last made of; None when it is not there."""
         return self._sources.get(name)
 
     # --- matching -----------------------------------------------------------------------------------------------------
@@ -228,14 +229,15 @@ class DeviceBuilder:
         before, matches = self._matches.get(id(config), {}), {}
         for syspath, device in udev_devices.items():
             known = before.get(syspath)
-            if known is None or known[0] is not device or (known[2] and (fresh or known[1] is not nvidia)):
+            same = known is not None and (known[0] is device or known[0] == device)
+            if known is None or not same or (known[2] and (fresh or known[1] is not nvidia)):
                 known = (device, nvidia, self._match_one(config, device, nvidia))
             matches[syspath] = known
         self._matches[id(config)] = matches
         return {syspath: match for syspath, (_, _, match) in matches.items() if match is not None}
 
     def _match_one(self, config: Config, device: UdevDevice, nvidia: NvidiaFacts) -> _Match | None:
-        twin = vfio_twins.is_twin(device)
+        twin = vfio.is_twin(device)
         for resource, rule, database in self._rules[id(config)]:
             if (resource.vfio is not None) is twin and holds(rule, device):
                 gpu = mig.fields_of(nvidia, device)
@@ -244,7 +246,7 @@ class DeviceBuilder:
                 hint = mig.identity_hint(device) or uuid_hint(gpu)
                 place = topology.place_template(device)
                 place = "" if place in map(str, resource.identity) else place
-                candidate = Candidate(resource.name, vfio_twins.place_of(device), ids, hint, place)
+                candidate = Candidate(resource.name, vfio.place_of(device), ids, hint, place)
                 return _Match(device, config, resource, database, gpu, candidate)
         return None
 
@@ -261,7 +263,7 @@ class DeviceBuilder:
         held: Callable[[str], bool],
         fresh: bool,
     ) -> tuple[dict[str, _Match], dict[str, Config]]:
-        """The held devices that an earlier configuration named: those found here, by syspath; then those not found.
+        """Return the held devices that an earlier configuration named: those found, by syspath; then the others.
 
         Each is looked for where it was, then everywhere: several that may be it collide.
         """
@@ -284,7 +286,7 @@ class DeviceBuilder:
         return found, _without(away, found)
 
     def _with_uniformity(self, devices: list[Device]) -> list[Device]:
-        """The devices; those of a resource that is to be uniform, and is not, are faulty."""
+        """Return the devices; those of a resource that is to be uniform, and is not, are faulty."""
         found: dict[str, dict[str, str]] = {}  # resource -> device -> value
         for device in devices:
             resource, source = self._sources[device.name]
@@ -303,7 +305,7 @@ class DeviceBuilder:
     # --- one device ---------------------------------------------------------------------------------------------------
 
     def _unchanged(self, key: Key, made_of: tuple[object, ...]) -> Device | None:
-        """The device of the last time, when nothing it is made of changed. A faulty one is always looked at again."""
+        """Return the last device if nothing it is made of changed. A faulty one is always looked at again."""
         known = self._built.get(key)
         if known is None or known[0] != made_of or known[1].presence is not Presence.PRESENT:
             return None
@@ -313,40 +315,39 @@ class DeviceBuilder:
         self,
         match: _Match,
         source: MatchedDevice,
-        identity: DeviceIdentity,
+        device_id: str,
         root: str,
         also_at: set[str],
-        cdi: ChosenCdi,
+        cdi: Resolved[tuple[str, ...]],
     ) -> Device:
         resource, udev, values = match.resource, match.udev, source.lookup(self._host)
         counts = resource.replicas
-        published = self.last.of(identity.id, resource, values)
+        published = self.last.of(device_id, resource, values)
         nodes = resolve_nodes(resource.nodes, source, self._host)
-        mounts, missing_mounts = resolve_mounts(resource.mounts, source, self._host)
+        mounts = resolve_mounts(resource.mounts, source, self._host)
         instead = resolve_fallback(resource.cdi_fallback, source, self._host, self.driver)
-        falls_back = bool(cdi.missing) and instead.fallback is not None
-        if falls_back and not instead.missing:
-            missing_cdi: tuple[str, ...] = ()
-        else:
-            missing_cdi = cdi.missing + (instead.missing if falls_back else ())
+        falls_back = bool(cdi.missing) and instead.found is not None
+        missing_cdi = cdi.missing
+        if falls_back:
+            missing_cdi = cdi.missing + instead.missing if instead.missing else ()
         failures = health_rules.failures(
             resource.health,
             source,
             self._host,
             missing_nodes=nodes.missing,
-            missing_mounts=missing_mounts,
+            missing_mounts=mounts.missing,
             missing_cdi=missing_cdi,
         )
         device = Device(
-            name=identity.name,
-            id=identity.id,
+            name=name_of(device_id),
+            id=device_id,
             resource=resource.name,
-            syspath=vfio_twins.place_of(udev),
+            syspath=vfio.place_of(udev),
             nodes=nodes.found,
             env=MappingProxyType(render_env(resource.env, values)),
-            mounts=mounts,
-            cdi_devices=() if falls_back else cdi.names,
-            fallback=instead.fallback,
+            mounts=mounts.found,
+            cdi_devices=() if falls_back else cdi.found,
+            fallback=instead.found,
             cdi_missing="; ".join(cdi.missing) if falls_back else "",
             numa_nodes=topology.numa_nodes(udev) if resource.numa else (),
             near_numa_nodes=topology.near_numa_nodes(udev, self._host.first_line) if resource.numa else (),
@@ -363,7 +364,7 @@ class DeviceBuilder:
             fault=health_rules.fault(resource.health, source),
             former=match.config is not self.config,
         )
-        return device if resource.vfio is None else vfio_twins.as_handed_out(device, resource, udev)
+        return device if resource.vfio is None else vfio.as_handed_out(device, resource, udev)
 
 
 def _rules(config: Config) -> list[tuple[Resource, Predicate, bool]]:
@@ -375,7 +376,7 @@ def _with_fault(device: Device, why: str) -> Device:
 
 
 def _as_held(former: _Match, match: _Match | None, device_id: str) -> _Match:
-    """The device as its holder knows it; by the present configuration where that names it alike."""
+    """Return the device as its holder knows it; by the present configuration where that names it alike."""
     if match and match.resource.name == former.resource.name and device_id in match.ids:
         former = match
     return replace(former, candidate=replace(former.candidate, values=(device_id,), hint="", place=""))
@@ -390,13 +391,15 @@ def _without(away: Mapping[str, Config], found: Mapping[str, _Match]) -> dict[st
 
 
 def _parts(match: _Match, tree: DeviceTree) -> tuple[UdevDevice, ...]:
-    """What a device hands out: itself, then the companions whose nodes it brings."""
+    """Return what a device hands out: itself, then the companions whose nodes it brings."""
     return handed_out(match.resource, match.udev, tree.companions(match.resource, match.udev))
 
 
 def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_former: bool) -> str:
-    """The name of the whole device behind a part: as the configuration says, else the GPU of a MIG instance or the
-    physical function of a VF, or what hangs on that (a GPU is matched by its card).
+    """Return the name of the whole device behind a part.
+
+    It is what the configuration says, else the GPU of a MIG instance or the physical function of a VF, or what hangs on
+    that (a GPU is matched by its card).
 
     Found by place, not by resource: a held device is listed as what an earlier configuration called it (``any_former``:
     there are such devices). One is a part of the other if the configuration of either says so.
@@ -426,7 +429,7 @@ def _is_part(config: Config, part: _Match, whole: _Match) -> bool:
 
 
 def _resource(config: Config, match: _Match) -> Resource | None:
-    """The resource that a configuration takes the device for, which another configuration may have named."""
+    """Return the resource that a configuration takes the device for, which another configuration may have named."""
     return match.resource if match.config is config else resource_of(config, match.udev)
 
 
@@ -437,7 +440,7 @@ class _Functions:
         self._named = named
 
     def name(self, function: str) -> str:
-        """The name of the device below a function, the first of several by place; empty where there is none."""
+        """Return the name of the device below a function, the first of several by place; empty where there is none."""
         return self._names.get(function, "")
 
     @cached_property

@@ -12,9 +12,8 @@ import re
 import time
 from collections.abc import Collection
 
-import msgspec
 import yaml
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from drabridge.config.names import is_cdi_kind, is_cdi_name
 
@@ -51,37 +50,6 @@ def driver_of(data: bytes) -> str:
     return found[1].decode() if found else ""
 
 
-def read_spec(data: bytes, *, json: bool) -> SpecNames:
-    """Return what a file defines. ``json``: it is probably JSON; every other file is read as YAML, as runtimes do.
-
-    Raises SpecError.
-    """
-    if len(data) > FILE_BYTES_MAX:
-        raise SpecError(f"it has more than {FILE_BYTES_MAX >> 20} MiB")
-    if json:
-        try:
-            found = msgspec.json.decode(data, type=_JsonSpec)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return _read_yaml(data)  # JSON with comments, or no JSON at all: to runtimes all is YAML
-        return _checked(found.cdiVersion, found.kind, [(one.name, not _is_empty(one)) for one in found.devices])
-    return _read_yaml(data)
-
-
-class _JsonDevice(Struct):
-    name: str
-    containerEdits: Raw = Raw(b"{}")
-
-
-class _JsonSpec(Struct):
-    cdiVersion: str
-    kind: str
-    devices: list[_JsonDevice]
-
-
-def _is_empty(device: _JsonDevice) -> bool:
-    return bytes(device.containerEdits).strip(b"{} \r\n\t") in (b"", b"null")
-
-
 def _checked(version: str | None, kind: str | None, devices: Collection[tuple[str | None, bool]]) -> SpecNames:
     """``devices``: names, and whether each has edits."""
     if version is None or not _VERSION.fullmatch(version):
@@ -103,8 +71,6 @@ def _checked(version: str | None, kind: str | None, devices: Collection[tuple[st
         raise SpecError(f"it has more than {NAMES_MAX} devices")
     return SpecNames(kind, tuple(names))
 
-
-# --- YAML -------------------------------------------------------------------------------------------------------------
 
 _ITEM = object()  # in place of a key, in a list
 _KEY = object()  # the next scalar is a key
@@ -202,7 +168,13 @@ class _YamlReader:
         path.append(_KEY if mapping else _ITEM)
 
 
-def _read_yaml(data: bytes) -> SpecNames:
+def read_spec(data: bytes) -> SpecNames:
+    """Return what a file defines. It is read as YAML, whatever its name: so runtimes do, and JSON is YAML.
+
+    Raises SpecError.
+    """
+    if len(data) > FILE_BYTES_MAX:
+        raise SpecError(f"it has more than {FILE_BYTES_MAX >> 20} MiB")
     reader = _YamlReader()
     try:
         events = yaml.parse(io.BytesIO(data), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

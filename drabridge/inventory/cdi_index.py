@@ -115,7 +115,7 @@ class _Reader:
         try:
             data, stamp = _content(path)
             self._read_bytes += len(data)
-            spec = replace(read_spec(data, json=path.endswith(".json")), driver=driver_of(data))
+            spec = replace(read_spec(data), driver=driver_of(data))
         except FileNotFoundError:
             return _File(None)  # removed meanwhile, or a link to nowhere
         except OSError as error:

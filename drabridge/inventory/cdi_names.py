@@ -23,7 +23,7 @@ _ANY_PROGRAM = "its vendor's program writes that file"
 
 
 def _nvidias_hint(name: str, directory: str) -> str:
-    """What makes a file with this name: by UUID not in all versions of nvidia-ctk unless it is said."""
+    """Return what makes a file with this name: by UUID not in all versions of nvidia-ctk unless it is said."""
     by_uuid = " --device-name-strategy=uuid" if name.startswith(("GPU-", "MIG-")) else ""
     return f"run nvidia-ctk cdi generate{by_uuid} --output={directory}/nvidia.yaml, or restart nvidia-cdi-refresh"
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,12 +30,19 @@ NOT_LOOKED = "the files of NVIDIA's driver could not be looked for yet: the host
 _NOT_IN_NAMES = re.compile(rf"\{{({'|'.join(CONTAINER_FIELDS)})\}}|[^A-Za-z0-9_]")  # a field of the container stays
 
 
-class ResolvedNodes(Struct, frozen=True):
-    """The nodes that are there, and one sentence for each node that should be there and is not."""
+T = TypeVar("T")
 
-    found: tuple[DeviceNode, ...]
-    missing: tuple[str, ...]
-    places: frozenset[str] = frozenset()  # see :func:`places_of`; not of a path that all devices of the resource share
+
+class Resolved(Struct, Generic[T], frozen=True):
+    """What of one kind is there for a device, and one sentence for each that should be there and is not.
+
+    ``places``: where the hardware is, as :attr:`Device.also_at` has it. A path or a name without fields is no place:
+    all devices of the resource share it.
+    """
+
+    found: T
+    missing: tuple[str, ...] = ()
+    places: frozenset[str] = frozenset()
 
 
 class _ExpectedNode(Struct, frozen=True):
@@ -45,7 +53,7 @@ class _ExpectedNode(Struct, frozen=True):
     alias: str | None
 
 
-def resolve_nodes(rules: Iterable[NodeRule], device: MatchedDevice, host: Host) -> ResolvedNodes:
+def resolve_nodes(rules: Iterable[NodeRule], device: MatchedDevice, host: Host) -> Resolved[tuple[DeviceNode, ...]]:
     """Find the device's nodes with stat(2); nothing is opened. A path appears once in the container."""
     found: dict[str, DeviceNode] = {}
     missing = []
@@ -66,11 +74,11 @@ def resolve_nodes(rules: Iterable[NodeRule], device: MatchedDevice, host: Host) 
                     problem = str(error)
             if not rule.optional:
                 missing.append(problem)
-    return ResolvedNodes(tuple(found.values()), tuple(missing), frozenset(places))
+    return Resolved(tuple(found.values()), tuple(missing), frozenset(places))
 
 
 def places_of(node: DeviceNode, behind: Sequence[str] = (), *, companion: bool = False) -> tuple[str, ...]:
-    """The places of hardware that a node gives access to: ``c188:0``, or ``+c188:0`` of a companion.
+    """Return the places of hardware that a node gives access to: ``c188:0``, or ``+c188:0`` of a companion.
 
     ``behind``: what else it gives access to (behind.py).
 
@@ -83,10 +91,8 @@ def places_of(node: DeviceNode, behind: Sequence[str] = (), *, companion: bool =
     return (*numbers, node.path) if node.path.startswith(VFIO) else numbers
 
 
-def resolve_mounts(
-    rules: Iterable[MountRule], device: MatchedDevice, host: Host
-) -> tuple[tuple[Mount, ...], tuple[str, ...]]:
-    """The mounts whose host path exists, and one sentence for each other one that is not optional."""
+def resolve_mounts(rules: Iterable[MountRule], device: MatchedDevice, host: Host) -> Resolved[tuple[Mount, ...]]:
+    """Find the mounts whose host path exists; the others are missing unless they are optional."""
     values = device.lookup(host)
     found, missing = [], []
     for rule in rules:
@@ -99,11 +105,11 @@ def resolve_mounts(
                 if isinstance(mount, Mount)
                 else f"{mount} cannot be filled in: {_why_empty(mount, values)}"
             )
-    return tuple(found), tuple(missing)
+    return Resolved(tuple(found), tuple(missing))
 
 
 def render_mount(rule: MountRule, values: Lookup) -> Mount | Template:
-    """The mount of one device, or the template that has no value for it."""
+    """Return the mount of one device, or the template that has no value for it."""
     host_path = rule.host_path.render_path(values)
     if host_path is None:
         return rule.host_path
@@ -114,7 +120,7 @@ def render_mount(rule: MountRule, values: Lookup) -> Mount | Template:
 
 
 def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, str]:
-    """The environment variables of one device; those without a value are left out.
+    """Return the environment variables of one device; those without a value are left out.
 
     Names may have fields; what cannot be in a name becomes ``_``.
     """
@@ -126,56 +132,31 @@ def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, s
     }
 
 
-class ResolvedFallback(Struct, frozen=True):
-    """The fallback as it could be given now; ``missing`` and ``places`` as of nodes, mounts included."""
-
-    fallback: Fallback | None = None
-    missing: tuple[str, ...] = ()
-    places: frozenset[str] = frozenset()
-
-
-NO_FALLBACK = ResolvedFallback()
-
-
 def resolve_fallback(
     rules: CdiFallback | None, device: MatchedDevice, host: Host, driver: NvidiaFiles | None = None
-) -> ResolvedFallback:
-    """What ``cdiFallback`` means for one device, whether it is given now or not. ``driver``: the files that exist."""
+) -> Resolved[Fallback | None]:
+    """Return what ``cdiFallback`` means for one device, whether it is given now or not. ``driver``: its files."""
     if rules is None:
-        return NO_FALLBACK
+        return Resolved(None)
     nodes = resolve_nodes(rules.nodes, device, host)
-    mounts, missing = resolve_mounts(rules.mounts, device, host)
+    mounts = resolve_mounts(rules.mounts, device, host)
+    missing = nodes.missing + mounts.missing
     env = MappingProxyType(render_env(rules.env, device.lookup(host)))
-    fallback = Fallback(nodes.found, env, mounts)
+    fallback = Fallback(nodes.found, env, mounts.found)
     if rules.driver_files is not None:
         no_driver = NOT_LOOKED if driver is None else driver.problem
         missing += (no_driver,) if no_driver else ()
         if driver is not None:
-            given = {mount.container_path: mount for mount in (*driver.mounts, *mounts)}
+            given = {mount.container_path: mount for mount in (*driver.mounts, *mounts.found)}
             fallback = replace(fallback, mounts=tuple(given.values()), hook=driver.hook)
         fallback = replace(fallback, no_driver=no_driver)
-    return ResolvedFallback(fallback, nodes.missing + missing, nodes.places)
+    return Resolved(fallback, missing, nodes.places)
 
 
-class ChosenCdi(Struct, frozen=True):
-    """The CDI devices of one device, by qualified name, and one sentence for each that cannot be given.
-
-    ``places``: those that are the device's own, as :attr:`Device.also_at` has them. A name without fields is not: all
-    devices of the resource share it.
-    """
-
-    names: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    places: frozenset[str] = frozenset()
-
-
-NO_CDI = ChosenCdi()
-
-
-def choose_cdi(templates: Sequence[Template], device: MatchedDevice, host: Host, known: CdiNames) -> ChosenCdi:
-    """The CDI devices that ``cdiDevices`` means for one device. ``known``: which of them there are."""
-    if not templates:
-        return NO_CDI
+def choose_cdi(
+    templates: Sequence[Template], device: MatchedDevice, host: Host, known: CdiNames
+) -> Resolved[tuple[str, ...]]:
+    """Return the CDI devices, by qualified name, that ``cdiDevices`` means for one device. ``known``: which exist."""
     values = device.lookup(host)
     names: list[str] = []
     missing: list[str] = []
@@ -191,16 +172,16 @@ def choose_cdi(templates: Sequence[Template], device: MatchedDevice, host: Host,
             missing += filter(None, [known.missing(name)])
             if template.fields:
                 places.add(CDI_PLACE + name)
-    return ChosenCdi(tuple(names), tuple(missing), frozenset(places))
+    return Resolved(tuple(names), tuple(missing), frozenset(places))
 
 
 def resolve_again(device: Device, resource: Resource, source: MatchedDevice, host: Host, known: CdiNames) -> Device:
-    """The device with nodes and CDI devices as they are this moment. Raises HostError for what it needs and lacks."""
+    """Return the device with nodes and CDI devices as they are now. Raises HostError for what it needs and lacks."""
     if resource.vfio is not None:  # its nodes come with the bind, before its container starts
         return device
     nodes = resolve_nodes(resource.nodes, source, host)
     cdi = choose_cdi(resource.cdi_devices, source, host, known)
-    missing, names, fallback = nodes.missing, cdi.names, device.fallback
+    missing, names, fallback = nodes.missing, cdi.found, device.fallback
     if cdi.missing and resource.cdi_fallback is not None and fallback is not None:
         instead = resolve_nodes(resource.cdi_fallback.nodes, source, host)
         fallback = replace(fallback, nodes=instead.found)
@@ -214,7 +195,7 @@ def resolve_again(device: Device, resource: Resource, source: MatchedDevice, hos
 
 
 def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> tuple[DeviceNode, tuple[str, ...]]:
-    """The node as it is, and what is behind it. Raises OSError."""
+    """Return the node as it is, and what is behind it. Raises OSError."""
     actual = host.node(expected.path)
     if expected.number is not None and expected.number != (actual.major, actual.minor):
         raise OSError(

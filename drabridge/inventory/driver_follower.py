@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from drabridge.config.nvidia import Nvidia
 from drabridge.config.schema import Config
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.model import NvidiaFiles
+from drabridge.system.io_thread import IoThread
 from drabridge.system.supervise import forever
-
-if TYPE_CHECKING:
-    from drabridge.system.io_thread import IoThread
 
 LOOK_SECONDS = 5.0
 FIRST_SECONDS = 5.0  # how long devices wait for the first look: a disk that hangs must not hold up the others
@@ -27,7 +24,7 @@ class DriverFollower:
         self._paths = paths
         self._on_change = on_change
         self._settings: Nvidia | None = None
-        self._thread: IoThread | None = None
+        self._thread = IoThread("driver files")
         self._task: asyncio.Task[None] | None = None
         self.current: NvidiaFiles | None = None
         """What the last look has found; None before the first one has ended."""
@@ -58,10 +55,6 @@ class DriverFollower:
     async def _look(self) -> None:
         from drabridge.inventory.nvidia_files import find  # here: most agents do without them
 
-        if self._thread is None:
-            from drabridge.system.io_thread import IoThread
-
-            self._thread = IoThread("driver files")
         settings, before = self._settings or Nvidia(), self.current
         found = await self._thread.run(partial(find, settings, self._paths, before))
         if settings == self._settings and found != before:

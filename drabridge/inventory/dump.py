@@ -39,7 +39,7 @@ _LINKS = ("driver", "physfn", "iommu_group", "module")
 
 
 def dump(udev: Udev, devices: Iterable[UdevDevice], *, anonymous: bool = True) -> str:
-    """The devices and all their ancestors, ancestors first.
+    """Return the devices and all their ancestors, ancestors first.
 
     ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text, and leaves binary
     attributes out that may hold some. Equal ones stay equal: bugs about twins need that.
@@ -84,7 +84,7 @@ def _lines(device: UdevDevice, attributes: dict[str, bytes]) -> Iterator[str]:
 
 
 def _virtual_functions(syspath: str) -> list[str]:
-    """The names of the links from a physical function to its virtual ones."""
+    """Return the names of the links from a physical function to its virtual ones."""
     try:
         return sorted(name for name in os.listdir(syspath) if name.startswith("virtfn"))
     except OSError:

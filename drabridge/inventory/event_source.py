@@ -43,7 +43,7 @@ class EventSource(Struct, frozen=True):
 
 
 def netlink_groups(inode: int, proc: Path = Path("/proc")) -> int | None:
-    """The multicast groups (bit mask) that the netlink socket with this inode joined; None when it is not listed."""
+    """Return the groups (bit mask) that the netlink socket with this inode joined; None if it is not listed."""
     try:
         lines = (proc / "net/netlink").read_text().splitlines()[1:]
     except OSError:

@@ -83,7 +83,7 @@ class RecheckQueue(Struct):
 
 
 def latest_per_device(events: Iterable[Uevent]) -> Mapping[str, Uevent]:
-    """The newest event of every device, by syspath, in the order of SEQNUM; older ones no longer matter.
+    """Return the newest event of every device, by syspath, in the order of SEQNUM; older ones no longer matter.
 
     Both groups have the same numbers (udevd forwards the kernel's), so a queue filled from both is sorted correctly.
     """

@@ -10,7 +10,7 @@ from drabridge.inventory.model import Device, DeviceNode, Mount
 
 
 def fabric_device(entry: FabricDevice, driver: str) -> Device:
-    """The device as the coordinator publishes it, and as an agent gives it to a container."""
+    """Return the device as the coordinator publishes it, and as an agent gives it to a container."""
 
     def values(field: Field) -> str | None:
         return entry.name if field.source == "name" else None

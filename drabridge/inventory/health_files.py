@@ -54,7 +54,7 @@ class HealthFiles:
         self._waited_in_vain: set[str] = set()  # keys of threads
 
     def first_line(self, path: str) -> str | None:
-        """The first line as it was read last; None when the file cannot be read. Call it on the loop.
+        """Return the first line as it was read last; None when the file cannot be read. Call it on the loop.
 
         Raises TimeoutError while the file does not answer.
         """

@@ -9,17 +9,35 @@ the reason (``offers/reported_health.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import is_hex_id
 from drabridge.inventory.host import Host
 from drabridge.inventory.nvidia import Failure, FailureKind
-from drabridge.inventory.nvidia_xids import APPLICATION_XIDS
 from drabridge.inventory.template_values import MatchedDevice, bound_driver
 
 SHOWN_MAX = 64  # characters of a value in a reason
+
+APPLICATION_XIDS: Mapping[int, str] = MappingProxyType(
+    {
+        13: "graphics engine exception",
+        31: "GPU memory page fault",
+        43: "GPU stopped processing",
+        45: "preemptive cleanup, due to previous errors",
+        68: "video processor exception",
+        94: "contained memory error",
+    }
+)
+"""XIDs that are an application's fault: they say nothing about the GPU. Every other one counts.
+
+The numbers are those that NVIDIA's own programs ignore (NVIDIA/k8s-device-plugin internal/rm/health.go, and
+kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/device_health.go, xidsToSkip), but for two that NVIDIA's
+catalogue has otherwise (https://docs.nvidia.com/deploy/xid-errors/): 94 asks for the application to be started again,
+109, which those programs ignore, for a reset of the GPU.
+"""
 
 
 def failures(
@@ -44,7 +62,7 @@ def failures(
 
 
 def fault(rules: Sequence[HealthRule], device: MatchedDevice) -> str:
-    """The worst of the faults that NVML reports and a rule counts, in short: ``lost``, ``xid-79``; "" without any."""
+    """Return the worst fault that NVML reports and a rule counts, in short: ``lost``, ``xid-79``; "" without any."""
     counted = [
         failure
         for rule in rules

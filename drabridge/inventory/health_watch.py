@@ -1,24 +1,18 @@
-"""Run what watches devices' health beside udev: NVML's process, and the programs of health rules.
-
-Neither exists, nor its code is imported, before a configuration needs it.
-"""
+"""Ask NVML once a configuration needs it; before, neither its process exists nor its code is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drabridge.config.health_rules import HealthRule
 from drabridge.config.nvidia import Nvidia
 from drabridge.config.schema import Config
-from drabridge.config.template import Lookup
 from drabridge.inventory.facts import OnFact
 from drabridge.inventory.nvidia import NvidiaFacts
 from drabridge.inventory.udev_scope import needs_nvidia
 
 if TYPE_CHECKING:
-    from drabridge.inventory.exec_checks import ExecChecks
     from drabridge.inventory.gpu_use import GpuUse
     from drabridge.inventory.nvml import NvmlClient
 
@@ -30,7 +24,7 @@ NVML_END_SECONDS = 0.5
 
 
 class HealthWatch:
-    """NVML's client and the programs, each once it is needed. ``news``: NVML says something that was not asked for."""
+    """NVML's client once it is needed. ``news``: NVML says something that was not asked for."""
 
     def __init__(self, on_news: Callable[[], None], on_fact: OnFact, proc: Path) -> None:
         """``on_news`` is called when devices have to be looked at again. ``proc``: where that is mounted."""
@@ -38,7 +32,6 @@ class HealthWatch:
         self._on_fact = on_fact
         self._proc = proc
         self._nvml: NvmlClient | None = None
-        self._checks: ExecChecks | None = None
         self._pause = ""  # why NVML must not be asked now
         self.news = False
 
@@ -89,23 +82,8 @@ class HealthWatch:
         self.news = False
         return self._nvml.facts(facts) if self._nvml is not None else facts
 
-    def run_checks(self, rules: Sequence[HealthRule], lookup: Lookup) -> tuple[str, ...]:
-        """Return what the programs of a device's rules said last; start those that are new."""
-        if self._checks is None:
-            from drabridge.inventory.exec_checks import ExecChecks
-
-            self._checks = ExecChecks(self._on_news)
-        return self._checks.failures(rules, lookup)
-
-    def end_round(self) -> None:
-        """End the programs of devices that are gone."""
-        if self._checks is not None:
-            self._checks.end_round()
-
     async def stop(self) -> None:
         """End everything."""
-        if self._checks is not None:
-            await self._checks.stop()
         if self._nvml is not None:
             self._nvml.stop()
             await self._nvml.ended(NVML_END_SECONDS)

@@ -1,4 +1,4 @@
-"""Read the few host files that the inventory needs besides udev. A Protocol, so that tests have a host in memory."""
+"""Read the few host files that the inventory needs besides udev."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 
@@ -41,27 +41,8 @@ class NodeStat(Struct, frozen=True):
     gid: int = 0
 
 
-class Host(Protocol):
-    """The questions about the host. No method opens a device."""
-
-    def node(self, path: str) -> NodeStat:
-        """The device node at ``path``; raises OSError with a text for people when there is none that can be used."""
-
-    def exists(self, path: str) -> bool:
-        """Whether there is anything at ``path``."""
-
-    def first_line(self, path: str) -> str | None:
-        """The first line of a regular file, cleaned; None when it cannot be read."""
-
-    def health_line(self, path: str) -> str | None:
-        """The first line of a health rule's file, as it was read last. Raises TimeoutError if it does not answer."""
-
-    def own_node(self, syspath: str) -> tuple[str, tuple[int, int] | None]:
-        """The device's node and number as the kernel names them now; ``("", None)`` when it has none or is gone."""
-
-
-class RealHost:
-    """The real host. In a container, /dev and /sys are the host's by mount.
+class Host:
+    """Questions about the host; no method opens a device. In a container, /dev and /sys are the host's by mount.
 
     ``on_health_news``: called on the loop when a health rule's file says something else than before.
     """
@@ -70,6 +51,7 @@ class RealHost:
         self._health_files = HealthFiles(self.first_line, on_health_news)
 
     def node(self, path: str) -> NodeStat:
+        """Return the device node at ``path``. Raises OSError, for people, if none can be used."""
         real = path
         try:
             found = os.lstat(path)
@@ -92,9 +74,11 @@ class RealHost:
         return NodeStat(real, kind, *number, behind(real, kind, number), *owner)
 
     def exists(self, path: str) -> bool:
+        """Tell whether there is anything at ``path``."""
         return os.path.exists(path)
 
     def first_line(self, path: str) -> str | None:
+        """Return the first line of a regular file, cleaned; None when it cannot be read."""
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # reading a FIFO or a device would block, or act on it
                 return None
@@ -104,6 +88,7 @@ class RealHost:
             return None
 
     def health_line(self, path: str) -> str | None:
+        """Return the first line of a health rule's file as read last. Raises TimeoutError if it does not answer."""
         return self._health_files.first_line(path)
 
     def close(self) -> None:
@@ -111,6 +96,7 @@ class RealHost:
         self._health_files.close()
 
     def own_node(self, syspath: str) -> tuple[str, tuple[int, int] | None]:
+        """Return a device's node and number as the kernel names them now; ``("", None)`` if it has none or is gone."""
         try:
             uevent = os.fsdecode(read_if_there(f"{syspath}/uevent") or b"")
         except OSError:  # it went away in between

@@ -24,7 +24,7 @@ from functools import lru_cache
 from msgspec import Struct, field
 
 from drabridge.config.schema import Config
-from drabridge.inventory.last_values import LastValues
+from drabridge.inventory.attribute_values import LastValues
 from drabridge.inventory.model import Collision
 
 ID_MAX = 63
@@ -49,7 +49,7 @@ Key = tuple[str, str]  # (resource, syspath)
 
 @lru_cache(CACHED)
 def id_of(value: str) -> str:
-    """A value as a device id: the value itself when it is short and safe, else its readable part and a digest.
+    """Return a value as a device id: the value itself when it is short and safe, else its readable part and a digest.
 
     Not safe are blanks, commas (NVIDIA_VISIBLE_DEVICES is a comma-separated list), ``::`` (the replica separator) and
     anything that is not ASCII. Empty stays empty.
@@ -62,7 +62,7 @@ def id_of(value: str) -> str:
 
 @lru_cache(CACHED)
 def name_of(device_id: str) -> str:
-    """The device name of an id: a DNS label of at most 63 characters that begins with a letter.
+    """Return the device name of an id: a DNS label of at most 63 characters that begins with a letter.
 
     A PCI address ``0000:3b:00.0`` becomes ``pci-0000-3b-00-0``. Two ids that differ only in case have one name, so they
     collide, visibly; every other lossy conversion adds a digest of the id. The letter is for CDI: a device name that
@@ -83,13 +83,6 @@ def _with_digest(readable: str, whole: str, joint: str, limit: int, fallback: st
     digest = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_CHARS]
     head = readable[: limit - DIGEST_CHARS - 1].rstrip("_.:+@=-") or fallback
     return f"{head}{joint}{digest}"
-
-
-class DeviceIdentity(Struct, frozen=True):
-    """The names of a device: ``id`` for kubelet, ``name`` everywhere else."""
-
-    id: str
-    name: str
 
 
 class KnownIdentities(Struct, frozen=True):
@@ -124,8 +117,8 @@ def assign(
     candidates: Iterable[Candidate],
     known_ids: Mapping[Key, str] | None = None,
     held: Callable[[str], bool] = lambda name: False,
-) -> tuple[dict[Key, DeviceIdentity], tuple[Collision, ...]]:
-    """Assign identities to all devices of the node; return them and the collisions. The order does not matter.
+) -> tuple[dict[Key, str], tuple[Collision, ...]]:
+    """Assign ids to all devices of the node; return them and the collisions. The order does not matter.
 
     ``known_ids``: the ids of devices that are present, or gone and not yet forgotten. ``held`` says whether somebody
     holds the device of that name.
@@ -133,36 +126,32 @@ def assign(
     known_ids = known_ids or {}
     everyone = sorted(set(candidates), key=lambda candidate: candidate.key)
     ids = {candidate.key: tuple(map(id_of, candidate.values)) for candidate in everyone}
-    kept = {
-        key: DeviceIdentity(known_ids[key], name_of(known_ids[key]))
-        for key, own in ids.items()
-        if known_ids.get(key) in own
-    }
+    kept = {key: known_ids[key] for key, own in ids.items() if known_ids.get(key) in own}
     return _Assignment(everyone, ids, kept, held).result()
 
 
 class _Assignment:
-    """One run of :func:`assign`. ``kept``: the devices that keep their identity; the others are newcomers."""
+    """One run of :func:`assign`. ``kept``: the devices that keep their id; the others are newcomers."""
 
     def __init__(
         self,
         everyone: list[Candidate],
         ids: Mapping[Key, tuple[str, ...]],
-        kept: Mapping[Key, DeviceIdentity],
+        kept: Mapping[Key, str],
         held: Callable[[str], bool],
     ) -> None:
         self.everyone = everyone
         self.newcomers = [candidate for candidate in everyone if candidate.key not in kept]
         self.ids = ids
         self.kept = kept
-        self.owner = {identity.name: key for key, identity in kept.items()}
+        self.owner = {name_of(device_id): key for key, device_id in kept.items()}
         self.held = held
         self.sharers: dict[tuple[str, int, str], set[Key]] = defaultdict(set)
         for key, own in ids.items():
             for level, value in enumerate(own):
                 self.sharers[key[0], level, name_of(value) if value else ""].add(key)
 
-    def result(self) -> tuple[dict[Key, DeviceIdentity], tuple[Collision, ...]]:
+    def result(self) -> tuple[dict[Key, str], tuple[Collision, ...]]:
         chosen: dict[str, list[tuple[Key, str]]] = defaultdict(list)  # name -> who chose it, with the value
         nameless: dict[tuple[str, str], list[str]] = defaultdict(list)  # one message for all with the same hint
         for candidate in self.newcomers:
@@ -171,7 +160,7 @@ class _Assignment:
             else:
                 hint = candidate.hint or f"No identity template gives it a value: {_advised([candidate])}"
                 nameless[candidate.resource, hint].append(candidate.syspath)
-        identities = dict(self.kept)
+        assigned = dict(self.kept)
         collisions = []
         for name, choices in chosen.items():
             key, value = choices[0]
@@ -181,12 +170,12 @@ class _Assignment:
             if len(sharing) > 1:
                 collisions.append(self._collision(value, sharing))
             else:
-                identities[key] = DeviceIdentity(value, name)
+                assigned[key] = value
         collisions += [Collision("", resource, tuple(paths), hint) for (resource, hint), paths in nameless.items()]
-        return identities, tuple(sorted(collisions, key=lambda c: (c.resource, c.identity, c.syspaths)))
+        return assigned, tuple(sorted(collisions, key=lambda c: (c.resource, c.identity, c.syspaths)))
 
     def _choose(self, key: Key) -> str:
-        """The first value that no other device has; else the first value at all, which then collides."""
+        """Return the first value that no other device has; else the first value at all, which then collides."""
         first = ""
         for level, value in enumerate(self.ids[key]):
             if not value:
@@ -203,7 +192,7 @@ class _Assignment:
         return name not in self.owner and self.held(name)
 
     def _twins(self, key: Key, value: str) -> set[Key]:
-        """The devices with the same value at the same level, whatever their names; the device itself is one of them."""
+        """Return the devices with the same value at the same level, itself among them, whatever their names."""
         name = name_of(value)
         levels = (level for level, own in enumerate(self.ids[key]) if own == value)
         return set().union(*(self.sharers[key[0], level, name] for level in levels))
@@ -220,7 +209,7 @@ class _Assignment:
 
 
 def _advised(candidates: Iterable[Candidate]) -> str:
-    """What to add to the templates of an identity."""
+    """Return what to add to the templates of an identity."""
     places = {candidate.place for candidate in candidates}
     if len(places) == 1 and (place := next(iter(places))):
         return f'add "{place}" at the end of its resource\'s id'

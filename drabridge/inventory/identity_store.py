@@ -15,8 +15,8 @@ from drabridge.config.loader import load
 from drabridge.config.model import to_data
 from drabridge.config.problems import ConfigErrors
 from drabridge.config.schema import Config
+from drabridge.inventory.attribute_values import LastValues
 from drabridge.inventory.identity import KnownIdentities
-from drabridge.inventory.last_values import LastValues
 from drabridge.inventory.udev_scope import distinct_configs
 from drabridge.system.files import write_atomically
 from drabridge.system.io_thread import IoThread
@@ -87,12 +87,12 @@ class IdentityStore:
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """The part of a configuration that names follow from, as the file has it."""
+    """Return the part of a configuration that names follow from, as the file has it."""
     return {"apiVersion": config.api_version, "kind": config.kind, "resources": to_data(config.resources)}
 
 
 def _parsed(plain: object, current: Config) -> Config | None:
-    """The configuration that :func:`_plain` wrote; ``current`` where it is the same; None where it cannot be read."""
+    """Return the configuration that :func:`_plain` wrote; ``current`` if it is the same; None if unreadable."""
     if plain == _plain(current):
         return current
     try:

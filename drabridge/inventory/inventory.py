@@ -19,6 +19,7 @@ from drabridge.config.schema import Config
 from drabridge.config.template import Lookup
 from drabridge.errors import HostError
 from drabridge.inventory import event_source, mig, nvidia
+from drabridge.inventory.attribute_values import LastKnown
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_follower import CdiFollower
 from drabridge.inventory.cdi_names import other_drivers
@@ -26,20 +27,20 @@ from drabridge.inventory.container_edits import resolve_again
 from drabridge.inventory.driver_follower import DriverFollower
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
+from drabridge.inventory.exec_checks import ExecChecks
 from drabridge.inventory.facts import EventSeen, MonitorRestarted, OnFact, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.fallbacks import Fallbacks
 from drabridge.inventory.health_watch import HealthWatch
-from drabridge.inventory.host import Host, HostPaths, RealHost
+from drabridge.inventory.host import Host, HostPaths
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
-from drabridge.inventory.last_values import LastKnown
-from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
+from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import cdi_kinds, distinct_configs, needs_nvidia, scope_of_all, why_database
-from drabridge.inventory.vfio_twins import VfioTwins
+from drabridge.inventory.vfio import with_twins
 
 UNANSWERED_SECONDS = 1.0
 """How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
@@ -70,15 +71,13 @@ class Inventory:
         *,
         held: Callable[[str], bool] = lambda name: False,
         known: KnownIdentities | None = None,
-        host: Host | None = None,
         paths: HostPaths | None = None,
         tombstone_seconds: float = TOMBSTONE_SECONDS,
         on_fact: OnFact = lambda fact: None,
     ) -> None:
         self._names = NamedResources(config)
         self._config = self._names.config
-        self._own_host = RealHost(self.refresh)
-        self._host = host or self._own_host
+        self._host = Host(self.refresh)
         self._paths = paths or HostPaths()
         self._held = held
         known = known or KnownIdentities()
@@ -87,10 +86,11 @@ class Inventory:
         self._tracker = DeviceTracker(held, tombstone_seconds)
         self._wake = asyncio.Event()
         self.health = HealthWatch(self._wake.set, on_fact, self._paths.proc)
-        checks = self.health.run_checks
+        self._checks = ExecChecks(self._wake.set)
         held_by = self._held_ones(known.named_by)
-        self._builder = DeviceBuilder(self._config, self._host, held_by, config, checks, LastKnown(known.values))
-        self._mig, self._twins = mig.MigDevices(), VfioTwins()
+        self._builder = DeviceBuilder(
+            self._config, self._host, held_by, config, self._checks.failures, LastKnown(known.values)
+        )
         self._udev = Udev(scope_of_all(self._scoped()))
         self._cache = UdevCache(self._udev)
         self._monitors: list[Monitor] = []
@@ -133,7 +133,7 @@ class Inventory:
         return self._names.file
 
     def identities(self) -> KnownIdentities:
-        """The identities of devices that are here, or held."""
+        """Return the identities of devices that are here, or held."""
         named_by = self._builder.named_by
         ids = {key: device_id for key, device_id in self._known_ids().items() if device_id in named_by}
         return KnownIdentities(ids, named_by, self._builder.last.values)
@@ -148,7 +148,7 @@ class Inventory:
             self.refresh()
 
     def _known_ids(self) -> dict[Key, str]:
-        """The ids of devices that are or were here, each at the one place where it was last."""
+        """Return the ids of devices that are or were here, each at the one place where it was last."""
         tracked = self._tracker.known_ids()
         ids = set(tracked.values())
         return {key: device_id for key, device_id in self._known_before.items() if device_id not in ids} | tracked
@@ -158,7 +158,7 @@ class Inventory:
         return {device_id: config for device_id, config in named_by.items() if self._held(name_of(device_id))}
 
     def configs(self) -> list[Config]:
-        """The configuration, and the earlier ones that named what may be held."""
+        """Return the configuration, and the earlier ones that named what may be held."""
         return distinct_configs((self._config, *self._builder.named_by.values()))
 
     def _scoped(self) -> list[Config]:
@@ -171,21 +171,17 @@ class Inventory:
         self._wake.set()
 
     def udev_device(self, name: str) -> UdevDevice | None:
-        """What udev says of the device of that name; None when it is not there."""
+        """Return what udev says of the device of that name; None when it is not there."""
         source = self._builder.source(name)
         return source[1].udev if source else None
 
     def lookup(self, name: str) -> Lookup | None:
-        """The values of template fields of the device of that name, as they are now; None when it is not there."""
+        """Return the values of template fields of the device of that name as they are now; None if it is not there."""
         source = self._builder.source(name)
         return source[1].lookup(self._host) if source else None
 
-    def resolve_nodes(self, device: Device) -> tuple[DeviceNode, ...]:
-        """The device's nodes as they are this moment; see :meth:`resolve`."""
-        return self.resolve(device).nodes
-
     def resolve(self, device: Device) -> Device:
-        """The device with its nodes as they are this moment: the kernel's name for it, then stat(2).
+        """Return the device with its nodes as they are this moment: the kernel's name for it, then stat(2).
 
         No hardware is touched. Its CDI devices are those that the index of their files has. Raises HostError when the
         device or something that it needs is not there.
@@ -210,7 +206,8 @@ class Inventory:
                 await self._pause()
         finally:
             self._close()
-            self._own_host.close()
+            self._host.close()
+            await self._checks.stop()
             await self.health.stop()
             await self.cdi.stop()
             await self.driver.stop()
@@ -265,7 +262,7 @@ class Inventory:
         A hold that was taken before is known to that round, so what is held keeps its name.
         """
         events_before = self._builder.config.udev_events
-        held, checks = self._held_ones(self._builder.named_by), self.health.run_checks
+        held, checks = self._held_ones(self._builder.named_by), self._checks.failures
         self._builder = DeviceBuilder(self._config, self._host, held, self._names.file, checks, self._builder.last)
         if self._config.udev_events != events_before:
             self._close()
@@ -308,7 +305,7 @@ class Inventory:
             self._stale = False
             self._resync_at = now + self._config.resync_seconds
         self._cache.note_first_seen(now)
-        devices = self._twins.beside(self._mig.beside(self._cache.devices, self._nvidia), self._scoped())
+        devices = with_twins(mig.with_instances(self._cache.devices, self._nvidia), self._scoped())
         if self._names.update(devices.values()):
             devices = dict(devices)
             self._config = self._names.config
@@ -325,7 +322,7 @@ class Inventory:
             fresh=full,
             cdi=self.cdi.current,
         )
-        self.health.end_round()
+        self._checks.end_round()
         for syspath in built.waiting:
             self._rechecks.add(syspath, now + RECHECK_SECONDS[0])
         faulty = any(device.presence is Presence.FAULTY for device in built.devices)
@@ -405,7 +402,7 @@ class Inventory:
         return EventSource(EventKind.UDEV, f"the configuration says udevEvents: udev, although {found.why}", True)
 
     def _detected_kind(self) -> EventKind:
-        """The kind that would be chosen now; nothing is opened to find out."""
+        """Return the kind that would be chosen now; nothing is opened to find out."""
         if self._config.udev_events != "auto" or self.status.kind is EventKind.NONE:
             return self.status.kind
         udev = next((monitor for monitor in self._monitors if monitor.group == "udev"), None)
@@ -427,7 +424,7 @@ class Inventory:
             self._wake.set()
 
     def _take_events(self) -> list[Uevent]:
-        """The events that arrived so far, those that wait in the sockets included."""
+        """Return the events that arrived so far, those that wait in the sockets included."""
         for monitor in self._monitors:
             if not self._failed:
                 self._readable(monitor)

@@ -95,7 +95,7 @@ def explain_predicate(predicate: Predicate, device: UdevDevice, advise: bool = T
 
 
 def _owner_above(source: Source, key: str, device: UdevDevice) -> UdevDevice | None:
-    """The nearest ancestor that has such a value; None where a device may lack what its ancestors have."""
+    """Return the nearest ancestor that has such a value; None where a device may lack what its ancestors have."""
     if source not in (Source.ATTR, Source.DRIVER):
         return None
     return next((node for node in device.ancestors() if _values(source, key, node)), None)
@@ -127,7 +127,7 @@ def _test(test: Test, device: UdevDevice) -> bool:
 
 
 def _values(source: Source, key: str, device: UdevDevice) -> tuple[str, ...]:
-    """The values that the device has. An empty attribute is a value, an empty name is not."""
+    """Return the values that the device has. An empty attribute is a value, an empty name is not."""
     match source:
         case Source.SUBSYSTEM:
             value = device.subsystem or None

@@ -68,7 +68,7 @@ def with_capabilities(facts: NvidiaFacts, proc: Path) -> NvidiaFacts:
 
 
 def _existing(folder: Path) -> Iterator[tuple[int, int, Path]]:
-    """The compute instances that exist: number of the GPU instance, number in it, directory."""
+    """Yield the compute instances that exist: number of the GPU instance, number in it, directory."""
     try:
         found = sorted(folder.glob("gi*/ci*"))
     except OSError:  # removed meanwhile
@@ -101,35 +101,16 @@ def profile_name(profile: str) -> str:
     return f"{match[1]}+{match[2]}" if match else profile
 
 
-class MigDevices:
-    """Makes a udev device of each instance. One whose facts and GPU did not change stays the same object."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[MigInstance, UdevDevice, UdevDevice]] = {}
-
-    def beside(self, udev_devices: Mapping[str, UdevDevice], facts: NvidiaFacts) -> Mapping[str, UdevDevice]:
-        """The devices by syspath, with the instances of those that are GPUs; the same mapping without MIG."""
-        if not facts.mig:
-            self._made = {}
-            return udev_devices
-        gpus = {
-            device.sysname: device
-            for device in udev_devices.values()
-            if device.subsystem == "pci" and device.sysname in facts.gpus
-        }
-        made: dict[str, tuple[MigInstance, UdevDevice, UdevDevice]] = {}
-        for instance in facts.mig:
-            if (gpu := gpus.get(instance.gpu)) is not None:
-                syspath = f"{gpu.syspath}/{MIG}/gi{instance.gpu_instance}-ci{instance.compute_instance}"
-                before = self._made.get(syspath)
-                if before is None or before[0] != instance or before[1] is not gpu:
-                    before = (instance, gpu, _device(instance, gpu, syspath))
-                made[syspath] = before
-        self._made = made
-        return {**udev_devices, **{syspath: device for syspath, (_, _, device) in made.items()}}
+def with_instances(udev_devices: Mapping[str, UdevDevice], facts: NvidiaFacts) -> Mapping[str, UdevDevice]:
+    """Return the devices by syspath, with the instances of those that are GPUs; the same mapping without MIG."""
+    if not facts.mig:
+        return udev_devices
+    gpus = {device.sysname: device for device in udev_devices.values() if device.subsystem == "pci"}
+    made = [_device(instance, gpu) for instance in facts.mig if (gpu := gpus.get(instance.gpu)) is not None]
+    return {**udev_devices, **{device.syspath: device for device in made}}
 
 
-def _device(instance: MigInstance, gpu: UdevDevice, syspath: str) -> UdevDevice:
+def _device(instance: MigInstance, gpu: UdevDevice) -> UdevDevice:
     fields = dict(instance.fields)
     start, size = fields.get("placement_start", ""), fields.get("placement_size", "")
     if start.isdecimal() and size.isdecimal():
@@ -141,9 +122,10 @@ def _device(instance: MigInstance, gpu: UdevDevice, syspath: str) -> UdevDevice:
         "gpu_instance": str(instance.gpu_instance),
         "compute_instance": str(instance.compute_instance),
     }
+    sysname = f"gi{instance.gpu_instance}-ci{instance.compute_instance}"
     return UdevDevice(
-        syspath=syspath,
-        sysname=syspath.rpartition("/")[2],
+        syspath=f"{gpu.syspath}/{MIG}/{sysname}",
+        sysname=sysname,
         subsystem=MIG,
         attributes=MappingProxyType({name: clean(value) for name, value in {**fields, **own}.items() if value}),
         seen_at=fields.get("capability", "") or gpu.syspath,
@@ -152,7 +134,7 @@ def _device(instance: MigInstance, gpu: UdevDevice, syspath: str) -> UdevDevice:
 
 
 def fields_of(facts: NvidiaFacts, device: UdevDevice) -> Mapping[str, str]:
-    """What templates may read of NVIDIA's driver: a GPU's own fields; an instance's, and its GPU's beside them."""
+    """Return what templates may read of NVIDIA's driver: a GPU's own fields; an instance's and its GPU's."""
     if not facts.gpus:
         return {}
     gpu = facts.of(topology.pci_bus_id(device))
@@ -163,7 +145,7 @@ def fields_of(facts: NvidiaFacts, device: UdevDevice) -> Mapping[str, str]:
 
 
 def identity_hint(device: UdevDevice) -> str:
-    """What to do about an instance that only ``/proc`` shows; empty for any other device."""
+    """Return what to do about an instance that only ``/proc`` shows; empty for any other device."""
     return NO_IDENTITY if device.subsystem == MIG and "uuid" not in device.attributes else ""
 
 

@@ -135,7 +135,7 @@ class Device(Struct, frozen=True):
 
 
 def device_id_of(unit: str) -> str:
-    """The device id behind a unit id: ``GPU-1::3`` -> ``GPU-1``; an id without a replica number is its own."""
+    """Return the device id behind a unit id: ``GPU-1::3`` -> ``GPU-1``; an id without a replica number is its own."""
     head, separator, tail = unit.rpartition(REPLICA_SEPARATOR)
     return head if separator and tail.isdecimal() else unit
 
@@ -173,5 +173,5 @@ class Snapshot(Struct, frozen=True):
         return {device.name: device for device in self.devices}
 
     def of(self, resource: str) -> tuple[Device, ...]:
-        """The devices of one resource, in the snapshot's order."""
+        """Return the devices of one resource, in the snapshot's order."""
         return tuple(device for device in self.devices if device.resource == resource)

@@ -39,7 +39,7 @@ class FailureKind(StrEnum):
     THERMAL = "thermal"
 
 
-class Failure(Struct, frozen=True):
+class Failure(Struct, frozen=True, array_like=True):
     """One failure. ``text``: for people; ``xid``: its number, 0 for another kind."""
 
     kind: FailureKind
@@ -81,7 +81,7 @@ class NvidiaFacts(Struct, frozen=True):
     failures: Mapping[str, tuple[Failure, ...]] = MappingProxyType({})
 
     def of(self, pci_bus_id: str) -> Mapping[str, str]:
-        """What is known about the GPU at this address; empty when the driver does not know it."""
+        """Return what is known about the GPU at this address; empty when the driver does not know it."""
         return self.gpus.get(pci_bus_id, {})
 
 
@@ -89,7 +89,7 @@ NOTHING = NvidiaFacts(MappingProxyType({}))
 
 
 def parse_information(text: str) -> dict[str, str]:
-    """The fields of one ``information`` file; what the driver does not know yet (``?``) is left out."""
+    """Return the fields of one ``information`` file; what the driver does not know yet (``?``) is left out."""
     found = {}
     for line in text.splitlines():
         label, colon, value = line.partition(":")
@@ -101,7 +101,7 @@ def parse_information(text: str) -> dict[str, str]:
 
 
 def uuid_hint(gpu: Mapping[str, str]) -> str:
-    """What to do about a GPU whose UUID is not known yet; empty for any other device. ``gpu``: its fields."""
+    """Return what to do about a GPU whose UUID is not known yet; empty for any other device. ``gpu``: its fields."""
     if not gpu or "uuid" in gpu:
         return ""
     return (
@@ -111,7 +111,7 @@ def uuid_hint(gpu: Mapping[str, str]) -> str:
 
 
 def parse_version(text: str) -> str:
-    """The driver's version out of ``/proc/driver/nvidia/version``: ``550.54.14``."""
+    """Return the driver's version out of ``/proc/driver/nvidia/version``: ``550.54.14``."""
     match = _VERSION.search(text)
     return match.group(1) if match else ""
 

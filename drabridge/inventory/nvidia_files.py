@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import stat
+import struct
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -21,7 +22,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.config.nvidia import Nvidia
-from drabridge.inventory import ld_cache
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.model import Mount, NvidiaFile, NvidiaFiles
 from drabridge.inventory.nvidia import parse_version
@@ -139,7 +139,7 @@ class _Search:
         return NvidiaFiles(self.version, problem=problem, looked_at=tuple(self._looked_at.items()))
 
     def _version(self) -> str:
-        """The version of the driver that is loaded."""
+        """Return the version of the driver that is loaded."""
         text = self._read(str(self._paths.proc / "driver/nvidia/version"), 4096).decode(errors="replace")
         version = parse_version(text) or self._module("nvidia/version")
         return version if _VERSION.fullmatch(version) else ""
@@ -150,7 +150,7 @@ class _Search:
     # --- libraries ----------------------------------------------------------------------------------------------------
 
     def _libraries(self, place: _Place, version: str) -> Iterator[NvidiaFile]:
-        """The libraries of the folders that have ``libcuda.so.VERSION``; none if no folder has it."""
+        """Yield the libraries of the folders that have ``libcuda.so.VERSION``; none if no folder has it."""
         cached = list(self._cached(place)) if place.cache else []
         folders: dict[str, None] = {}
         for path in [path for _, path in cached] + [f"{folder}/libcuda.so.{version}" for folder in place.libraries]:
@@ -184,7 +184,7 @@ class _Search:
         self._look(place, "/etc/ld.so.cache")
         cache = self._host + place.root + self._resolve(place, "/etc/ld.so.cache")
         try:
-            found = ld_cache.libraries(self._read(cache, ld_cache.BYTES_MAX), MACHINE)
+            found = cached_libraries(self._read(cache, CACHE_BYTES_MAX), MACHINE)
             yield from islice((one for one in found if _NAMES.search(one[0])), _CACHED_MAX)
         except ValueError:
             return
@@ -230,7 +230,7 @@ class _Search:
                 yield NvidiaFile(place.root + found, (path,), place.found, read_only=False)
 
     def _hook(self) -> tuple[str, ...]:
-        """What writes ld.so.cache in the container, where the host has it, and what it runs."""
+        """Return what writes ld.so.cache in the container, where the host has it, and what it runs."""
         for path in _HOOKS:
             self._look_at(self._host + path)
         program = next((path for path in _HOOKS if self._resolve(_HOST, path)), "")
@@ -316,3 +316,41 @@ def _stamp(path: str) -> tuple[int, ...]:
     except OSError:
         return ()
     return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+# --- ld.so.cache ------------------------------------------------------------------------------------------------------
+# In the new format: glibc, sysdeps/generic/dl-cache.h (cache_file_new). It may follow a table in the old one.
+
+CACHE_BYTES_MAX = 8 << 20  # ldconfig makes 60 to 500 KiB
+_OLD, _NEW = b"ld.so-1.7.0", b"glibc-ld.so.cache1.1"
+_OLD_HEADER, _OLD_ENTRY = 16, 12
+_NEW_HEADER, _ENTRY = 48, struct.Struct("<iIIIQ")  # flags, soname, path, kernel, hardware
+_TEXT_MAX = 4096
+_FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}  # an ELF library of libc6, for 64 bits
+
+
+def cached_libraries(data: bytes, machine: str) -> Iterator[tuple[str, str]]:
+    """Yield name and path of each 64-bit library for a machine (``x86_64``), in the linker's order.
+
+    Raises ValueError for what is no such file; entries that lead out of it are left out.
+    """
+    if data.startswith(_OLD):
+        if len(data) < _OLD_HEADER:
+            raise ValueError("it ends in its header")
+        end = _OLD_HEADER + int.from_bytes(data[12:16], "little") * _OLD_ENTRY
+        data = data[-(-end // 8) * 8 :]
+    if not data.startswith(_NEW) or len(data) < _NEW_HEADER:
+        raise ValueError("it is no ld.so.cache of glibc 2.2 or later")
+    count = int.from_bytes(data[20:24], "little")
+    if count > (len(data) - _NEW_HEADER) // _ENTRY.size:
+        raise ValueError("it ends in its table")
+    wanted = _FLAGS.get(machine)
+    for number in range(count):
+        flags, name, path, _, _ = _ENTRY.unpack_from(data, _NEW_HEADER + number * _ENTRY.size)
+        if flags == wanted and (key := _text(data, name)) and (value := _text(data, path)).startswith("/"):
+            yield key, value
+
+
+def _text(data: bytes, start: int) -> str:
+    end = data.find(b"\0", start, start + _TEXT_MAX)
+    return data[start:end].decode("utf-8", "surrogateescape") if end > start else ""

@@ -133,7 +133,7 @@ class NvmlClient:
             await asyncio.wait((self._task,), timeout=seconds)
 
     def facts(self, proc: NvidiaFacts) -> NvidiaFacts:
-        """What ``/proc/driver/nvidia`` said, and NVML. GPUs that came or went make NVML begin anew."""
+        """Return what ``/proc/driver/nvidia`` said, and NVML. GPUs that came or went make NVML begin anew."""
         addresses = frozenset(proc.gpus)
         if self._state is not None and self._addresses not in (None, addresses):
             self._again.set()

@@ -22,24 +22,14 @@ XIDS_KEPT = 1000  # of all devices together
 _RESET_ENDS = frozenset({FailureKind.LOST, FailureKind.RESET})
 
 
-class Instance(Struct, frozen=True):
-    """A MIG instance. ``profile`` and ``fields``: see :class:`~drabridge.inventory.nvidia.MigInstance`."""
-
-    uuid: str
-    gpu_instance: int
-    compute_instance: int
-    profile: str
-    fields: dict[str, str]
-
-
 class Gpu(Struct, frozen=True):
     """A GPU. ``watched``: NVML sends its XIDs. ``ill``: why it is not healthy now, apart from XIDs."""
 
     pci: str
     watched: bool
     fields: dict[str, str]
-    ill: list[tuple[FailureKind, str]]
-    mig: list[Instance]
+    ill: list[Failure]
+    mig: list[MigInstance]
 
     @property
     def uuid(self) -> str:
@@ -128,7 +118,7 @@ class Xids(Struct):
 
     def follow(self, old: State | None, new: State) -> bool:
         """Forget those that a reset has ended: of a GPU that was lost and is back, of a destroyed instance."""
-        ill = {gpu.uuid: {kind for kind, _ in gpu.ill} for gpu in (old.gpus if old else ())}
+        ill = {gpu.uuid: {failure.kind for failure in gpu.ill} for gpu in (old.gpus if old else ())}
         reset = {gpu.uuid for gpu in new.gpus if ill.get(gpu.uuid, set()) & _RESET_ENDS and not _resets(gpu)}
         places = {(gpu.uuid, one.gpu_instance) for gpu in new.gpus for one in gpu.mig}
         known = {gpu.uuid for gpu in new.gpus}
@@ -149,7 +139,7 @@ class Xids(Struct):
         """Forget all: the driver was unloaded."""
         return self._forget(set(self.seen))
 
-    def of(self, gpu: str, instance: Instance | None = None) -> Iterator[Failure]:
+    def of(self, gpu: str, instance: MigInstance | None = None) -> Iterator[Failure]:
         """Yield the failures of a GPU, or those of one instance that are not the GPU's."""
         for event in self.seen:
             if event.gpu == gpu and _concerns(event, instance):
@@ -161,10 +151,10 @@ class Xids(Struct):
 
 
 def _resets(gpu: Gpu) -> bool:
-    return any(kind in _RESET_ENDS for kind, _ in gpu.ill)
+    return any(failure.kind in _RESET_ENDS for failure in gpu.ill)
 
 
-def _concerns(event: Event, instance: Instance | None) -> bool:
+def _concerns(event: Event, instance: MigInstance | None) -> bool:
     if instance is None or event.gpu_instance is None:
         return instance is None and event.gpu_instance is None
     here = event.compute_instance in (None, instance.compute_instance)
@@ -175,27 +165,20 @@ def merged(proc: NvidiaFacts, state: State, xids: Xids) -> NvidiaFacts:
     """Add what NVML says to what ``/proc/driver/nvidia`` says, which counts where both say something."""
     gpus = {address: dict(fields) for address, fields in proc.gpus.items()}
     failures: dict[str, tuple[Failure, ...]] = {}
-    mig = []
     for gpu in state.gpus:
         said = {name: clean(value) for name, value in {**gpu.fields, **state.node}.items()}
         known = gpus.setdefault(gpu.pci, {}) if gpu.pci else {}
         known.update({name: value for name, value in said.items() if name not in known})
-        found = (*(Failure(kind, clean(text)) for kind, text in gpu.ill), *xids.of(gpu.uuid))
+        found = (*gpu.ill, *xids.of(gpu.uuid))
         _add(failures, {gpu.uuid, known.get("uuid", "")}, found)
         for one in gpu.mig:
             _add(failures, {one.uuid}, (*found, *xids.of(gpu.uuid, one)))
-            fields = MappingProxyType({name: clean(value) for name, value in one.fields.items()})
-            mig.append(
-                MigInstance(
-                    clean(one.uuid), gpu.pci, one.gpu_instance, one.compute_instance, clean(one.profile), fields
-                )
-            )
     unknown = _unknown(proc, state)
     if unknown and len(unknown) == state.unreachable:
         _add(failures, set(unknown), (Failure(FailureKind.LOST, "NVML says that the GPU is lost"),))
     return NvidiaFacts(
         MappingProxyType({address: MappingProxyType(fields) for address, fields in gpus.items()}),
-        tuple(mig),
+        tuple(one for gpu in state.gpus for one in gpu.mig),
         MappingProxyType(failures),
     )
 
@@ -207,7 +190,7 @@ def _add(failures: dict[str, tuple[Failure, ...]], uuids: set[str], found: tuple
 
 
 def _unknown(proc: NvidiaFacts, state: State) -> list[str]:
-    """The UUIDs of GPUs that the driver lists, and NVML does not."""
+    """Return the UUIDs of GPUs that the driver lists, and NVML does not."""
     named = {gpu.pci for gpu in state.gpus}
     return [
         fields.get("uuid", "")

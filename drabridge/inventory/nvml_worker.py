@@ -5,9 +5,10 @@ writes to standard output, and starts another when it ends or falls silent.
 
 Its arguments: the seconds between two looks, where proc is mounted, and files of libnvidia-ml.so.1, of which the first
 that exists is used; without one, the dynamic linker looks for it. Each line that it writes is a JSON object with a
-``kind``, whose fields are those of a struct in ``nvml_report.py``: ``state`` (when something changed), ``alive`` (after
-every other look), ``use`` (of processes, when it changed; never where the node's processes are not seen), ``event`` (an
-XID, at once), ``failed`` (NVML cannot be used; the process ends).
+``kind``, whose fields are those of a struct in ``nvml_report.py`` (MIG instances and failures: ``nvidia.py``):
+``state`` (when something changed), ``alive`` (after every other look), ``use`` (of processes, when it changed; never
+where the node's processes are not seen), ``event`` (an XID, at once), ``failed`` (NVML cannot be used; the process
+ends).
 
 It imports nothing of the agent and little of the standard library, as it has memory of its own.
 """
@@ -114,7 +115,7 @@ class Gpu:
         self._sampled_us = 0  # NVML's time of the newest sample of its processes
 
     def ask(self, function: str, *arguments: Any, of: Any = None) -> Any:
-        """What NVML says of the GPU, or of ``of``; None when it does not say. Notes when the GPU is lost."""
+        """Return what NVML says of the GPU, or of ``of``; None when it does not say. Notes when the GPU is lost."""
         try:
             return self._library.call(function, of or self.handle, *arguments)
         except NvmlError as error:
@@ -306,6 +307,7 @@ class Gpu:
             }
         return {
             "uuid": uuid,
+            "gpu": self.pci,
             "gpu_instance": gi,
             "compute_instance": ci,
             "profile": profile.replace("+", "."),
@@ -313,7 +315,7 @@ class Gpu:
         }
 
     def _mig_totals(self) -> dict[str, str]:
-        """What all instances of the GPU share: the largest amount of any profile, as NVIDIA's DRA driver counts it."""
+        """Return what all instances of the GPU share: the most of any profile, as NVIDIA's DRA driver counts it."""
         totals: dict[str, int] = {}
         for profile in range(nvml.GPU_INSTANCE_PROFILES):
             has = self.ask("nvmlDeviceGetGpuInstanceProfileInfoV", profile)
@@ -343,7 +345,7 @@ class Gpu:
 
 
 def _profile(has: Any, gpu_memory_mib: int) -> str:
-    """The name of a profile from what an instance has, as NVIDIA/go-nvlib pkg/nvlib/device/mig_profile.go makes it."""
+    """Return a profile's name from what an instance has, as NVIDIA/go-nvlib pkg/nvlib/device/mig_profile.go does."""
     eighths = -(-8 * has.memorySizeMB // gpu_memory_mib) if gpu_memory_mib else 0
     gigabytes = round(eighths * -(-gpu_memory_mib // 1024) / 8)
     name = f"{has.gpuInstanceSliceCount}g.{gigabytes}gb"

@@ -1,4 +1,4 @@
-"""Find devices that are the same hardware in other places of the tree. Pure.
+"""Find devices that are the same hardware in other places of the tree, and companions of a device. Pure.
 
 A device hands out its companions' nodes. Where a companion is a device as well, only one of the two may have a holder.
 A changed configuration may know held hardware by its child, its parent or its companion. Until it is released, what is
@@ -11,30 +11,31 @@ because they share a companion, or a path that is the same for every device: the
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from drabridge.config.matcher import any_of
 from drabridge.config.schema import Config, Resource
+from drabridge.inventory import topology
 from drabridge.inventory.match import holds
 from drabridge.inventory.model import Device
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.vfio import VFIO
-from drabridge.inventory.vfio_twins import is_twin
+from drabridge.inventory.vfio import VFIO, is_twin
 
 
 def handed_out(resource: Resource, device: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:
-    """The device, then the companions whose nodes it brings. Nodes by path do not count: many devices share those."""
+    """Return the device, then the companions whose nodes it brings, but for nodes by path: many devices share those."""
     if not any(node.source == "group" for node in resource.all_nodes):
         return (device,)
     return (device, *(companion for companion in companions if companion.devnode))
 
 
 def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
-    """The devices, with the places removed that a part of ``parts`` has in common with its whole or another part of it.
+    """Return the devices; parts of ``parts`` without the places that they share with their whole or its other parts.
 
     Such parts may have holders side by side: the configuration says that they are parts, and the driver keeps them
     apart. Nothing keeps devices of one IOMMU group apart.
@@ -56,7 +57,7 @@ def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
 
 
 def resource_of(config: Config, device: UdevDevice) -> Resource | None:
-    """The resource that the configuration takes a udev device for; None when it matches none."""
+    """Return the resource that the configuration takes a udev device for; None when it matches none."""
     twin = is_twin(device)
     resources = (resource for resource in config.resources if (resource.vfio is not None) is twin)
     return next((resource for resource in resources if holds(any_of(resource.match), device)), None)
@@ -81,10 +82,59 @@ class FormerDevices:
                 self._from[node.syspath][syspath] = config
 
     def same_as(self, parts: Sequence[UdevDevice]) -> set[str]:
-        """The syspaths of those that are the same hardware as a device with these ``parts``."""
+        """Return the syspaths of those that are the same hardware as a device with these ``parts``."""
         found: dict[str, Config] = {}
         for part in parts:
             found |= self._from.get(part.syspath, {})
             for node in part.lineage():
                 found |= self._at.get(node.syspath, {})
         return {syspath for syspath, config in found.items() if resource_of(config, parts[0]) is None}
+
+
+# --- companions -------------------------------------------------------------------------------------------------------
+
+
+class DeviceTree:
+    """The udev devices by place: what is below, beside and above a device, and in its IOMMU group."""
+
+    def __init__(self, udev_devices: Mapping[str, UdevDevice]) -> None:
+        self._devices = udev_devices
+        self._sorted: list[str] | None = None
+        self._groups: dict[str, list[UdevDevice]] | None = None
+
+    def companions(self, resource: Resource, device: UdevDevice) -> Iterator[UdevDevice]:
+        """Yield the companions of a device, in the order of syspaths."""
+        group = resource.group
+        if group is None:
+            return
+        rule = any_of(group.match) if group.match else None
+        for other in self._in_scope(group.scope, device):
+            if other.syspath != device.syspath and (holds(rule, other) if rule else other.devnode):
+                yield other
+
+    def _in_scope(self, scope: str, device: UdevDevice) -> Iterator[UdevDevice]:
+        if scope == "children":
+            yield from self._below(device.syspath)
+        elif scope == "siblings" and device.above is not None:
+            yield from self._below(device.above.syspath)
+        elif scope == "parent":
+            yield from device.ancestors()
+        elif scope == "iommuGroup" and (group := topology.iommu_group(device)):
+            yield from self._iommu_groups().get(group, ())
+
+    def _below(self, syspath: str) -> Iterator[UdevDevice]:
+        if self._sorted is None:
+            self._sorted = sorted(self._devices)
+        prefix = syspath + "/"
+        for index in range(bisect_left(self._sorted, prefix), len(self._sorted)):
+            if not self._sorted[index].startswith(prefix):
+                return
+            yield self._devices[self._sorted[index]]
+
+    def _iommu_groups(self) -> Mapping[str, list[UdevDevice]]:
+        if self._groups is None:
+            self._groups = {}
+            for device in self._devices.values():
+                if device.links.get("iommu_group"):
+                    self._groups.setdefault(topology.iommu_group(device), []).append(device)
+        return self._groups

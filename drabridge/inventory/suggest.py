@@ -96,7 +96,7 @@ class _Hardware:
         self.unit, self.unit_attribute = self._find_unit()
 
     def _find_unit(self) -> tuple[UdevDevice | None, str]:
-        """The device or ancestor that says which one it is, up to its USB device or PCI function; and how."""
+        """Return the device or ancestor that says which one it is, up to its USB device or PCI function; and how."""
         for node in self.device.lineage():
             if node is self.pci and not self.usb:
                 break
@@ -150,7 +150,7 @@ class _Hardware:
         return rule
 
     def _above(self, part: bool, place: bool) -> Rule | None:
-        """What must be above the device; None when nothing need be."""
+        """Return what must be above the device; None when nothing need be."""
         if self.unit is not None and self.unit is not self.usb and self.unit is not self.device:
             name = self.unit_attribute
             return {"subsystem": _literal(self.unit.subsystem), "attr": _attributes({name: self.unit.attributes[name]})}
@@ -237,7 +237,7 @@ def _is_node_of(device: UdevDevice, other: UdevDevice) -> bool:
 
 
 def _example(function: UdevDevice | None) -> str:
-    """The example for a PCI function and what is below it; "" where there is none."""
+    """Return the example for a PCI function and what is below it; "" where there is none."""
     if function is None:
         return ""
     if function.driver == VFIO_PCI or "physfn" in function.links:
@@ -249,7 +249,7 @@ def _example(function: UdevDevice | None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A rule without its comments, as ``check`` takes it."""
+    """Return a rule without its comments, as ``check`` takes it."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return value.text if isinstance(value, _Noted) else value
@@ -273,7 +273,7 @@ def _attributes(values: Mapping[str, str | None]) -> dict[str, Any]:
 
 
 def _literal(value: str) -> str:
-    """A pattern that matches exactly this value; signs that no pattern can have become ``?``."""
+    """Return a pattern that matches exactly this value; signs that no pattern can have become ``?``."""
     cut = len(value) > _LITERAL_MAX
     out = ""
     for char in value[:_LITERAL_MAX]:
@@ -334,7 +334,7 @@ def _flow(items: list[str]) -> str:
 
 
 def _nearest(device: UdevDevice, wanted: Callable[[UdevDevice], bool]) -> UdevDevice | None:
-    """The device itself or its nearest ancestor that is wanted."""
+    """Return the device itself or its nearest ancestor that is wanted."""
     return next(filter(wanted, device.lineage()), None)
 
 

@@ -46,7 +46,7 @@ _KEYED: Mapping[str, Callable[[UdevDevice, str], str | None]] = MappingProxyType
 
 
 def _parents(device: UdevDevice) -> Iterator[UdevDevice]:
-    """The ancestors, without the hubs that its USB device is plugged into.
+    """Yield the ancestors, without the hubs that its USB device is plugged into.
 
     A hub may have a serial, and a root hub always has one: the address of its controller (Linux drivers/usb/core/hcd.c,
     register_root_hub). It would be the serial of every device below that has none.
@@ -60,7 +60,7 @@ def _parents(device: UdevDevice) -> Iterator[UdevDevice]:
 
 
 def serial_of(device: UdevDevice) -> str:
-    """The serial number of the device, or of its nearest ancestor that has one; "" where nothing tells it."""
+    """Return the serial number of the device, or of its nearest ancestor that has one; "" where nothing tells it."""
     for node in (device, *_parents(device)):
         if found := node.attributes.get("serial") or node.properties.get("ID_SERIAL_SHORT"):
             return found
@@ -68,7 +68,7 @@ def serial_of(device: UdevDevice) -> str:
 
 
 def bound_driver(device: UdevDevice) -> str:
-    """The kernel driver of the device, or of its nearest ancestor that has one (a tty's is its USB interface's)."""
+    """Return the kernel driver of the device or its nearest ancestor that has one: a tty's is its USB interface's."""
     return next((node.driver for node in device.lineage() if node.driver), "")
 
 
@@ -83,7 +83,7 @@ class MatchedDevice(Struct, frozen=True):
     exec_failures: tuple[str, ...] = ()
 
     def lookup(self, host: Host, **overrides: str) -> Lookup:
-        """A function from template field to value. ``overrides``: plain fields with another value (``devname``)."""
+        """Return a function from template field to value. ``overrides``: plain fields with another value."""
         known = {**self.identity, **overrides}
 
         def value(field: Field) -> str | None:

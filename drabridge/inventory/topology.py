@@ -25,7 +25,7 @@ _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 def place_template(device: UdevDevice) -> str:
-    """The template of an identity that says where a device is plugged in. It needs no udev database."""
+    """Return the template of an identity that says where a device is plugged in. It needs no udev database."""
     lineage = list(device.lineage())
     usb = next((node for node in lineage if node.subsystem == "usb" and node.devtype == "usb_device"), None)
     slot = "{pci}" if any(node.subsystem == "pci" for node in lineage) else ""
@@ -37,7 +37,7 @@ def place_template(device: UdevDevice) -> str:
 
 
 def numa_nodes(device: UdevDevice) -> tuple[int, ...]:
-    """The NUMA node of the device or of its nearest ancestor that has one; empty when none has.
+    """Return the NUMA node of the device or of its nearest ancestor that has one; empty when none has.
 
     Firmware writes -1 for "unknown". A NUMA node of -1 sent to kubelet makes pods unplaceable, so it never leaves here.
     """
@@ -49,7 +49,7 @@ def numa_nodes(device: UdevDevice) -> tuple[int, ...]:
 
 
 def near_numa_nodes(device: UdevDevice, first_line: Callable[[str], str | None]) -> tuple[int, ...]:
-    """The NUMA node of :func:`numa_nodes`, and those on its socket that are as near as any: on sub-NUMA clusters.
+    """Return the NUMA node of :func:`numa_nodes`, and those on its socket that are as near as any (sub-NUMA clusters).
 
     As deviceattribute/numa_linux.go of k8s.io/dynamic-resource-allocation finds them: a node whose socket is not known
     counts. ``first_line`` reads a file.
@@ -66,7 +66,7 @@ def near_numa_nodes(device: UdevDevice, first_line: Callable[[str], str | None])
 
 
 def _socket(node: int, first_line: Callable[[str], str | None]) -> str:
-    """The number of a NUMA node's socket; "" where it is not known, or the node has no CPU."""
+    """Return the number of a NUMA node's socket; "" where it is not known, or the node has no CPU."""
     cpu = re.match(r"\d+", first_line(f"{_NODES}{node}/cpulist") or "")
     if cpu is None:
         return ""
@@ -74,7 +74,7 @@ def _socket(node: int, first_line: Callable[[str], str | None]) -> str:
 
 
 def pci_function(device: UdevDevice) -> UdevDevice | None:
-    """The device itself when it is a PCI function, else the nearest ancestor that is one."""
+    """Return the device itself when it is a PCI function, else the nearest ancestor that is one."""
     return next((node for node in device.lineage() if node.subsystem == "pci" and is_pci_address(node.sysname)), None)
 
 
@@ -90,7 +90,7 @@ def pci_bus_id(device: UdevDevice) -> str:
 
 
 def own_pci_bus_id(device: UdevDevice) -> str:
-    """The value of the standard attribute pciBusID; empty for what is plugged into another bus of its controller.
+    """Return the value of the standard attribute pciBusID; empty for what is on another bus of its controller.
 
     Who reads it takes the function for the device: KubeVirt gives it to a virtual machine (VEP-10), and would give away
     the USB controller with every device on it.
@@ -115,7 +115,7 @@ def pcie_root(device: UdevDevice) -> str:
 
 
 def pcie_switch(device: UdevDevice) -> str:
-    """The PCI address of the nearest PCIe switch above the device: of its upstream port; empty without one.
+    """Return the PCI address of the nearest PCIe switch above the device: of its upstream port; empty without one.
 
     A switch is two ports in a row, below a root port: what hangs on one of the lower ones can reach what hangs on
     another without the root. Which kind of port a function is would be in its configuration space.
@@ -126,7 +126,7 @@ def pcie_switch(device: UdevDevice) -> str:
 
 
 def iommu_group(device: UdevDevice) -> str:
-    """The number of the IOMMU group, as in /dev/vfio/<number>; empty without an IOMMU."""
+    """Return the number of the IOMMU group, as in /dev/vfio/<number>; empty without an IOMMU."""
     for node in device.lineage():
         if target := node.links.get("iommu_group"):
             return PurePosixPath(target).name

@@ -32,7 +32,7 @@ class DeviceTracker:
         self.current = Snapshot(version=0, complete=False)
 
     def known_ids(self) -> dict[Key, str]:
-        """The ids of devices that are here, or gone and not forgotten, by place.
+        """Return the ids of devices that are here, or gone and not forgotten, by place.
 
         Of two devices in one place the held one counts: its holder may still have it.
         """

@@ -110,7 +110,7 @@ class Udev:
         self.scope = scope or UdevScope()
 
     def monitor(self, group: str) -> Monitor:
-        """A started monitor of ``group`` (``udev`` or ``kernel``), filtered by the scope's subsystems."""
+        """Return a started monitor of ``group`` (``udev`` or ``kernel``), filtered by the scope's subsystems."""
         return Monitor(self._context, group, self.scope.subsystems)
 
     def enumerate(self) -> dict[str, UdevDevice]:
@@ -123,7 +123,7 @@ class Udev:
         return {copy.syspath: copy for copy in sorted(filter(None, copies), key=lambda copy: copy.syspath)}
 
     def read(self, syspath: str, shared: Pass | None = None) -> UdevDevice | None:
-        """The device at ``syspath`` now, with its ancestors; None when it is not there.
+        """Return the device at ``syspath`` now, with its ancestors; None when it is not there.
 
         ``shared`` keeps what was read in the same pass.
         """
@@ -134,7 +134,7 @@ class Udev:
         return self._copy(device, shared or Pass())
 
     def find(self, devnode: str) -> UdevDevice | None:
-        """The device of a node under /dev; None when there is none."""
+        """Return the device of a node under /dev; None when there is none."""
         try:
             device = pyudev.Devices.from_device_file(self._context, devnode)
         except (pyudev.DeviceNotFoundError, OSError, ValueError):
@@ -142,7 +142,7 @@ class Udev:
         return self._copy(device, Pass())
 
     def attribute_names(self, syspath: str) -> tuple[str, ...]:
-        """The names of all sysfs attributes of a device. Slow: for ``drabridge suggest`` and ``record`` only."""
+        """Return the names of all sysfs attributes of a device. Slow: for ``drabridge suggest`` and ``record`` only."""
         try:
             device = pyudev.Devices.from_sys_path(self._context, syspath)
             return tuple(sorted(device.attributes.available_attributes))
@@ -150,7 +150,7 @@ class Udev:
             return ()
 
     def attribute(self, syspath: str, name: str) -> bytes | None:
-        """The bytes of one attribute's file, whole: libudev's end at the first NUL. None when it cannot be read."""
+        """Return the bytes of an attribute's file; libudev's end at the first NUL. None when it cannot be read."""
         try:
             with open(os.path.join(syspath, name), "rb") as file:
                 return file.read()
@@ -192,7 +192,7 @@ class Udev:
         return copy
 
     def _above(self, device: Any, sysname: str, shared: Pass) -> UdevDevice | None:
-        """The parent in sysfs; for the device that stands for a partition of an AMD GPU, the GPU."""
+        """Return the parent in sysfs; for the device that stands for a partition of an AMD GPU, the GPU."""
         if amdgpu.is_partition(sysname):
             gpu = amdgpu.gpu_of_partition(device.sys_path, shared.amdgpu)
             if not gpu:

@@ -61,14 +61,14 @@ class UdevDevice(Struct, frozen=True):
     seen_at: str = ""  # the path that is there as long as the device is; its syspath when empty
 
     def ancestors(self) -> Iterator[UdevDevice]:
-        """The parents, nearest first; the device itself is not among them."""
+        """Yield the parents, nearest first; the device itself is not among them."""
         node = self.above
         while node is not None:
             yield node
             node = node.above
 
     def lineage(self) -> Iterator[UdevDevice]:
-        """The device, then its ancestors, nearest first."""
+        """Yield the device, then its ancestors, nearest first."""
         yield self
         yield from self.ancestors()
 

@@ -51,12 +51,12 @@ def union(parts: Iterable[UdevScope]) -> UdevScope:
 
 
 def scope_of_all(configs: Iterable[Config]) -> UdevScope:
-    """What any of these may read. One in which no name of a resource stands for anything yet reads nothing."""
+    """Return what any of these may read. One in which no name of a resource stands for anything yet reads nothing."""
     return union(scope_of(config) for config in configs if config.resources)
 
 
 def scope_of(config: Config) -> UdevScope:
-    """What matching, identity, nodes, attributes and health of this configuration may read."""
+    """Return what matching, identity, nodes, attributes and health of this configuration may read."""
     rules = [rule for resource in config.resources for rule in enumerated(resource)]
     tests = [test for resource in config.resources for rule in _looked_at(resource) for test in tests_of(rule)]
     fields = [*(field for resource in config.resources for field in fields_of(resource)), *label_fields(config)]
@@ -80,12 +80,12 @@ def scope_of(config: Config) -> UdevScope:
 
 
 def _in_sysfs(subsystems: frozenset[str]) -> frozenset[str]:
-    """What udev must look at: for MIG instances their GPUs (``mig.py``)."""
+    """Return what udev must look at: for MIG instances their GPUs (``mig.py``)."""
     return (subsystems - {MIG}) | {"pci"} if MIG in subsystems else subsystems
 
 
 def enumerated(resource: Resource) -> Iterator[Predicate]:
-    """The predicates of all devices that must be enumerated: the resource's devices and their companions."""
+    """Yield the predicates of all devices that must be enumerated: the resource's devices and their companions."""
     yield any_of(resource.match)
     if resource.group is not None and resource.group.scope != "parent":  # ancestors are read with every device
         yield any_of(resource.group.match)
@@ -98,13 +98,13 @@ def _looked_at(resource: Resource) -> Iterator[Predicate]:
 
 
 def partition_link(resource: Resource) -> str:
-    """The sysfs link from a part to its whole, or empty."""
+    """Return the sysfs link from a part to its whole, or empty."""
     by = resource.partition.by if resource.partition else ""
     return by.removeprefix("link:") if by.startswith("link:") else ""
 
 
 def subsystems_of(predicate: Predicate) -> set[str] | None:
-    """The subsystems that a matching device can be in; None when it may be in any."""
+    """Return the subsystems that a matching device can be in; None when it may be in any."""
     match predicate:
         case Test(source=Source.SUBSYSTEM, patterns=patterns):
             words = [word for item in patterns.items if isinstance(item, Glob) for word in item.text.split("|")]
@@ -185,7 +185,7 @@ def needs_database(resource: Resource) -> bool:
 
 
 def database_reads(resource: Resource) -> Iterator[str]:
-    """What this resource reads that only udevd knows, as its configuration writes it: ``property:ID_PATH``, ``tag``."""
+    """Yield what this resource reads that only udevd knows, as its configuration has it: ``property:ID_PATH``."""
     for test in (test for rule in _looked_at(resource) for test in tests_of(rule)):
         if test.source in _FROM_UDEVD or (test.source is Source.PROPERTY and _is_udevds(test.key)):
             yield test.label.replace(".", ":", 1)
@@ -214,7 +214,7 @@ def _is_udevds(key: str) -> bool:
 
 
 def cdi_kinds(configs: Iterable[Config]) -> frozenset[str]:
-    """The kinds (``vendor/class``) of the CDI devices that these configurations name."""
+    """Return the kinds (``vendor/class``) of the CDI devices that these configurations name."""
     return frozenset(
         str(template).partition("=")[0]
         for config in configs
@@ -224,7 +224,7 @@ def cdi_kinds(configs: Iterable[Config]) -> frozenset[str]:
 
 
 def wholes_of_mig(config: Config) -> frozenset[str]:
-    """The resources whose GPUs are offered in MIG instances, by another resource, as soon as they are in MIG mode."""
+    """Return the resources whose GPUs are offered in MIG instances, by another resource, once they are in MIG mode."""
     return frozenset(
         resource.partition.of
         for resource in config.resources

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from drabridge.config.label_rule import LabelRule
 from drabridge.config.names import DNS_LABEL_MAX
+from drabridge.config.node_labels import LabelRule
 from drabridge.config.template import Lookup, Template
 from drabridge.inventory.model import Device, Presence
 

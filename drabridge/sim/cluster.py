@@ -17,7 +17,7 @@ import yaml
 from drabridge.errors import ClusterError
 from drabridge.sim.apiserver.auth import ADMIN
 from drabridge.sim.apiserver.faults import Faults
-from drabridge.sim.apiserver.kinds import BY_KIND
+from drabridge.sim.apiserver.kinds import BY_KIND, BY_PLURAL
 from drabridge.sim.apiserver.objects import Objects, Writer, timestamp
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.apiserver.status import ApiError
@@ -362,14 +362,14 @@ class SimCluster:
 
     def get(self, plural: str, name: str, namespace: str = "default") -> JSON | None:
         """A copy of an object, or None; the namespace does not matter for cluster-scoped kinds."""
-        scoped = next(one for one in BY_KIND.values() if one.plural == plural).namespaced
+        scoped = BY_PLURAL[plural].namespaced
         return self.api.objects.find(plural, name, namespace if scoped else "")
 
     async def delete(
         self, plural: str, name: str, namespace: str = "default", *, force: bool = False, timeout: float = 60.0
     ) -> None:
         """``kubectl delete``: returns when the object is gone. ``force`` is grace period 0 for pods."""
-        scoped = next(one for one in BY_KIND.values() if one.plural == plural).namespaced
+        scoped = BY_PLURAL[plural].namespaced
         where = namespace if scoped else ""
         uid = self.api.objects.delete(plural, name, where, grace_seconds=0 if force else None)["metadata"]["uid"]
         await self.wait(lambda: not self.api.objects.store.has_uid(uid), timeout, f"{plural}/{name} to be gone")

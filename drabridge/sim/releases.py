@@ -7,7 +7,7 @@ recordings in ``tests/sim/fixtures`` show it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -18,14 +18,6 @@ class Gate(Enum):
     OFF = "off by default"
     ON = "on by default"
     LOCKED = "locked to on"
-
-
-class Words(Enum):
-    """How an error of the API server is put."""
-
-    OLD = "a duplicate has its key in the path, an empty driver two errors, and a missing value is Required"
-    ALIGNED = "the old code, changed towards declarative validation"
-    DECLARATIVE = "of declarative validation, where it has a rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +38,10 @@ class Release:
     """False: only the kubelet of this release is imitated."""
     resource_versions: tuple[str, ...] = ("v1",)
     """Served versions of resource.k8s.io, in order of preference. All others are off by default."""
-    storage_versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the kinds of resource.k8s.io that are not stored as v1. Discovery shows a hash of it."""
     kinds: frozenset[str] = frozenset()
     """Of the kinds that not every release serves, those that this one does."""
     slice_selectors: tuple[str, ...] = ("spec.nodeName", "spec.driver")
     """Field selectors of ResourceSlices beside metadata.name."""
-    words: Words = Words.ALIGNED
-    errors_name_keys: bool = False
-    """An error in the name of an attribute or a capacity has that name in its path."""
     taint_effects: tuple[str, ...] = ("NoExecute", "NoSchedule", "None")
     shows_empty_devices: bool = False
     """A slice without devices is shown with ``devices: null``."""
@@ -141,11 +128,6 @@ V1_34 = replace(
         "ResourceHealthStatus": Gate.OFF,
     },
     control_plane=True,
-    storage_versions=dict.fromkeys(
-        ("deviceclasses", "resourceclaims", "resourceclaimtemplates", "resourceslices"), "v1beta2"
-    ),
-    words=Words.OLD,
-    errors_name_keys=True,
     taint_effects=("NoExecute", "NoSchedule"),
     shows_empty_devices=True,
     drops_tolerations=False,
@@ -163,8 +145,6 @@ V1_35 = replace(
         "DRADeviceTaintRules": Gate.OFF,
         "NominatedNodeNameForExpectation": Gate.ON,
     },
-    storage_versions={},
-    words=Words.ALIGNED,
     taint_effects=("NoExecute", "NoSchedule", "None"),
     shows_empty_devices=False,
     drops_tolerations=True,
@@ -194,7 +174,6 @@ V1_36 = replace(
         "ResourceHealthStatusMessage": Gate.ON,
     },
     kinds=frozenset({"mutatingadmissionpolicies"}),
-    errors_name_keys=False,
 )
 V1_37 = replace(
     V1_36,
@@ -208,10 +187,8 @@ V1_37 = replace(
         "DRAResourceClaimDeviceStatus": Gate.LOCKED,
         "PodLevelResourceManagers": Gate.OFF,  # in 1.36, alpha, it shows nothing in PodResources
     },
-    storage_versions={"devicetaintrules": "v1beta2"},
     kinds=V1_36.kinds | {"devicetaintrules"},
     slice_selectors=(*V1_36.slice_selectors, "spec.pool.name"),  # kubernetes#138456
-    words=Words.DECLARATIVE,
     configurations_repeat=False,
     configurations_for_all_name_none=True,
     health_services=("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"),

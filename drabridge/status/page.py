@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -65,6 +65,9 @@ def render(document: Row, *, refresh: bool = True) -> bytes:
     ``refresh``: whether it loads itself again every REFRESH_SECONDS.
     """
     now = parse_time(document["at"])
+    devices: dict[str, list[Row]] = defaultdict(list)
+    for row in document["devices"]:
+        devices[row["resource"]].append(row)
     shown, left_out = _fit(document["devices"])
     trouble = list(_trouble(document))
     head = tag(
@@ -80,7 +83,7 @@ def render(document: Row, *, refresh: bool = True) -> bytes:
     main = tag(
         "main",
         _trouble_section(trouble),
-        *(_resource(row, shown.get(row["name"], ()), now) for row in document["resources"]),
+        *(_resource(row, devices[row["name"]], shown.get(row["name"], ()), now) for row in document["resources"]),
         None if document["resources"] else tag("p", "No resource is configured.", class_="quiet"),
         _left_out(left_out, len(document["devices"])),
         _refusals(document["refusals"], now),
@@ -146,7 +149,8 @@ def _trouble_section(trouble: Sequence[tuple[str, str]]) -> Html | None:
 # --- one resource ----------------------------------------------------------------------------------------------------
 
 
-def _resource(resource: Row, rows: Sequence[Row], now: float) -> Html:
+def _resource(resource: Row, devices: Sequence[Row], rows: Sequence[Row], now: float) -> Html:
+    """Show a resource: the figures and the bar of all its devices, and the rows that are shown."""
     figures = (
         ("free", "free", "quiet"),
         ("heldByPods", "held by pods", "quiet"),
@@ -167,8 +171,8 @@ def _resource(resource: Row, rows: Sequence[Row], now: float) -> Html:
         "section",
         tag("h2", resource["name"], tag("small", f"{total} device{'' if total == 1 else 's'}")),
         tag("dl", *numbers, class_="figures"),
-        _bar(resource, rows) if total else None,
-        _legend(resource, any(_kind(row) == "bad" for row in rows)),
+        _bar(resource, devices) if total else None,
+        _legend(resource, any(_kind(row) == "bad" for row in devices)),
         _devices(resource["name"], rows, now) if rows else None,
         class_="resource",
     )
@@ -180,12 +184,10 @@ def _bar(resource: Row, rows: Sequence[Row]) -> Html:
     One cell is a device, or a group where they are many.
     """
     order = {"legacy": 0, "legacy-to-dra": 2, "dra-to-legacy": 2, "shared": 3}
-    cells: list[tuple[str, bool, int, bool]]  # lane, held, devices, in trouble
-    if len(rows) == resource["devices"] <= CELLS_MAX:
-        cells = [(row["lane"], row["owner"] != "none", 1, _kind(row) == "bad") for row in rows]
-    else:
-        counts = Counter({(lane, free): count for lane, free, count in _groups(resource)})
-        cells = [(lane, not free, count, False) for (lane, free), count in counts.items() if count]
+    cells = [(row["lane"], row["owner"] != "none", 1, _kind(row) == "bad") for row in rows]
+    if len(cells) > CELLS_MAX:
+        counts = Counter((lane, is_held) for lane, is_held, _, _ in cells)
+        cells = [(lane, is_held, count, False) for (lane, is_held), count in counts.items()]
     cells.sort(key=lambda cell: (order.get(cell[0], 4), not cell[1] if cell[0] == "legacy" else cell[1]))
     whole = sum(weight for _, _, weight, _ in cells) or 1
     drawn, x = [], 0.0
@@ -196,20 +198,6 @@ def _bar(resource: Row, rows: Sequence[Row]) -> Html:
         x += width
     words = ", ".join(f"{lane} {count}" for lane, count in resource["lanes"].items())
     return tag("svg", *drawn, class_="bar", role="img", aria_label=f"Lanes of {resource['name']}: {words}")
-
-
-def _groups(resource: Row) -> Iterator[tuple[str, bool, int]]:
-    """Yield (lane, free, devices) of a resource.
-
-    How many are free is known for the offered lanes; the rest counts as held.
-    """
-    pods, claims = resource["offeredToPods"], resource["offeredToClaims"]
-    both = min(resource["lanes"].get("shared", 0), pods, claims)
-    offered = {"legacy": pods - both, "dra": claims - both, "shared": both}
-    for lane, count in resource["lanes"].items():
-        free = min(count, offered.get(lane, 0))
-        yield lane, True, free
-        yield lane, False, count - free
 
 
 def _legend(resource: Row, bad: bool) -> Html:

@@ -75,7 +75,7 @@ class IoThread:
     """One thread that runs calls in the order in which they come. Use it from one loop."""
 
     def __init__(self, name: str) -> None:
-        """The thread starts with the first call; ``name`` is what tools for threads show."""
+        """Do not start the thread yet: the first call does. ``name`` is what tools for threads show."""
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._stopped = False

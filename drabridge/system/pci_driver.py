@@ -33,7 +33,7 @@ class Step(StrEnum):
 
 
 def next_step(now: Binding, wanted: Binding) -> Step | None:
-    """The next write on the way to a binding; None when it is reached. Pure.
+    """Return the next write on the way to a binding; None when it is reached. Pure.
 
     The reservation comes first, so that no other driver takes a function that has none for a moment.
     """
@@ -45,7 +45,7 @@ def next_step(now: Binding, wanted: Binding) -> Step | None:
 
 
 def binding_before(now: Binding, taken: Binding) -> Binding:
-    """What a function that was ``taken`` for vfio-pci gets back. Pure. What somebody else changed since then stays."""
+    """Return what a function ``taken`` for vfio-pci gets back. Pure. What others changed since then stays."""
     driver = taken.driver if now.driver in ("", VFIO_PCI) else now.driver
     return Binding(driver, taken.override if now.override == VFIO_PCI else now.override)
 
@@ -57,12 +57,12 @@ class PciDrivers:
         self._bus = sys / "bus/pci"
 
     def driver(self, address: str) -> str | None:
-        """The driver of a function, "" for none; None when there is no such function. Waits for nothing."""
+        """Return the driver of a function, "" for none; None when there is no such function. Waits for nothing."""
         folder = self._bus / "devices" / address
         return _target(folder / "driver") if folder.exists() else None
 
     def binding(self, address: str) -> Binding | None:
-        """What a function has now; None when there is no such function. Waits for a write to it that hangs."""
+        """Return what a function has now; None when there is no such function. Waits for a write to it that hangs."""
         driver = self.driver(address)
         if driver is None:
             return None
@@ -78,7 +78,7 @@ class PciDrivers:
         return os.access(self._bus / "drivers_probe", os.W_OK)
 
     def read(self, address: str, name: str) -> str:
-        """An attribute's first line; empty when there is none."""
+        """Return an attribute's first line; empty when there is none."""
         try:
             return (self._bus / "devices" / address / name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:

@@ -1,6 +1,6 @@
 """Hold the seconds that doubt lasts by default: for `safety` in the configuration, and the ledger.
 
-``config.schema.Safety`` says what an operator may change, ``ledger.model.LedgerPolicy`` is what the rules are given.
+``config.schema.Safety`` says what an operator may change, ``ledger.policy.LedgerPolicy`` is what the rules are given.
 """
 
 MIN_HOLD_SECONDS = 30.0  # from Allocate's reply to kubelet's record it takes milliseconds; ten polls' worth of doubt

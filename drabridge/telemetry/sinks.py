@@ -6,7 +6,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import assert_never
+from typing import Any, assert_never
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 import deviceplugin
 from drabridge.dra.facts import (
@@ -40,6 +43,7 @@ from drabridge.ledger.effects import (
     Refused,
     Released,
 )
+from drabridge.ledger.model import ClaimRef
 from drabridge.status.document import RecentRefusal
 from drabridge.system.supervise import REPEAT_SECONDS
 from drabridge.telemetry.metrics import Metrics
@@ -49,6 +53,7 @@ log = logging.getLogger("drabridge")
 
 REFUSALS_KEPT = 20
 XIDS_COUNTED = 1000  # each has a series of its own; NVIDIA's are below 200
+_REASONS = frozenset({"because", "error", "lacks", "message", "problem", "why"})  # fields of facts
 
 
 class Sinks:
@@ -75,49 +80,39 @@ class Sinks:
 
     def observe(self, fact: deviceplugin.Fact) -> None:
         """Implement :class:`deviceplugin.Observer`."""
-        metrics = self._metrics
         match fact:
             case deviceplugin.Registered():
-                metrics.count("registrations", "deviceplugin", fact.resource, "OK")
+                self._metrics.count("registrations", "deviceplugin", fact.resource, "OK")
                 self._refused.pop(fact.resource, None)
-                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", "Register", "OK")
-                log.info(
-                    "registered with kubelet", extra={"resource": fact.resource, "seconds": round(fact.seconds, 4)}
-                )
+                self._answered("Register", fact.seconds)
+                _log("registered with kubelet", fact)
             case deviceplugin.RegisterFailed():
-                metrics.count("registrations", "deviceplugin", fact.resource, fact.code)
+                self._metrics.count("registrations", "deviceplugin", fact.resource, fact.code)
                 again = self._refused.get(fact.resource) == fact.message  # kubelet is asked often while it is away
                 self._refused[fact.resource] = fact.message
-                log.log(
-                    logging.DEBUG if again else logging.WARNING,
-                    "kubelet did not take the registration",
-                    extra={"resource": fact.resource, "code": fact.code, "reason": fact.message},
-                )
+                _log("kubelet did not take the registration", fact, logging.DEBUG if again else logging.WARNING)
             case deviceplugin.KubeletSeen():
                 self._count_kubelet(fact.resource)
             case deviceplugin.StreamEnded():
-                log.info("kubelet no longer listens", extra={"resource": fact.resource, "after_seconds": fact.seconds})
+                _log("kubelet no longer listens", fact)
             case deviceplugin.ListSent():
-                log.info(
-                    "list sent",
-                    extra={"resource": fact.resource, "devices": fact.devices, "healthy": fact.healthy},
-                )
+                _log("list sent", fact)
             case deviceplugin.BindFailed():
-                log.error("no socket for kubelet", extra={"resource": fact.resource, "reason": fact.error})
+                _log("no socket for kubelet", fact, logging.ERROR)
             case deviceplugin.Allocated():
-                metrics.count("allocations", "deviceplugin", fact.resource, fact.code)
-                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", "Allocate", fact.code)
-                log.log(
-                    logging.INFO if fact.code == "OK" else logging.WARNING,
-                    "allocated" if fact.code == "OK" else "allocation refused",
-                    extra={"resource": fact.resource, "ids": list(fact.ids), "code": fact.code, "reason": fact.message},
-                )
+                self._metrics.count("allocations", "deviceplugin", fact.resource, fact.code)
+                self._answered("Allocate", fact.seconds, fact.code)
+                if fact.code == "OK":
+                    _log("allocated", fact)
+                else:
+                    _log("allocation refused", fact, logging.WARNING)
             case deviceplugin.Preferred():
-                method = "GetPreferredAllocation"
-                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", method, "OK")
+                self._answered("GetPreferredAllocation", fact.seconds)
             case deviceplugin.PreStarted():
-                method = "PreStartContainer"
-                metrics.time("grpc_request_duration_seconds", fact.seconds, "deviceplugin", method, fact.code)
+                self._answered("PreStartContainer", fact.seconds, fact.code)
+
+    def _answered(self, method: str, seconds: float, code: str = "OK") -> None:
+        self._metrics.time("grpc_request_duration_seconds", seconds, "deviceplugin", method, code)
 
     def _count_kubelet(self, resource: str) -> None:
         """Count a restart once, though every resource sees each kubelet.
@@ -142,34 +137,29 @@ class Sinks:
                     self.reconciled_at = self._now()
             case MonitorRestarted():
                 self._metrics.count("inventory_monitor_restarts")
-                log.warning("device events lost, all devices are enumerated again", extra={"reason": fact.why})
+                _log("device events lost, all devices are enumerated again", fact, logging.WARNING)
             case SourceChanged():
-                log.info("device events followed", extra={"source": str(fact.source)})
+                _log("device events followed", fact)
             case FallbackGiven(why=""):
-                log.info("CDI devices of other programs are given again", extra={"resource": fact.resource})
+                _log("CDI devices of other programs are given again", fact)
             case FallbackGiven(lacks=""):
-                log.warning(
-                    "CDI devices of other programs are missing, cdiFallback is given in their place",
-                    extra={"resource": fact.resource, "devices": fact.devices, "reason": fact.why},
-                )
+                _log("CDI devices of other programs are missing, cdiFallback is given instead", fact, logging.WARNING)
             case FallbackGiven():
-                log.error(
-                    "devices not given out, neither CDI devices nor the driver's files are there",
-                    extra={"resource": fact.resource, "devices": fact.devices, "reason": fact.lacks},
-                )
+                message = "devices not given out, neither CDI devices nor the driver's files are there"
+                _log(message, fact, logging.ERROR)
             case ReconcileFailed():
-                log.error("devices not enumerated, the last list stays", extra={"reason": fact.why})
+                _log("devices not enumerated, the last list stays", fact, logging.ERROR)
             case NvmlChanged(problem=""):
-                log.info("NVML answers")
+                _log("NVML answers", fact)
             case NvmlChanged():
                 self._metrics.count("nvml_failures")
-                log.warning("NVML is not asked, or does not answer", extra={"reason": fact.problem})
+                _log("NVML is not asked, or does not answer", fact, logging.WARNING)
             case XidSeen():
                 self._metrics.count("nvml_xids", str(fact.xid) if 0 < fact.xid < XIDS_COUNTED else "other")
                 again = self._xid == fact and time.monotonic() - self._xid_at < REPEAT_SECONDS
                 if not again:  # a program that goes on after its error may cause thousands
                     self._xid, self._xid_at = fact, time.monotonic()
-                    log.warning("XID", extra={"gpu": fact.gpu, "xid": fact.xid})
+                    _log("XID", fact, logging.WARNING)
             case _:
                 assert_never(fact)
 
@@ -179,9 +169,21 @@ class Sinks:
         """Take a fact of :mod:`drabridge.dra.facts`."""
         match fact:
             case ClaimHandled():
-                self._claim(fact)
+                if fact.method == "prepare":
+                    for device in fact.devices or ("",):
+                        self._metrics.count("allocations", "dra", self._resource_of(device), str(fact.outcome))
+                if fact.error:
+                    _log(f"claim not {fact.method}d", fact, logging.WARNING)
+                else:
+                    _log(f"claim {fact.method}d", fact)
             case LeaseEnded():
-                self._lease(fact)
+                for device in fact.devices:
+                    self._metrics.count("leases", self._resource_of(device), str(fact.outcome))
+                self._metrics.time("lease_duration_seconds", fact.seconds, str(fact.outcome))
+                if fact.outcome is LeaseOutcome.GRANTED:
+                    _log("leased", fact)
+                else:
+                    _log("lease denied", fact, logging.WARNING)
             case Requested():
                 self._metrics.time("grpc_request_duration_seconds", fact.seconds, "dra", fact.method, fact.code)
             case SlicesPublished():
@@ -191,50 +193,12 @@ class Sinks:
             case StatusWritten():
                 self._metrics.count("claim_status_writes", "failed" if fact.error else "OK")
                 if fact.error:
-                    log.warning("claim status not written", extra={"claim": fact.claim, "reason": fact.error})
+                    _log("claim status not written", fact, logging.WARNING)
             case RegistrationChanged():
                 self._metrics.count("registrations", "dra", "", "OK" if fact.registered else "refused")
-                log.info(
-                    "registration of the DRA plugin changed",
-                    extra={"registered": fact.registered, "reason": fact.error},
-                )
+                _log("registration of the DRA plugin changed", fact)
             case _:
                 assert_never(fact)
-
-    def _lease(self, fact: LeaseEnded) -> None:
-        granted = fact.outcome is LeaseOutcome.GRANTED
-        for device in fact.devices:
-            self._metrics.count("leases", self._resource_of(device), str(fact.outcome))
-        self._metrics.time("lease_duration_seconds", fact.seconds, str(fact.outcome))
-        log.log(
-            logging.INFO if granted else logging.WARNING,
-            "leased" if granted else "lease denied",
-            extra={
-                "claim": str(fact.claim),
-                "uid": fact.claim.uid,
-                "devices": list(fact.devices),
-                "outcome": str(fact.outcome),
-                "seconds": round(fact.seconds, 4),
-                "reason": fact.reason,
-            },
-        )
-
-    def _claim(self, fact: ClaimHandled) -> None:
-        if fact.method == "prepare":
-            for device in fact.devices or ("",):
-                self._metrics.count("allocations", "dra", self._resource_of(device), str(fact.outcome))
-        log.log(
-            logging.WARNING if fact.error else logging.INFO,
-            f"claim {fact.method}d" if not fact.error else f"claim not {fact.method}d",
-            extra={
-                "claim": str(fact.claim),
-                "uid": fact.claim.uid,
-                "outcome": str(fact.outcome),
-                "devices": list(fact.devices),
-                "seconds": round(fact.seconds, 4),
-                "reason": fact.error,
-            },
-        )
 
     # Our questions to kubelet.
 
@@ -250,32 +214,32 @@ class Sinks:
         """Take one effect of a ledger step; ``message`` is what a refused caller was told."""
         match effect:
             case Refused():
-                resource = self._resource_of(effect.device)
-                self._metrics.count("arbitration_refusals", str(effect.side), resource, str(effect.code))
-                self.refusals.append(
-                    RecentRefusal(self._now(), str(effect.side), effect.device, str(effect.code), message)
-                )
+                side, code = str(effect.side), str(effect.code)
+                self._metrics.count("arbitration_refusals", side, self._resource_of(effect.device), code)
+                self.refusals.append(RecentRefusal(self._now(), side, effect.device, code, message))
             case Released():
-                log.info(
-                    "released",
-                    extra={
-                        "device": effect.device,
-                        "holder": effect.holder,
-                        "reason": effect.because,
-                        "held_seconds": round(effect.held_seconds, 1),
-                    },
-                )
+                _log("released", effect)
             case LaneMoved():
                 direction = f"{effect.source}-to-{effect.target}"
                 resource = self._resource_of(effect.device)
                 self._metrics.time("lane_transfer_seconds", effect.seconds, resource, direction)
-                log.info("device moved", extra={"device": effect.device, "lane": direction, "seconds": effect.seconds})
+                _log("device moved", effect)
             case LaneMoveAborted():
-                log.warning(
-                    "lane move put off",
-                    extra={"device": effect.device, "lane": str(effect.target), "reason": effect.because},
-                )
+                _log("lane move put off", effect, logging.WARNING)
             case Readvertise() | Notify():
                 pass  # the agent acts on these
             case _:
                 assert_never(effect)
+
+
+def _log(message: str, fact: Struct, level: int = logging.INFO) -> None:
+    """Log a fact with all its fields but empty ones; what says why is ``reason``, as in every other record."""
+    fields: dict[str, Any] = {}
+    for name, value in asdict(fact).items():
+        if isinstance(value, ClaimRef):
+            fields |= {"claim": str(value), "uid": value.uid}
+        elif isinstance(value, Struct):
+            fields[name] = str(value)
+        elif value not in ("", ()):
+            fields["reason" if name in _REASONS else name] = round(value, 4) if isinstance(value, float) else value
+    log.log(level, message, extra=fields)

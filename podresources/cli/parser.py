@@ -15,14 +15,7 @@ FORMATS = ("table", "wide", "json", "yaml", "prom")
 INTERVAL_FLOOR_SECONDS = 1.0
 """Below this a forgotten terminal would eat a noticeable part of kubelet's 100 requests a second."""
 
-RESOLVE_OPTIONS = {
-    "agent_socket": "--agent-socket",
-    "host_root": "--host-root",
-    "cdi_dir": "--cdi-dir",
-    "slices": "--slices",
-    "kubeconfig": "--kubeconfig",
-    "node": "--node",
-}
+RESOLVE_OPTIONS = ("--agent-socket", "--host-root", "--cdi-dir", "--slices", "--kubeconfig", "--node")
 
 ABOUT = """\
 Tells which container of this node holds which device, CPU and memory, over both device APIs (device plugins and
@@ -48,8 +41,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     given = vars(options)
     if "resolve" in given and not options.resolve:
-        for name, option in RESOLVE_OPTIONS.items():
-            if given[name] not in (None, False):
+        for option in RESOLVE_OPTIONS:
+            if given[option[2:].replace("-", "_")] not in (None, False):
                 parser.error(f"{option} says how to resolve devices: give --resolve too")
     if given.get("kubeconfig") and not options.slices:
         parser.error("--kubeconfig says whom --slices asks: give --slices too")
@@ -72,12 +65,8 @@ class _Version(argparse.Action):
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of ``podresources`` with all its commands."""
-    parser = argparse.ArgumentParser(
-        "podresources",
-        description=ABOUT,
-        epilog=BLIND_SPOTS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("podresources", description=ABOUT, epilog=BLIND_SPOTS, formatter_class=as_written)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -87,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
             help=text[0].lower() + text[1:].split(".")[0],
             description=text,
             epilog="Example:\n" + textwrap.indent(example, "  "),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=as_written,
         )
         sub.set_defaults(command=_lazy(module, name), endless=endless)
         _add_connection(sub)
@@ -122,9 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Healthy device-plugin devices, CPUs and memory that kubelet may give out, held or not. Never DRA devices.",
         "podresources allocatable --resource nvidia.com/gpu -o wide",
     )
-    sub.add_argument(
-        "--resource", action="append", default=[], metavar="GLOB", help="only these resources (cpu, memory, ...)"
-    )
+    _add_globs(sub, "--resource", text="only these resources (cpu, memory, ...)")
     _add_output(sub, FORMATS)
 
     sub = command(
@@ -137,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_filters(sub)
     _add_output(sub, ("table", "wide", "json", "yaml"))
-    _add_interval(sub, 5.0)
+    _add_interval(sub)
 
     sub = command(
         "export",
@@ -148,27 +135,16 @@ def build_parser() -> argparse.ArgumentParser:
         endless=True,
     )
     way = sub.add_mutually_exclusive_group(required=True)
-    way.add_argument(
-        "--listen",
-        type=_address,
-        metavar="[HOST]:PORT",
-        help="serve /metrics here: :9401 for this machine, *:9401 for all",
-    )
+    text = "serve /metrics here: :9401 for this machine, *:9401 for all"
+    way.add_argument("--listen", type=_address, metavar="[HOST]:PORT", help=text)
     way.add_argument("--textfile", type=Path, metavar="PATH", help="write this file, replaced atomically")
-    sub.add_argument(
-        "--interval",
-        type=_interval,
-        metavar="SECONDS",
-        help="with --textfile: write again every SECONDS (default: write once); "
-        "with --listen: ask kubelet at most this often (default: 5)",
+    text = (
+        "with --textfile: write again every SECONDS (default: write once); "
+        "with --listen: ask kubelet at most this often (default: 5)"
     )
-    sub.add_argument(
-        "--max-series",
-        type=_positive_int,
-        default=10_000,
-        metavar="N",
-        help="cut each per-device metric at N series (default: %(default)s)",
-    )
+    sub.add_argument("--interval", type=_interval, metavar="SECONDS", help=text)
+    text = "cut each per-device metric at N series (default: %(default)s)"
+    sub.add_argument("--max-series", type=_positive_int, default=10_000, metavar="N", help=text)
     _add_resolve(sub)
 
     sub = command(
@@ -179,7 +155,7 @@ def build_parser() -> argparse.ArgumentParser:
         endless=True,
     )
     _add_filters(sub)
-    _add_interval(sub, 5.0)
+    _add_interval(sub)
     return parser
 
 
@@ -192,40 +168,29 @@ def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def _add_connection(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--socket", type=Path, default=DEFAULT_SOCKET, metavar="PATH", help="kubelet's socket (default: %(default)s)"
-    )
-    sub.add_argument(
-        "--timeout",
-        type=_positive,
-        default=10.0,
-        metavar="SECONDS",
-        help="for each request, with its repetitions while kubelet restarts (default: %(default)g)",
-    )
-    sub.add_argument(
-        "--receive-limit-mib",
-        type=_positive_int,
-        default=64,
-        metavar="MIB",
-        help="largest answer (default: %(default)s)",
-    )
+    text = "kubelet's socket (default: %(default)s)"
+    sub.add_argument("--socket", type=Path, default=DEFAULT_SOCKET, metavar="PATH", help=text)
+    text = "for each request, with its repetitions while kubelet restarts (default: %(default)g)"
+    sub.add_argument("--timeout", type=_positive, default=10.0, metavar="SECONDS", help=text)
+    text = "largest answer (default: %(default)s)"
+    sub.add_argument("--receive-limit-mib", type=_positive_int, default=64, metavar="MIB", help=text)
 
 
 def _add_filters(sub: argparse.ArgumentParser) -> None:
     filters = sub.add_argument_group("filters", "Globs; repeat one to widen it. A device has a resource or a driver.")
-    for names, text in (
-        (("-n", "--namespace"), "only pods of these namespaces"),
-        (("--pod",), "only these pods"),
-        (("--resource",), "only these device-plugin resources; also cpu, memory, hugepages-2Mi"),
-        (("--driver",), "only devices of these DRA drivers"),
-    ):
-        filters.add_argument(*names, action="append", default=[], metavar="GLOB", help=text)
+    _add_globs(filters, "-n", "--namespace", text="only pods of these namespaces")
+    _add_globs(filters, "--pod", text="only these pods")
+    _add_globs(filters, "--resource", text="only these device-plugin resources; also cpu, memory, hugepages-2Mi")
+    _add_globs(filters, "--driver", text="only devices of these DRA drivers")
+
+
+def _add_globs(sub: argparse._ActionsContainer, *names: str, text: str) -> None:
+    sub.add_argument(*names, action="append", default=[], metavar="GLOB", help=text)
 
 
 def _add_output(sub: argparse.ArgumentParser, formats: Sequence[str]) -> None:
-    sub.add_argument(
-        "-o", "--output", choices=formats, default="table", metavar="FORMAT", help=f"one of {', '.join(formats)}"
-    )
+    text = f"one of {', '.join(formats)}"
+    sub.add_argument("-o", "--output", choices=formats, default="table", metavar="FORMAT", help=text)
 
 
 def _add_resolve(sub: argparse.ArgumentParser) -> None:
@@ -236,54 +201,27 @@ def _add_resolve(sub: argparse.ArgumentParser) -> None:
         "the API server.",
     )
     resolve.add_argument("--resolve", action="store_true", help="find the hardware behind each device")
-    resolve.add_argument(
-        "--agent-socket",
-        type=Path,
-        action="append",
-        metavar="PATH",
-        help="drabridge's control.sock; repeat it for several (default: all in kubelet's plugins)",
-    )
-    resolve.add_argument(
-        "--host-root", type=Path, metavar="PATH", help="where the node's files are mounted (default: /)"
-    )
-    resolve.add_argument(
-        "--cdi-dir",
-        type=Path,
-        action="append",
-        metavar="PATH",
-        help="where CDI files are, below --host-root; repeat it for several (default: /var/run/cdi,\n"
-        "/run/cdi and /etc/cdi)",
-    )
-    resolve.add_argument(
-        "--slices",
-        action="store_true",
-        help="also read the node's ResourceSlices, with the pod's service account or --kubeconfig",
-    )
+    text = "drabridge's control.sock; repeat it for several (default: all in kubelet's plugins)"
+    resolve.add_argument("--agent-socket", type=Path, action="append", metavar="PATH", help=text)
+    text = "where the node's files are mounted (default: /)"
+    resolve.add_argument("--host-root", type=Path, metavar="PATH", help=text)
+    text = "where CDI files are, below --host-root; repeat it for several (default: /var/run/cdi, /run/cdi, /etc/cdi)"
+    resolve.add_argument("--cdi-dir", type=Path, action="append", metavar="PATH", help=text)
+    text = "also read the node's ResourceSlices, with the pod's service account or --kubeconfig"
+    resolve.add_argument("--slices", action="store_true", help=text)
     resolve.add_argument("--kubeconfig", type=Path, metavar="PATH", help="for --slices, outside a pod")
-    resolve.add_argument(
-        "--node", metavar="NAME", help="for --slices: this node (default: $NODE_NAME, else its hostname)"
-    )
+    text = "for --slices: this node (default: $NODE_NAME, else its hostname)"
+    resolve.add_argument("--node", metavar="NAME", help=text)
 
 
-def _add_interval(sub: argparse.ArgumentParser, default: float) -> None:
-    sub.add_argument(
-        "--interval",
-        type=_interval,
-        default=default,
-        metavar="SECONDS",
-        help=f"time between two requests, at least {INTERVAL_FLOOR_SECONDS:g} (default: %(default)g)",
-    )
+def _add_interval(sub: argparse.ArgumentParser) -> None:
+    text = f"time between two requests, at least {INTERVAL_FLOOR_SECONDS:g} (default: %(default)g)"
+    sub.add_argument("--interval", type=_interval, default=5.0, metavar="SECONDS", help=text)
 
 
 def selection(options: argparse.Namespace) -> Filters:
     """Return the filters that were given; commands without a filter have it empty."""
-    given = vars(options)
-    return Filters(
-        tuple(given.get("namespace", ())),
-        tuple(given.get("pod", ())),
-        tuple(given.get("resource", ())),
-        tuple(given.get("driver", ())),
-    )
+    return Filters(*(tuple(vars(options).get(name, ())) for name in ("namespace", "pod", "resource", "driver")))
 
 
 def _positive(text: str) -> float:

@@ -6,11 +6,8 @@ The keys that are read here are a promise of that document (``drabridge/v1alpha1
 
 from __future__ import annotations
 
-import http.client
-import io
-import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from msgspec import Struct, field
 from podresources.model import Api, PodAllocation
 from podresources.resolve.facts import NOTHING, DeviceFacts, from_attributes, pci_bus_id, text
 from podresources.resolve.files import names
+from podresources.resolve.http_request import FAILURES, request_unix
 
 SOCKET = "control.sock"
 ASK_SECONDS = 1.0
@@ -27,8 +25,6 @@ ASK_SECONDS = 1.0
 
 MOST_BYTES = 32 << 20
 """Of an answer: 4,096 devices take 3 MiB."""
-
-_REQUEST = b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class AgentSilentError(Exception):
@@ -125,54 +121,13 @@ def _facts(driver: str, row: _Device, rows: Mapping[str, _Device]) -> DeviceFact
 def _status(path: Path, deadline: float) -> _Status:
     """Return the document of one agent. Raises AgentSilentError."""
     try:
-        answer = b"".join(_exchange(path, deadline))
-        response = http.client.HTTPResponse(_Canned(answer))  # type: ignore[arg-type] # asks it for a file, no more
-        response.begin()
-        if response.status != 200:
-            raise AgentSilentError(f"the agent on {path} answered {response.status} to /status")
-        return msgspec.json.decode(response.read(), type=_Status)
-    except (
-        OSError,
-        http.client.HTTPException,
-        ArithmeticError,
-        msgspec.MsgspecError,  # in 0.19 its errors are no ValueError
-        ValueError,
-        RecursionError,
-    ) as error:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        status, body = request_unix(path, "/status", seconds=left, most_bytes=MOST_BYTES)
+        if status != 200:
+            raise AgentSilentError(f"the agent on {path} answered {status} to /status")
+        return msgspec.json.decode(body, type=_Status)
+    except (*FAILURES, msgspec.MsgspecError) as error:  # in msgspec 0.19 its errors are no ValueError
         reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         raise AgentSilentError(f"the agent on {path}: {reason}") from error
-
-
-def _exchange(path: Path, deadline: float) -> Iterator[bytes]:
-    """Send the request and yield the answer, until its end or the deadline, however slowly its bytes come."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        peer.settimeout(_left(deadline))
-        peer.connect(str(path))
-        peer.sendall(_REQUEST)
-        size = 0
-        while True:
-            peer.settimeout(_left(deadline))
-            piece = peer.recv(1 << 16)
-            if not piece:
-                return
-            size += len(piece)
-            if size > MOST_BYTES:
-                raise ValueError(f"its answer is larger than {MOST_BYTES:,} bytes")
-            yield piece
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
-
-
-class _Canned:
-    """An answer that came, in the shape of a socket."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, mode: str) -> io.BytesIO:
-        return io.BytesIO(self._data)

@@ -1,15 +1,14 @@
-"""Reach the API server with what a pod or a kubeconfig has: one GET at a time, by the standard library alone."""
+"""Reach the API server with what a pod or a kubeconfig has: one GET at a time, by the standard library."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import http.client
 import os
 import socket
 import ssl
-import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from msgspec import Struct
 
 from podresources.credential import defect
 from podresources.resolve.files import UnreadableFileError, read_named
+from podresources.resolve.http_request import request
 
-TIMEOUT_SECONDS = 5.0  # for each step of a request
-ANSWER_SECONDS = 60.0  # for a whole answer: a server that sends a byte now and then ends here
+TIMEOUT_SECONDS = 5.0  # to connect
+ANSWER_SECONDS = 30.0  # for a whole request: a server that sends a byte now and then ends here
 MOST_BYTES = 64 << 20
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -40,42 +40,19 @@ class ApiServer(Struct, frozen=True):
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body. Raises ApiServerError."""
-        connection: http.client.HTTPConnection
-        if self.context is None:
-            connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_SECONDS)
-        else:
-            connection = http.client.HTTPSConnection(
-                self.host, self.port, timeout=TIMEOUT_SECONDS, context=self.context
-            )
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
-        timer = threading.Timer(ANSWER_SECONDS, lambda: _shut_down(connected))
-        timer.daemon = True
-        connected: list[socket.socket] = []
+        ends = time.monotonic() + ANSWER_SECONDS
+        address = (self.host, self.port)
         try:
-            connection.connect()
-            connected.append(connection.sock)
-            timer.start()
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            body = response.read(MOST_BYTES + 1)
+            with socket.create_connection(address, TIMEOUT_SECONDS) as plain:
+                peer = plain if self.context is None else self.context.wrap_socket(plain, server_hostname=self.host)
+                with peer:
+                    return request(peer, address, path, headers=headers, ends=ends, most_bytes=MOST_BYTES)
         except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise ApiServerError(f"{self.host}:{self.port} does not answer: {reason}") from error
         except ValueError:  # it quotes what it does not send, a token for example
             raise ApiServerError("the request cannot be sent: HTTP does not allow its path or a header") from None
-        finally:
-            timer.cancel()
-            connection.close()
-        if len(body) > MOST_BYTES:
-            raise ApiServerError(f"the answer is larger than {MOST_BYTES:,} bytes")
-        return response.status, body
-
-
-def _shut_down(sockets: list[socket.socket]) -> None:
-    """Wake the thread that reads. TLS is passed over: its own shutdown waits for the peer."""
-    for one in sockets:
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(one, socket.SHUT_RDWR)
 
 
 def in_cluster(environment: Mapping[str, str] = os.environ, account: Path = SERVICE_ACCOUNT) -> ApiServer:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from podresources.model import PodAllocation
 from podresources.resolve.facts import NOTHING, DeviceFacts, text
-from podresources.resolve.files import Stamp, UnreadableFileError, names, read, stamp
+from podresources.resolve.files import ReadFiles, UnreadableFileError, names, read
 from podresources.resolve.hardware import Hardware
 
 FOLDERS = (Path("/var/run/cdi"), Path("/run/cdi"), Path("/etc/cdi"))
@@ -51,41 +51,24 @@ class Edits(Struct, frozen=True):
     uuids: tuple[str, ...] = ()
 
 
-class _File(Struct, frozen=True):
-    stamp: Stamp
-    devices: dict[str, Edits]  # by qualified name: vendor/class=device
-    problem: str = ""  # why it cannot be read
-
-
 class CdiFiles:
     """The CDI files in ``folders`` below ``root``, each read again only when it changed."""
 
     def __init__(self, root: Path, folders: Sequence[Path] = FOLDERS) -> None:
         self._folders = [root / str(folder).lstrip("/") for folder in folders]
-        self._files: dict[Path, _File] = {}
+        self._files = ReadFiles(lambda path: dict(_devices(path)), "CDI file")  # by qualified name: vendor/class=device
 
     def refresh(self) -> list[str]:
         """Read what is new or changed; return a sentence for each file that cannot be read."""
-        found: dict[Path, _File] = {}
-        for path in self._paths():
-            now = stamp(path)
-            if now is None:
-                continue
-            known = self._files.get(path)
-            found[path] = known if known is not None and known.stamp == now else _read(path, now)
-        self._files = found
-        return [file.problem for file in found.values() if file.problem]
+        return self._files.refresh(self._paths())
 
     def edits(self, name: str) -> Edits:
         """Return what a qualified CDI name gives; nothing for a name that no file defines."""
-        for file in self._files.values():
-            if name in file.devices:
-                return file.devices[name]
-        return Edits()
+        return next((devices[name] for devices in self._files.contents.values() if name in devices), Edits())
 
     def of_vendor(self, device_id: str) -> Edits:
         """Return what a vendor's file gives with the device that it names by kubelet's id; nothing without one."""
-        names = (name for file in self._files.values() for name in file.devices)
+        names = (name for devices in self._files.contents.values() for name in devices)
         name = next((name for name in names if name.partition("=")[2] == device_id), "")
         return self.edits(name)
 
@@ -156,13 +139,6 @@ def facts(edits: Collection[Edits], hardware: Hardware) -> DeviceFacts:
 
 def _length(item: tuple[ClaimDeviceKey, tuple[str, ...]]) -> int:
     return len(item[1])
-
-
-def _read(path: Path, now: Stamp) -> _File:
-    try:
-        return _File(now, dict(_devices(path)))
-    except UnreadableFileError as error:
-        return _File(now, {}, f"CDI file {error}")
 
 
 def _devices(path: Path) -> Iterator[tuple[str, Edits]]:

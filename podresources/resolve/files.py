@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from io import FileIO
 from itertools import islice
 from pathlib import Path
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 MOST_BYTES = 1 << 20
 """Of one file. NVIDIA's CDI file of a node with eight GPUs has 60 KiB, a claim's file one or two."""
@@ -29,17 +32,34 @@ class UnreadableFileError(ValueError):
         self.reason = reason
 
 
-Stamp = tuple[int, int, int, int]
-"""Device, inode, size and time of change: another one means another content."""
+class ReadFiles(Generic[T]):
+    """What files say, by path in ``contents``; each is read again only when it changed, also one that is unreadable."""
 
+    def __init__(self, read: Callable[[Path], T], what: str) -> None:
+        """``read`` raises UnreadableFileError; ``what`` the files are is said in problems."""
+        self._read, self._what = read, what
+        self._seen: dict[Path, tuple[tuple[int, ...], T | None, str]] = {}
+        self.contents: dict[Path, T] = {}
 
-def stamp(path: Path) -> Stamp | None:
-    """Tell which content is at ``path``; None if nothing is there."""
-    try:
-        status = path.stat(follow_symlinks=False)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+    def refresh(self, paths: Iterable[Path]) -> list[str]:
+        """Read what is new or changed of these files alone; return a sentence for each that cannot be read."""
+        before, self._seen = self._seen, {}
+        for path in paths:
+            try:
+                status = path.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+            known = before.get(path)
+            self._seen[path] = known if known is not None and known[0] == stamp else (stamp, *self._content(path))
+        self.contents = {path: content for path, (_, content, _) in self._seen.items() if content is not None}
+        return [problem for _, _, problem in self._seen.values() if problem]
+
+    def _content(self, path: Path) -> tuple[T | None, str]:
+        try:
+            return self._read(path), ""
+        except UnreadableFileError as error:
+            return None, f"{self._what} {error}"
 
 
 def read(path: Path, most_bytes: int = MOST_BYTES) -> bytes | None:

@@ -12,20 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from podresources.model import PodAllocation
 from podresources.resolve.cdi import ClaimDeviceKey, claim_device_key
 from podresources.resolve.facts import NOTHING, DeviceFacts, from_attributes
-from podresources.resolve.files import Stamp, UnreadableFileError, names, read, stamp
+from podresources.resolve.files import ReadFiles, UnreadableFileError, names, read
 
 FOLDER = "dra-device-metadata"
 _Device = tuple[str, str, str]  # driver, pool, name
-
-
-class _File(Struct, frozen=True):
-    stamp: Stamp
-    devices: dict[_Device, DeviceFacts]
 
 
 class MetadataFiles:
@@ -33,28 +26,21 @@ class MetadataFiles:
 
     def __init__(self, plugins: Path) -> None:
         self._plugins = plugins
-        self._files: dict[Path, _File] = {}
+        self._files = ReadFiles(lambda path: dict(_devices(path)), "claim metadata")
         self._facts: dict[ClaimDeviceKey, DeviceFacts] = {}
 
     def refresh(self, allocations: Mapping[ClaimDeviceKey, PodAllocation]) -> list[str]:
         """Read the files of these claims; return a sentence for each that cannot be read."""
-        found: dict[Path, _File] = {}
-        problems = []
-        self._facts = {}
-        for (namespace, claim, driver), keys in _by_claim(allocations).items():
-            for path in self._paths(namespace, claim, driver):
-                try:
-                    file = self._read(path)
-                except UnreadableFileError as error:
-                    problems.append(f"claim metadata {error}")
-                    continue
-                if file is None:
-                    continue
-                found[path] = file
-                for key in keys:
-                    if facts := file.devices.get((driver, *key[3:5])):
-                        self._facts[key] = facts
-        self._files = found
+        claims = _by_claim(allocations)
+        paths = {claim: list(self._paths(*claim)) for claim in claims}
+        problems = self._files.refresh(path for of_claim in paths.values() for path in of_claim)
+        self._facts = {
+            key: facts
+            for claim, keys in claims.items()
+            for path in paths[claim]
+            for key in keys
+            if (facts := self._files.contents.get(path, {}).get((claim[2], *key[3:5])))
+        }
         return problems
 
     def facts(self, held: PodAllocation) -> DeviceFacts:
@@ -66,13 +52,6 @@ class MetadataFiles:
             return
         folder = self._plugins / driver / FOLDER / f"{namespace}_{claim}"
         yield from (folder / request / "metadata.json" for request in names(folder))
-
-    def _read(self, path: Path) -> _File | None:
-        now = stamp(path)
-        if now is None:
-            return None
-        known = self._files.get(path)
-        return known if known is not None and known.stamp == now else _File(now, dict(_devices(path)))
 
 
 def _by_claim(allocations: Mapping[ClaimDeviceKey, PodAllocation]) -> dict[tuple[str, str, str], list[ClaimDeviceKey]]:

@@ -111,7 +111,7 @@ async def node() -> AsyncIterator[tuple[InProcess, SimKubelet, Wall]]:
                 await asyncio.wait_for(task, 10 * PATIENCE)
 
 
-@pytest.mark.parametrize("step", [-30 * DAY, -3600.0, 3600.0, 30 * DAY])
+@pytest.mark.parametrize("step", [-3600.0, 30 * DAY])
 async def test_a_running_agent_keeps_and_releases_in_time_when_the_clock_is_set(step: float) -> None:
     async with node() as (agent, kubelet, wall):
         assert (await kubelet.run_pod(pod("stays"))).phase is Phase.RUNNING

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.abuse.memory import Sample, curve, measure, slope
+from tests.support import forks
 from tests.support.waiting import PATIENCE
 
 
@@ -20,7 +21,8 @@ def test_curve_is_thinned_out() -> None:
     assert len(curve([Sample(n, 50.0, 40.0, 30, n) for n in range(1000)]).splitlines()) <= 45
 
 
-async def test_a_short_run() -> None:
+async def test_a_short_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(forks.SERVER, "off")
     async with asyncio.timeout(60 * PATIENCE):
         samples = await measure(minutes=0.06, every_seconds=1.0, least_pods=11)
     assert samples[-1].pods > 10

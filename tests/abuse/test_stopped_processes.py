@@ -13,12 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.pods import Phase
 from tests.support.agent_checks import RECOVERY_SECONDS, alive, holding, owners, said_in_one_line, unharmed
-from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, node, noted, pod
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, pod
 from tests.support.hostile_callers import connect
 from tests.support.kubelet_process import Kubelet, child
 from tests.support.waiting import PATIENCE, short_directory, until
@@ -61,25 +58,6 @@ async def test_no_file_descriptors_left() -> None:
         if status.phase is Phase.RUNNING:  # what was granted with the last descriptors is held like any other
             held = await owners(agent)
             assert len(held) == 3
-        await unharmed(agent, kubelet, held)
-
-
-async def test_an_agent_whose_files_may_not_grow_survives() -> None:
-    """RLIMIT_FSIZE: every write to a file fails with EFBIG, that of the log line which would say so too."""
-    async with holding() as (agent, kubelet, held):
-        with limited(agent, resource.RLIMIT_FSIZE, 1):
-            assert (await kubelet.run_pod(pod("refused"))).phase is Phase.FAILED
-            code, body = await agent.ask("/readyz")
-            assert code == 503
-            assert b"ledger" in body
-            assert b"File too large" in body
-            assert await owners(agent) == held
-            assert any("ledger" in reason for reason in (await agent.status())["notReadyBecause"])
-            await kubelet.wait_for_resource(RESOURCE, healthy=2)  # what pods hold; no other pod is to fail
-        await kubelet.wait_for_resource(RESOURCE, healthy=4)
-        assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
-        held = await owners(agent)
-        assert len(held) == 3
         await unharmed(agent, kubelet, held)
 
 
@@ -173,34 +151,3 @@ async def test_a_kubelet_that_is_stopped_while_it_registers_us() -> None:
 async def _not_ready(agent: AgentProcess) -> bool:
     code, body = await agent.ask("/readyz")
     return code == 503 and RESOURCE.encode() in body
-
-
-async def _confirmed(agent: AgentProcess) -> bool:
-    """Kubelet has named the pod of every hold."""
-    rows = [row for row in (await agent.status())["devices"] if row["owner"] == "legacy"]
-    return len(rows) == 2 and all(one["pod"] for row in rows for one in row["holders"])
-
-
-SHORT_WAITS = "safety: {minHoldSeconds: 0.2, unconfirmedSeconds: 0.5, absentSeconds: 0.2, settleSeconds: 0.2}\n"
-
-
-@pytest.mark.parametrize("fault", [ListFault.ERROR, ListFault.GARBAGE, ListFault.NONSENSE, ListFault.HUGE])
-async def test_an_agent_survives_a_kubelet_that_answers_nonsense(fault: ListFault) -> None:
-    """Asked again and again, with waits so short that anything believed would free what pods hold."""
-    async with node(CONFIG.replace("resources:", f"{SHORT_WAITS}resources:")) as (agent, kubelet):
-        for name in ("a", "b"):
-            assert (await kubelet.run_pod(pod(name))).phase is Phase.RUNNING
-        await until(lambda: _confirmed(agent), why=agent.text)  # with waits so short nothing else keeps a device
-        held = await owners(agent)
-        assert len(held) == 2
-        kubelet.faults.podresources = fault
-        for _ in range(15):
-            await asyncio.sleep(0.2)
-            now = await owners(agent)
-            assert {device: now.get(device) for device in held} == held
-        assert alive(agent)
-        if fault in (ListFault.ERROR, ListFault.GARBAGE):  # the others are valid answers
-            await until(lambda: noted(agent, "does not tell who holds devices"), 10, agent.text)
-        kubelet.faults.podresources = ListFault.NONE
-        assert (await kubelet.run_pod(pod("next"))).phase is Phase.RUNNING
-        assert held.items() <= (await owners(agent)).items()

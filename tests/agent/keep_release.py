@@ -33,7 +33,7 @@ async def keep(folder: Path) -> None:
             return [row["lane"] for row in (await agent.status())["devices"]].count("legacy") == 3
 
         await until(moved, 20, agent.text)
-        rows = {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
+        rows = await agent.owners()
         await agent.stop(signal.SIGKILL)
         held = {name: owner for name, owner in rows.items() if owner != "none"}
         if held != HELD:

@@ -24,7 +24,7 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.loopdev, pytest.mark.udevd, pytest.mark.root, needs_loop_devices]
 
-SEEDS = 6  # orders with, and as many without the loss of the directory; others by raising this number
+SEEDS = 2  # orders with, and as many without the loss of the directory; others by raising this number
 DEVICES = 4
 
 

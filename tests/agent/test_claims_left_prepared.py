@@ -7,14 +7,12 @@ import signal
 import uuid
 from typing import Any
 
-import pytest
-
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.ledger.model import ClaimRef
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.runtime import LockingRuntime
-from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, healthy, limits_pod
+from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, end_claim, healthy, limits_pod
 from tests.support.agent_process import BOOT_ID, AgentProcess, release
 from tests.support.waiting import until
 
@@ -34,8 +32,11 @@ async def test_the_operator_releases_a_prepared_claim_that_kubelet_and_api_serve
         assert (await agent.device(name))["owner"] == "dra-prepared"
 
         cluster.api.faults.heal()
+        files = [*(agent.control.parent / "claims").glob("*.json"), *agent.cdi.glob("*-device-claim-*.json")]
+        assert len(files) == 2
         assert (await release(agent, name))[0] == 200
         assert (await agent.device(name))["owner"] == "none"
+        assert not [file for file in files if file.exists()]
         await agent.stop(signal.SIGKILL)  # nothing on disk brings it back
         await agent.start()
         await agent.ready()
@@ -52,8 +53,7 @@ async def test_new_claims_do_not_get_a_device_that_was_never_unprepared() -> Non
         await until(lambda: any(said in event["message"] for event in cluster.events("d")), why=agent.text)
         await until(lambda: name not in devices_in_slices(cluster), why=agent.text)
         assert "no longer allocated" in (await agent.device(name))["evidence"]
-        await cluster.delete("pods", "d")
-        await cluster.delete("resourceclaims", "d")
+        await end_claim(cluster, "d")
         await cluster.apply(claim_pod("e"))
         await cluster.wait_pod("e")
 
@@ -81,7 +81,7 @@ async def test_a_prepared_claim_is_not_ended_while_kubelet_or_the_api_server_kno
         await cluster.kubelets["node-a"].start()
 
 
-async def test_a_claim_known_by_its_cdi_file_alone_ends_once_the_api_server_has_deallocated_it() -> None:
+async def test_a_claim_known_by_its_cdi_file_alone_ends_once_no_other_source_knows_it() -> None:
     async with bridge() as (agent, cluster, runtime):
         name = await _prepared_without_a_name(agent, cluster)
         code, text = await release(agent, name)
@@ -90,7 +90,13 @@ async def test_a_claim_known_by_its_cdi_file_alone_ends_once_the_api_server_has_
         code, text = await release(agent, name)
         assert (code, "the API server could not be asked" in text) == (409, True)
         cluster.api.faults.heal()
+
+        cluster.api.objects.modify("resourceclaims", "c", _lose, namespace="default", subresource="status")
+        code, text = await release(agent, name)
+        assert (code, "kubelet could not be asked" in text) == (409, True)
         cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
+        code, text = await release(agent, name)
+        assert (code, "used by pod default/c (container main)" in text) == (409, True)
 
         await _forget(agent, cluster, runtime)
         assert (await agent.device(name))["owner"] == "dra-prepared"
@@ -99,33 +105,16 @@ async def test_a_claim_known_by_its_cdi_file_alone_ends_once_the_api_server_has_
         assert not list(agent.cdi.glob("*-device-claim-*.json"))
 
 
-async def test_a_claim_known_by_its_cdi_file_alone_does_not_end_while_a_container_uses_it() -> None:
-    async with bridge() as (agent, cluster, _):
-        name = await _prepared_without_a_name(agent, cluster)
-        cluster.api.objects.modify("resourceclaims", "c", _lose, namespace="default", subresource="status")
-        code, text = await release(agent, name)
-        assert (code, "kubelet could not be asked" in text) == (409, True)
-        cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
-        code, text = await release(agent, name)
-        assert (code, "used by pod default/c (container main)" in text) == (409, True)
-        assert (await agent.device(name))["owner"] == "dra-prepared"
-
-
-@pytest.mark.parametrize("named", [True, False])
-async def test_a_released_device_of_a_claim_with_two_stays_released(named: bool) -> None:
+async def test_a_released_device_of_a_claim_with_two_stays_released() -> None:
     async with bridge() as (agent, cluster, runtime):
         await cluster.apply(claim_pod("c", 2))
         await cluster.wait_pod("c")
         first, second = await _prepared_devices(agent)
-        if not named:
-            await _lose_state(agent, cluster)
-            cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
         await _forget(agent, cluster, runtime)
         assert (await release(agent, first))[0] == 200
-        if named:  # without its name the CDI file cannot be written again
-            (file,) = agent.cdi.glob("*-device-claim-*.json")
-            await until(lambda: f"-{first}" not in file.read_text(), why=agent.text)
-            assert f"-{second}" in file.read_text()
+        (file,) = agent.cdi.glob("*-device-claim-*.json")
+        await until(lambda: f"-{first}" not in file.read_text(), why=agent.text)
+        assert f"-{second}" in file.read_text()
         await cluster.apply(claim_pod("d"))
         await cluster.wait_pod("d")
         await agent.stop(signal.SIGKILL)
@@ -174,19 +163,14 @@ async def _prepared_devices(agent: AgentProcess) -> list[str]:
     return [row["name"] for row in (await agent.status())["devices"] if row["owner"] == "dra-prepared"]
 
 
-async def _lose_state(agent: AgentProcess, cluster: SimCluster) -> None:
-    """Delete the agent's state and start it again, while kubelet does not report claims."""
+async def _prepared_without_a_name(agent: AgentProcess, cluster: SimCluster) -> str:
+    """The same after the agent's state was deleted, while kubelet does not report claims yet."""
+    name = await _prepared(agent, cluster)
     await agent.stop()
     shutil.rmtree(agent.control.parent)
     cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
     await agent.start()
     await agent.ready()
-
-
-async def _prepared_without_a_name(agent: AgentProcess, cluster: SimCluster) -> str:
-    """The same after the agent's state was lost, while kubelet does not report claims yet."""
-    name = await _prepared(agent, cluster)
-    await _lose_state(agent, cluster)
     (holder,) = (await agent.device(name))["holders"]
     assert (holder["phase"], holder["claim"]) == ("prepared", "")
     return name

@@ -7,7 +7,7 @@ import shutil
 import signal
 
 from tests.agent.stopped_agent import become, claim_files, claimed, everything, owners, stopped_while_a_claim_runs
-from tests.support.agent_on_cluster import bridge, claim_pod
+from tests.support.agent_on_cluster import bridge, claim_pod, end_claim
 from tests.support.agent_process import AgentProcess, noted
 from tests.support.waiting import until
 
@@ -19,8 +19,7 @@ async def test_a_claim_that_ended_after_the_ledgers_copy_was_made_ends_again() -
         await agent.stop()
         await agent.start()  # the older copy is as old as this
         await agent.ready()
-        await cluster.delete("pods", "c")
-        await cluster.delete("resourceclaims", "c")
+        await end_claim(cluster, "c")
         await become(agent, *["none"] * 4)
         for name in "dc":  # what the claim had, and another claim of the same name
             await cluster.apply(claim_pod(name))
@@ -34,8 +33,7 @@ async def test_a_claim_that_ended_after_the_ledgers_copy_was_made_ends_again() -
         kubelet.faults.running.set()
         await agent.ready()
         await until(lambda: noted(agent, "instead and quarantined"), 10, agent.text)
-        await cluster.delete("pods", "d")
-        await cluster.delete("resourceclaims", "d")
+        await end_claim(cluster, "d")
         await become(agent, "none", "none", "none", "dra-prepared")
         claim = cluster.get("resourceclaims", "c")
         assert claim is not None

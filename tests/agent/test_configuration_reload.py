@@ -14,7 +14,7 @@ from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_checks import plugin_socket
-from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, held_by_claim, pools
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, end_claim, held_by_claim, pools
 from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, metric, node, pod, reload
 from tests.support.hostile_callers import allocate
 from tests.support.waiting import short_directory, until
@@ -107,8 +107,7 @@ async def test_a_changed_pool_name_waits_until_no_claim_has_a_device() -> None:
         assert pools(cluster) == {"node-a"}
 
         for name in ("c", "d"):
-            await cluster.delete("pods", name)
-            await cluster.delete("resourceclaims", name)
+            await end_claim(cluster, name)
         await until(lambda: pools(cluster) == {"another"}, 20, agent.text)
         await until(lambda: not_noted("dra.pool"), 10, agent.text)  # when all of the file is in force
 

@@ -12,6 +12,7 @@ from tests.support.agent_on_cluster import (
     bridge,
     claim_pod,
     devices_in_slices,
+    end_claim,
     healthy,
     limits_pod,
     phase,
@@ -84,8 +85,7 @@ async def test_no_claim_gets_a_cordoned_device_and_who_has_it_keeps_it() -> None
         assert taints == {"cordoned"}
         assert phase(cluster, "a") == "Running"
         await cluster.apply(claim_pod("b"))
-        await cluster.delete("pods", "a")
-        await cluster.delete("resourceclaims", "a")
+        await end_claim(cluster, "a")
         names = [row["name"] for row in (await agent.status())["devices"] if row["cordoned"]]
 
         async def free() -> bool:

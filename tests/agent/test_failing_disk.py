@@ -7,9 +7,8 @@ import resource
 import shutil
 import signal
 
-from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.pods import Phase
-from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, limits_pod
+from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, end_claim, limits_pod
 from tests.support.agent_process import RESOURCE, AgentProcess, node, pod
 from tests.support.waiting import until
 
@@ -105,7 +104,7 @@ async def test_no_device_is_offered_while_claim_records_cannot_be_written() -> N
         await until(lambda: devices_in_slices(cluster) == {held}, 20, agent.text)
         code, body = await agent.ask("/readyz")
         assert (code, b"cannot record the claim" in body) == (503, True)
-        await _gone(cluster, "c")  # a repeated claim would show by itself that the disk works
+        await end_claim(cluster, "c")  # a repeated claim would show by itself that the disk works
         claims.unlink()
         aside.rename(claims)
         await agent.ready(10)
@@ -119,17 +118,12 @@ async def test_no_device_is_offered_while_cdi_files_cannot_be_written() -> None:
         agent.cdi.write_text("")  # the directory was not needed yet
         await cluster.apply(claim_pod("c"))
         await until(lambda: len(devices_in_slices(cluster)) == 1, 20, agent.text)  # its own
-        await _gone(cluster, "c")
+        await end_claim(cluster, "c")
         await until(lambda: not devices_in_slices(cluster), 20, agent.text)
         agent.cdi.unlink()
         await until(lambda: len(devices_in_slices(cluster)) == 2, 20, agent.text)
         await cluster.apply(claim_pod("d"))
         await cluster.wait_pod("d")
-
-
-async def _gone(cluster: SimCluster, name: str) -> None:
-    await cluster.delete("pods", name)
-    await cluster.delete("resourceclaims", name)
 
 
 async def test_no_device_is_offered_while_the_ledger_cannot_be_written() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, limits_pod, set_lanes
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read
+from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess
 from tests.support.waiting import HANG_SECONDS, until
 
 ANNOTATION = f"{DRIVER}/lanes"
@@ -23,14 +23,13 @@ ANNOTATION = f"{DRIVER}/lanes"
 @contextlib.asynccontextmanager
 async def on_a_disk_that_may_hang(config: str = BOTH_LANES) -> AsyncIterator[tuple[AgentProcess, SimCluster, Path]]:
     """The agent and its cluster; what is written into the file says which paths hang."""
-    async with bridge(config) as (agent, cluster, _):
-        await agent.stop()
+
+    def command(node: Path) -> tuple[str, ...]:
+        return "-m", "tests.support.agent_on_hanging_disk", str(node / "hold")
+
+    async with bridge(config, command=command) as (agent, cluster, _):
         hold = agent.root / "hold"
-        agent.command = ("-m", "tests.support.agent_on_hanging_disk", str(hold))
-        await agent.start()
         try:
-            await agent.ready()
-            await lists_read(cluster.kubelets["node-a"])
             yield agent, cluster, hold
         finally:
             hold.unlink(missing_ok=True)

@@ -157,7 +157,7 @@ async def test_a_device_that_comes_back_under_another_number_keeps_name_holder_a
             (after,) = device_nodes(agent)
             assert before["path"] == after["path"] == "/dev/disk0"
             assert kubelet.pod_status("uid-a").phase is Phase.RUNNING
-            assert {row["owner"] for row in (await agent.status())["devices"]} == {"legacy"}
+            assert set((await agent.owners()).values()) == {"legacy"}
             await asyncio.sleep(0)
 
 

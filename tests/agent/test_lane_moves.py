@@ -13,6 +13,7 @@ from tests.support.agent_on_cluster import (
     bridge,
     claim_pod,
     devices_in_slices,
+    end_claim,
     healthy,
     set_lanes,
 )
@@ -62,12 +63,10 @@ async def test_a_device_that_is_to_leave_is_not_given_to_the_next_claim_in_the_q
         (leaving,) = held - devices_in_slices(cluster)
         await cluster.apply(claim_pod("three"))
         (first,) = (await agent.device(leaving))["holders"]
-        await cluster.delete("pods", first["claim"])
-        await cluster.delete("resourceclaims", first["claim"])
+        await end_claim(cluster, first["claim"])
         await until(lambda: leaving in healthy(cluster), 20, agent.text)
         (second,) = {"one", "two"} - {first["claim"]}
-        await cluster.delete("pods", second)
-        await cluster.delete("resourceclaims", second)
+        await end_claim(cluster, second)
         await cluster.wait_pod("three")
 
 

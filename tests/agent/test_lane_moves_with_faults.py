@@ -246,36 +246,6 @@ async def allocate(cluster: SimCluster, name: str, *devices: str) -> None:
     cluster.api.objects.update(claim, namespace="default", subresource="status")
 
 
-async def test_a_claim_that_was_allocated_in_the_quiet_time_keeps_its_device() -> None:
-    async with bridge(BOTH_LANES.replace("quiesceSeconds: 0.5", "quiesceSeconds: 2")) as (agent, cluster, _):
-        await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
-        taken, other = sorted(devices_in_slices(cluster))
-        before = healthy(cluster)
-        cluster.api.faults.fail(ALWAYS, 503, verb="list", resource="resourceclaims")  # however late this test is
-        await set_lanes(agent, legacy=4, dra=0)
-        await until(lambda: at_step(agent, "quiescing", 2), 10, agent.text)
-        await allocate(cluster, "late", taken)
-        cluster.api.faults.heal()
-
-        async def others_moved() -> bool:
-            assert taken not in healthy(cluster), agent.text()
-            return healthy(cluster) == before | {other}
-
-        await until(others_moved, 20, agent.text)
-        row = await agent.device(taken)
-        assert row["owner"] == "dra-granted"
-        assert [holder["claim"] for holder in row["holders"]] == ["late"]
-
-        async def kept() -> None:
-            assert taken not in healthy(cluster), agent.text()
-
-        await look_for(QUIET_SECONDS, kept)
-        await cluster.delete("pods", "late")
-        await cluster.delete("resourceclaims", "late")
-        await until(lambda: len(healthy(cluster)) == 4, 30, agent.text)
-        assert (await agent.device(taken))["owner"] == "none"
-
-
 async def test_a_move_that_waits_for_an_incomplete_claim_names_it() -> None:
     async with bridge() as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)

@@ -104,7 +104,7 @@ async def test_a_free_device_does_not_stay_tainted_for_a_claim_that_was_denied_o
         faults = cluster.kubelets["node-a"].faults
         faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("c"))
-        for _ in range(6):
+        for _ in range(4):
             await until(lambda: condition(cluster, "c", "lease-denied"), 20, agent.text)
             await until(lambda: not condition(cluster, "c", "lease-denied"), 20, agent.text)
         faults.podresources = ListFault.NONE

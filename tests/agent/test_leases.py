@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections import Counter
 
@@ -13,6 +12,7 @@ from tests.support.agent_on_cluster import (
     bridge,
     claim_pod,
     devices_in_slices,
+    end_claim,
     healthy,
     limits_pod,
     set_lanes,
@@ -43,14 +43,12 @@ async def test_each_free_device_is_for_a_pod_or_a_claim_whichever_comes_first() 
             await cluster.wait_pod(f"pod-{turn}")
         assert await owners(agent) == ["dra-prepared", "dra-prepared", "legacy", "legacy"]
         for turn in range(2):
-            await cluster.delete("pods", f"claim-{turn}")
-            await cluster.delete("resourceclaims", f"claim-{turn}")
+            await end_claim(cluster, f"claim-{turn}")
             await cluster.delete("pods", f"pod-{turn}")
         await offered_twice(agent, cluster)
         await cluster.apply(claim_pod("all", 4))
         await cluster.wait_pod("all")
-        await cluster.delete("pods", "all")
-        await cluster.delete("resourceclaims", "all")
+        await end_claim(cluster, "all")
         await offered_twice(agent, cluster)
         await cluster.apply(limits_pod("all-limits", 4))
         await cluster.wait_pod("all-limits")
@@ -208,8 +206,7 @@ async def test_a_claim_that_is_deleted_while_it_waits_frees_its_devices() -> Non
         cluster.kubelets["node-a"].faults.podresources = ListFault.ERROR
         await cluster.apply(claim_pod("gone", 4))
         await until(lambda: waits_for_lease(agent), 10, agent.text)
-        await cluster.delete("pods", "gone")
-        await cluster.delete("resourceclaims", "gone")
+        await end_claim(cluster, "gone")
         cluster.kubelets["node-a"].faults.podresources = ListFault.NONE
         await offered_twice(agent, cluster)
         assert await owners(agent) == ["none"] * 4
@@ -248,8 +245,7 @@ async def test_a_pod_that_was_bound_by_an_older_slice_gets_its_shared_device_aft
         await cluster.delete("pods", "first")
         await cluster.wait_pod("early")
         assert allocated_devices(cluster, "early") == {device}
-        await cluster.delete("pods", "early")
-        await cluster.delete("resourceclaims", "early")
+        await end_claim(cluster, "early")
         await offered_twice(agent, cluster)
 
 
@@ -283,35 +279,6 @@ async def test_devices_are_for_pods_where_the_api_server_drops_binding_condition
         await cluster.wait_pod("all")
 
 
-async def test_without_shared_devices_nothing_is_asked_or_published_for_leases() -> None:
-    """The slices have no word of it, and these are all requests from the start to the release of a claim."""
-    async with bridge() as (agent, cluster, _):
-        await cluster.apply(claim_pod("claim"))
-        await cluster.apply(limits_pod("pod"))
-        await cluster.wait_pod("claim")
-        await cluster.wait_pod("pod")
-        await cluster.delete("pods", "claim")
-        await cluster.delete("resourceclaims", "claim")
-        await until(lambda: _free(agent, 3), 20, agent.text)
-        assert len(devices_in_slices(cluster)) == 2
-        slices = json.dumps(cluster.api.objects.peek("resourceslices"))
-        assert not [word for word in ("bindingConditions", "bindingFailureConditions", "bindsToNode") if word in slices]
-        asked = [one for one in cluster.api.requests if one.user_agent.startswith("drabridge/")]
-        assert {(one.verb, one.resource, one.subresource) for one in asked if one.verb != "nonresource"} == {
-            *(("get", "nodes", ""), ("list", "nodes", ""), ("watch", "nodes", "")),
-            *(("list", "pods", ""), ("watch", "pods", "")),
-            *(("list", "resourceslices", ""), ("watch", "resourceslices", ""), ("create", "resourceslices", "")),
-            *(("get", "resourceclaims", ""), ("patch", "resourceclaims", "status")),
-        }
-        watched = Counter(
-            str(one.query.get("fieldSelector")) for one in asked if (one.verb, one.resource) == ("watch", "pods")
-        )
-        assert watched == {"spec.nodeName=node-a": 1}
-        about_claims = Counter(one.verb for one in asked if one.resource == "resourceclaims")
-        assert about_claims["patch"] == 1
-        assert about_claims["get"] <= 4, "at prepare, for the status, and until it is deallocated"
-
-
 async def test_lanes_are_shared_and_unshared_while_pods_run() -> None:
     async with bridge() as (agent, cluster, _):
         await cluster.apply(limits_pod("pod"))
@@ -321,15 +288,10 @@ async def test_lanes_are_shared_and_unshared_while_pods_run() -> None:
         assert not [one for one in cluster.api.requests if "nominatedNodeName" in str(one)]
         await set_lanes(agent, shared="*")
         await until(lambda: _lanes(agent, {"shared": 3, "dra": 1}), 20, agent.text)
-        await cluster.delete("pods", "claim")
-        await cluster.delete("resourceclaims", "claim")
+        await end_claim(cluster, "claim")
         await until(lambda: _lanes(agent, {"shared": 4}), 20, agent.text)
         await set_lanes(agent, shared=2, dra=1)
         await until(lambda: _lanes(agent, {"legacy": 1, "dra": 1, "shared": 2}), 20, agent.text)
-
-
-async def _free(agent: AgentProcess, number: int) -> bool:
-    return (await owners(agent)).count("none") == number
 
 
 async def _lanes(agent: AgentProcess, expected: dict[str, int]) -> bool:

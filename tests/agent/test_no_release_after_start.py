@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-import pytest
-
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import BOTH_LANES, all_free, bridge, limits_pod
 from tests.support.agent_process import AgentProcess
@@ -39,13 +37,12 @@ async def waits(agent: AgentProcess) -> bool:
     return bool((await agent.status())["releasesSuspendedUntil"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_an_agent_restarted_beside_the_same_kubelet_releases_at_once(number: signal.Signals) -> None:
+async def test_an_agent_restarted_beside_the_same_kubelet_releases_at_once() -> None:
     """An agent that is killed every few seconds must not wait from the beginning each time."""
     async with bridge() as (agent, cluster, _):
         await pod_runs(agent, cluster, "l")
         for _ in range(2):
-            await again(agent, number)
+            await again(agent, signal.SIGKILL)
         await cluster.delete("pods", "l")
         await until(lambda: all_free(agent), 30, agent.text)
         assert not await waits(agent)

@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
-from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_on_cluster import (
-    BOTH_LANES,
-    CLASS,
     claim_pod,
     devices_in_slices,
     healthy,
     limits_pod,
+    not_started,
     set_lanes,
 )
 from tests.support.agent_process import IDS, QUICK, RESOURCE, AgentProcess, noted, pod
@@ -26,10 +24,6 @@ from tests.support.kubelet_peers import plugin
 from tests.support.waiting import short_directory, until
 
 VENDOR = "vendor.example.com/gpu"
-
-
-async def owners(agent: AgentProcess) -> dict[str, str]:
-    return {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
 
 
 async def test_a_takeover_under_another_resource_name_gives_nobody_what_pods_have() -> None:
@@ -43,7 +37,7 @@ async def test_a_takeover_under_another_resource_name_gives_nobody_what_pods_hav
             try:
                 await agent.ready()
                 await kubelet.wait_for_resource(RESOURCE, healthy=2)
-                assert {name for name, owner in (await owners(agent)).items() if owner == "legacy"} == held
+                assert {name for name, owner in (await agent.owners()).items() if owner == "legacy"} == held
                 assert (await kubelet.run_pod(pod("b", 4))).phase is Phase.FAILED
                 assert (await kubelet.run_pod(pod("c", 2))).phase is Phase.RUNNING
                 await agent.stop()
@@ -58,23 +52,9 @@ async def test_a_takeover_under_another_resource_name_gives_nobody_what_pods_hav
 
 
 @contextlib.asynccontextmanager
-async def cluster_node() -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
-    """A cluster and an agent that is not started. Without the judge, which knows devices by their ids alone."""
-    with short_directory() as root:
-        async with SimCluster(root, timings=replace(ClusterTimings.fast(), kubelet=Timings.fast())) as cluster:
-            kubeconfig = str(cluster.api.kubeconfig(root / "kubeconfig"))
-            agent = AgentProcess(root / "node-a", BOTH_LANES, arguments=("--kubeconfig", kubeconfig))
-            await cluster.apply(CLASS)
-            try:
-                yield agent, cluster
-            finally:
-                await agent.stop(signal.SIGKILL)
-
-
-@contextlib.asynccontextmanager
 async def claim_node(count: int = 1) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
-    """The same with the agent ready, and a pod with a claim of so many devices."""
-    async with cluster_node() as (agent, cluster):
+    """A ready agent, and a pod with a claim. Without the judge, which knows devices by their ids alone."""
+    async with not_started() as (agent, cluster):
         await agent.start()
         await agent.ready()
         await cluster.apply(claim_pod("c", count))
@@ -85,7 +65,7 @@ async def claim_node(count: int = 1) -> AsyncIterator[tuple[AgentProcess, SimClu
 async def test_equal_ids_of_another_plugin_are_not_our_devices() -> None:
     async with claim_node() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
-        before = await owners(agent)
+        before = await agent.owners()
         assert sorted(before.values()) == ["dra-prepared", "none", "none", "none"]
         async with plugin(kubelet, VENDOR, IDS):
             await cluster.apply(limits_pod("stranger", 4).replace(RESOURCE, VENDOR))
@@ -93,10 +73,10 @@ async def test_equal_ids_of_another_plugin_are_not_our_devices() -> None:
             await agent.stop()
             await agent.start()
             await agent.ready()
-            assert await owners(agent) == before
+            assert await agent.owners() == before
             await set_lanes(agent, legacy=0, dra=4)
             await until(lambda: devices_in_slices(cluster) == set(IDS), 10, agent.text)
-            assert await owners(agent) == before
+            assert await agent.owners() == before
             assert not {"DeviceConflict", "DeviceAdopted"} & {one["reason"] for one in cluster.events()}
 
 
@@ -104,7 +84,7 @@ async def test_a_plugin_that_registers_our_resource_is_noticed_and_replaced() ->
     """Kubelet reports nothing: the agent's stream stays open, and pods would get devices that claims have."""
     async with claim_node(2) as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
-        ours = {name for name, owner in (await owners(agent)).items() if owner == "none"}
+        ours = {name for name, owner in (await agent.owners()).items() if owner == "none"}
         await until(lambda: healthy(cluster) == ours, 10, agent.text)
         async with plugin(kubelet, RESOURCE, IDS) as other:
             await until(lambda: unready_because(agent, f"{RESOURCE}: another plugin"), 30, agent.text)
@@ -112,13 +92,13 @@ async def test_a_plugin_that_registers_our_resource_is_noticed_and_replaced() ->
             await cluster.apply(limits_pod("l", 2))
             await cluster.wait_pod("l")
             assert "Allocate" not in [method for method, _ in other.calls]
-            assert {name for name, owner in (await owners(agent)).items() if owner == "legacy"} == ours
+            assert {name for name, owner in (await agent.owners()).items() if owner == "legacy"} == ours
 
 
 async def test_pods_with_another_plugins_ids_put_free_devices_in_doubt() -> None:
     async with claim_node() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
-        before = await owners(agent)
+        before = await agent.owners()
         (claimed,) = [name for name, owner in before.items() if owner != "none"]
         async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):
             await cluster.apply(limits_pod("l"))
@@ -128,33 +108,13 @@ async def test_pods_with_another_plugins_ids_put_free_devices_in_doubt() -> None
         words = "no device here has such an id"
         await until(lambda: any(words in one["message"] for one in cluster.events()), 10, agent.text)
         await until(lambda: doubted_because(agent, "pod-unaccounted"), 20, agent.text)
-        assert await owners(agent) == doubted
-        await cluster.delete("pods", "l")
-        await until(lambda: is_owned(agent, before), 20, agent.text)
-
-
-async def test_pods_served_by_another_plugin_while_no_agent_ran_put_free_devices_in_doubt() -> None:
-    """The vendor's plugin serves for an hour, then the agent again: the ledger is intact but lacks that hour."""
-    async with claim_node() as (agent, cluster):
-        kubelet = cluster.kubelets["node-a"]
-        before = await owners(agent)
-        (claimed,) = [name for name, owner in before.items() if owner != "none"]
-        await agent.stop()
-        async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):
-            await cluster.apply(limits_pod("l"))
-            await cluster.wait_pod("l")
-        await agent.start()
-        await agent.up()
-        doubted = dict.fromkeys(before, "quarantine") | {claimed: "dra-prepared"}
-        await until(lambda: is_owned(agent, doubted), 30, agent.text)
-        words = "no device here has such an id"
-        await until(lambda: any(words in one["message"] for one in cluster.events()), 10, agent.text)
+        assert await agent.owners() == doubted
         await cluster.delete("pods", "l")
         await until(lambda: is_owned(agent, before), 20, agent.text)
 
 
 async def is_owned(agent: AgentProcess, wanted: dict[str, str]) -> bool:
-    return await owners(agent) == wanted
+    return await agent.owners() == wanted
 
 
 async def unready_because(agent: AgentProcess, words: str) -> bool:
@@ -164,7 +124,7 @@ async def unready_because(agent: AgentProcess, words: str) -> bool:
 
 async def test_pods_with_unknown_ids_put_every_device_in_doubt_while_they_run() -> None:
     """The resource name is ours but the ids are not: the former plugin made them from another attribute."""
-    async with cluster_node() as (agent, cluster):
+    async with not_started() as (agent, cluster):
         kubelet = cluster.kubelets["node-a"]
         async with plugin(kubelet, RESOURCE, [f"v{n}" for n in range(4)]):
             await cluster.apply(limits_pod("old"))

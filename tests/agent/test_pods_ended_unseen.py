@@ -103,7 +103,7 @@ async def test_devices_of_pods_that_end_normally_are_released_without_a_grace_pe
         async def free() -> bool:
             for owner in ("legacy", "dra-prepared"):
                 seen.update(await evidence(agent, owner))
-            return {row["owner"] for row in (await agent.status())["devices"]} == {"none"}
+            return set((await agent.owners()).values()) == {"none"}
 
         for round_ in range(2):
             limits, claim = f"l{round_}", f"c{round_}"

@@ -19,7 +19,7 @@ from tests.support.agent_process import DRIVER, RESOURCE
 from tests.support.waiting import until
 
 
-@pytest.mark.parametrize(("release", "kubelet"), [("1.34", ""), ("1.35", ""), ("1.37", ""), ("1.37", "1.34")])
+@pytest.mark.parametrize(("release", "kubelet"), [("1.34", ""), ("1.37", "1.34")])
 async def test_pods_of_both_kinds_run_and_lanes_move(release: str, kubelet: str) -> None:
     async with bridge(release=release, kubelet_version=kubelet) as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
@@ -52,7 +52,7 @@ def allocatable(cluster: SimCluster) -> str:
     return str(node["status"]["allocatable"].get(RESOURCE, "0"))
 
 
-@pytest.mark.parametrize(("release", "served"), [("1.35", False), ("1.36", True), ("1.37", True)])
+@pytest.mark.parametrize(("release", "served"), [("1.35", False), ("1.37", True)])
 async def test_pods_with_limits_are_served_by_claims_where_the_cluster_can(release: str, served: bool) -> None:
     """KEP-5004: beta in 1.36, GA in 1.37. Before, the API server drops the class's field in silence."""
     async with bridge(release=release) as (agent, cluster, _):
@@ -67,7 +67,7 @@ async def test_pods_with_limits_are_served_by_claims_where_the_cluster_can(relea
                 await cluster.wait_pod("l1", timeout=1.0)
             return
         await cluster.wait_pod("l1")
-        owners = sorted(row["owner"] for row in (await agent.status())["devices"])
+        owners = sorted((await agent.owners()).values())
         assert owners == ["dra-prepared", "none", "none", "none"]
 
 
@@ -111,7 +111,7 @@ async def test_an_administrators_taint_rule_ends_claims_and_leaves_pods_with_lim
         await until(lambda: cluster.get("pods", "c1") is None, 10, agent.text)
 
         async def owners() -> list[str]:
-            return sorted(row["owner"] for row in (await agent.status())["devices"])
+            return sorted((await agent.owners()).values())
 
         async def only_the_pod_with_limits() -> bool:
             return await owners() == ["legacy", "none", "none", "none"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,18 +10,18 @@ import grpc
 import pytest
 
 from deviceplugin.wire import v1beta1_pb2, v1beta1_pb2_grpc
-from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import (
     BOTH_LANES,
-    CLASS,
     claim_pod,
     devices_in_slices,
     healthy,
     limits_pod,
+    not_started,
     set_lanes,
 )
 from tests.support.agent_process import RESOURCE, AgentProcess, lists_read
-from tests.support.waiting import short_directory, until
+from tests.support.waiting import until
 
 # As `drabridge check-config --from nvidia-device-plugin` writes it for `replicas: 3`.
 SHARES = """\
@@ -38,24 +37,11 @@ SPLIT = TWO_CARDS.replace("{legacy: 2, dra: 2}", "{legacy: 1, dra: 1}")
 @contextlib.asynccontextmanager
 async def cards(config: str) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
     """A cluster with an agent; its runtime lets containers share a device."""
-    with short_directory() as root:
-        async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
-            kubeconfig = root / "kubeconfig"
-            cluster.api.kubeconfig(kubeconfig)
-            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
-            await agent.start()
-            try:
-                await agent.ready()
-                await lists_read(cluster.kubelets["node-a"])
-                await cluster.apply(CLASS)
-                yield agent, cluster
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    await agent.stop(signal.SIGKILL)
-
-
-async def owners(agent: AgentProcess) -> dict[str, str]:
-    return {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
+    async with not_started(config) as (agent, cluster):
+        await agent.start()
+        await agent.ready()
+        await lists_read(cluster.kubelets["node-a"])
+        yield agent, cluster
 
 
 def units(device: str) -> set[str]:
@@ -99,7 +85,7 @@ async def test_claims_share_a_device_that_pods_with_limits_do_not_get() -> None:
         for name in ("c1", "c2", "c3"):
             await cluster.apply(claim_pod(name))
             await cluster.wait_pod(name)
-        found = await owners(agent)
+        found = await agent.owners()
         assert sorted(found.values()) == ["dra-prepared", "none"], "three shares of one device"
         (card,) = (name for name, owner in found.items() if owner == "dra-prepared")
         (other,) = found.keys() - {card}
@@ -112,14 +98,14 @@ async def test_claims_share_a_device_that_pods_with_limits_do_not_get() -> None:
             await cluster.wait_pod(f"l{number}")
         await cluster.apply(limits_pod("l3"))
         await cluster.apply(claim_pod("c4"))
-        assert await owners(agent) == {card: "dra-prepared", other: "legacy"}
+        assert await agent.owners() == {card: "dra-prepared", other: "legacy"}
         assert {await phase(cluster, "l3"), await phase(cluster, "c4")} == {"Pending"}
         await end(cluster, "c1", "c2")
-        assert (await owners(agent))[card] == "dra-prepared", "one claim still has a share"
+        assert (await agent.owners())[card] == "dra-prepared", "one claim still has a share"
         await cluster.wait_pod("c4")
         await end(cluster, "c3", "c4")
         await cluster.wait_pod("l3")
-        assert await owners(agent) == {card: "legacy", other: "legacy"}
+        assert await agent.owners() == {card: "legacy", other: "legacy"}
 
 
 async def test_one_replica_keeps_claims_from_the_device_until_its_pod_has_ended() -> None:
@@ -130,17 +116,17 @@ async def test_one_replica_keeps_claims_from_the_device_until_its_pod_has_ended(
         await cluster.apply(limits_pod("l1"))
         await cluster.wait_pod("l1")
         await set_lanes(agent, legacy=0, dra=2)
-        (held,) = (name for name, owner in (await owners(agent)).items() if owner == "legacy")
+        (held,) = (name for name, owner in (await agent.owners()).items() if owner == "legacy")
         assert held != free
         for number in range(4):
             await cluster.apply(claim_pod(f"c{number}"))
         for number in range(3):
             await cluster.wait_pod(f"c{number}")
-        assert await owners(agent) == {held: "legacy", free: "dra-prepared"}
+        assert await agent.owners() == {held: "legacy", free: "dra-prepared"}
         assert await phase(cluster, "c3") == "Pending"
         await end(cluster, "l1")
         await cluster.wait_pod("c3")
-        assert await owners(agent) == {held: "dra-prepared", free: "dra-prepared"}
+        assert await agent.owners() == {held: "dra-prepared", free: "dra-prepared"}
 
 
 async def test_a_container_that_asks_for_two_shares_is_told_why_it_gets_none() -> None:
@@ -152,7 +138,7 @@ async def test_a_container_that_asks_for_two_shares_is_told_why_it_gets_none() -
         assert status["reason"] == "UnexpectedAdmissionError"
         assert f"2 shares of {RESOURCE} were asked for, a container may have 1 at most" in status["message"]
         assert "set limits to 1" in status["message"]
-        assert set((await owners(agent)).values()) == {"none"}
+        assert set((await agent.owners()).values()) == {"none"}
 
 
 async def phase_is(cluster: SimCluster, pod: str, wanted: str) -> bool:

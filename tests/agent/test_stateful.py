@@ -49,4 +49,4 @@ def walk(machine: type[Node], examples: int, steps: int, *, derandomize: bool) -
 
 def test_no_sequence_of_faults_makes_two_workloads_share_a_device() -> None:
     more = os.environ.get("DRABRIDGE_STATEFUL_EXAMPLES")
-    walk(Node, int(more or 5), 30 if more else 12, derandomize=not more)
+    walk(Node, int(more or 2), 30 if more else 12, derandomize=not more)

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from drabridge.sim.cluster import SimCluster
-from tests.support.agent_on_cluster import allocatable, bridge, claim_pod, devices_in_slices, healthy, limits_pod, phase
+from tests.support.agent_on_cluster import (
+    allocatable,
+    bridge,
+    claim_pod,
+    devices_in_slices,
+    end_claim,
+    healthy,
+    limits_pod,
+    phase,
+)
 from tests.support.agent_process import AgentProcess
 from tests.support.leases import SHARED, offered_twice
 from tests.support.waiting import until
@@ -12,8 +21,7 @@ from tests.support.waiting import until
 async def _claim_was_here(agent: AgentProcess, cluster: SimCluster) -> None:
     await cluster.apply(claim_pod("before"))
     await cluster.wait_pod("before")
-    await cluster.delete("pods", "before")
-    await cluster.delete("resourceclaims", "before")
+    await end_claim(cluster, "before")
     await offered_twice(agent, cluster)
 
 

@@ -15,7 +15,7 @@ from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
-from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod
+from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, end_claim
 from tests.support.agent_process import DRIVER, AgentProcess, registration_calls, told_registered
 from tests.support.waiting import PATIENCE, short_directory, until
 
@@ -109,7 +109,7 @@ def _allocated(cluster: SimCluster, name: str) -> bool:
 
 
 async def _nothing_prepared(agent: AgentProcess) -> bool:
-    return "dra-prepared" not in {row["owner"] for row in (await agent.status())["devices"]}
+    return "dra-prepared" not in set((await agent.owners()).values())
 
 
 def slices(cluster: SimCluster) -> list[tuple[str, str]]:
@@ -142,8 +142,7 @@ async def test_rolling_update_the_second_waits_takes_over_at_once_and_writes_not
             await asyncio.sleep(0.5)
             assert slices(cluster) == before
             assert seconds < WIPE_SECONDS / 2 * PATIENCE, second.text()  # 0.3 to 0.4 s were measured
-            await cluster.delete("pods", "p")
-            await cluster.delete("resourceclaims", "p")
+            await end_claim(cluster, "p")
             await until(lambda: not list(second.cdi.glob("*-claim-*")), 10, second.text)
             await until(lambda: _nothing_prepared(second), 10, second.text)
         finally:

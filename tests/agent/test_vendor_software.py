@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
-from drabridge.sim.cluster import ClusterTimings, SimCluster
-from drabridge.sim.kubelet.timings import Timings
-from tests.support.agent_on_cluster import BOTH_LANES, claim_pod, devices_in_slices, limits_pod
+from drabridge.sim.cluster import SimCluster
+from tests.support.agent_on_cluster import BOTH_LANES, claim_pod, devices_in_slices, end_claim, limits_pod, not_started
 from tests.support.agent_process import DRIVER, IDS, RESOURCE, AgentProcess, drain_command
 from tests.support.kubelet_peers import Plugin, device
 from tests.support.vendor_driver import DEVICE, POOL, vendor_driver
-from tests.support.waiting import short_directory, until
+from tests.support.waiting import until
 
 NVIDIA = "gpu.nvidia.com"
 CONFIG = BOTH_LANES.replace(DRIVER, NVIDIA) + "  attributes: {type: {value: gpu}}\n"
@@ -44,17 +41,9 @@ spec:
 @contextlib.asynccontextmanager
 async def node(driver: str = NVIDIA) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
     """A cluster, and an agent that is not started."""
-    with short_directory() as root:
-        async with SimCluster(root, timings=replace(ClusterTimings.fast(), kubelet=Timings.fast())) as cluster:
-            kubeconfig = str(cluster.api.kubeconfig(root / "kubeconfig"))
-            agent = AgentProcess(
-                root / "node-a", CONFIG.replace(NVIDIA, driver), driver, arguments=("--kubeconfig", kubeconfig)
-            )
-            await cluster.apply(CLASS.replace(NVIDIA, driver))
-            try:
-                yield agent, cluster
-            finally:
-                await agent.stop(signal.SIGKILL)
+    async with not_started(CONFIG.replace(NVIDIA, driver), driver) as (agent, cluster):
+        await cluster.apply(CLASS.replace(NVIDIA, driver))
+        yield agent, cluster
 
 
 async def reasons(agent: AgentProcess) -> str:
@@ -101,7 +90,7 @@ async def test_nothing_is_served_beside_the_vendor_s_device_plugin(driver: str, 
         assert plugin.streams == 1
         await plugin.stop()
         await agent.ready()  # by itself
-        held = {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
+        held = await agent.owners()
         assert held[theirs] == "legacy", "the plugin's pod keeps its device"
 
 
@@ -144,8 +133,7 @@ async def test_the_way_to_the_vendor_s_driver_and_back() -> None:
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
         await cluster.apply(claim_pod("ours"))
         await cluster.wait_pod("ours")
-        await cluster.delete("pods", "ours")
-        await cluster.delete("resourceclaims", "ours")
+        await end_claim(cluster, "ours")
         code, _, error = await drain_command("--socket", str(agent.control), "--wait", "60", "--clean")
         assert code == 0, error
         await agent.stop()
@@ -166,8 +154,7 @@ async def test_the_way_to_the_vendor_s_driver_and_back() -> None:
             await agent.start()  # somebody installs it again
             await refuses(agent, f"NVIDIA's DRA driver {NVIDIA} (")
             assert devices_in_slices(cluster) == {DEVICE}, "their slices are not touched"
-            await cluster.delete("pods", "theirs")
-            await cluster.delete("resourceclaims", "theirs")
+            await end_claim(cluster, "theirs")
             await agent.stop()
             assert "theirs" not in agent.text()
             assert checkpoint.exists()

@@ -60,7 +60,7 @@ async def check() -> None:
         await agent.stop()
         await agent.start()
         await agent.ready()
-        held = {row["name"]: row["owner"] for row in (await agent.status())["devices"]}
+        held = await agent.owners()
         assert held == {"ttyusb0": "none", "ttyusb1": "legacy"}
 
         bed.remove(path(1))

@@ -24,7 +24,7 @@ from drabridge.sim.kubelet.runtime import LockingRuntime
 from tests.agent.umockdev_examples import EXAMPLES
 from tests.agent.umockdev_gpus import ids, limits_pod, published
 from tests.agent.umockdev_nvml import worker as nvml_worker
-from tests.support import machines
+from tests.support import forks, machines
 from tests.support.agent_on_cluster import bridge, claim_and_pod
 from tests.support.agent_process import AgentProcess, metric
 from tests.support.cdi_files import KIND, write_spec
@@ -290,20 +290,6 @@ def label(cluster: SimCluster, **labels: str) -> None:
 
 
 @case
-async def nvml_that_hangs_leaves_everything_as_it_is() -> None:
-    async with node() as here:
-        agent = here.agent
-        await here.generated(ALL)
-        slices = published(here.cluster)
-        here.standin.add("-", "hang", "nvmlDeviceGetTemperature")
-        await until(lambda: "it hangs: nothing was heard of it" in agent.text(), 60, agent.text)
-        assert (here.ids(SMALL), here.ids(GPU), published(here.cluster)) == (FOR_PODS, {GPUS[3]}, slices)
-        pod = await here.pod(limits_pod("a", SMALL), "a")
-        claim = await here.pod(claim_pod("c", "mig.nvidia.com", PROFILE), "c")
-        assert here.health(pod)["health"] == here.health(claim)["health"] == "Healthy"
-
-
-@case
 async def commands_show_what_containers_get_and_of_which_gpu_an_instance_is() -> None:
     async with node() as here:
         config = ("-c", str(here.agent.config))
@@ -319,13 +305,10 @@ async def commands_show_what_containers_get_and_of_which_gpu_an_instance_is() ->
         assert [line.split()[2] for line in text.splitlines() if "nvidia-mig" in line] == instances
 
 
-async def _command(*words: str) -> tuple[int | None, str]:
+async def _command(*words: str) -> tuple[int, str]:
     """Exit status and all output of a command."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "drabridge", *words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    text, _ = await process.communicate()
-    return process.returncode, text.decode()
+    code, out, err = await forks.said("-m", "drabridge", *words)
+    return code, out + err
 
 
 def main() -> None:

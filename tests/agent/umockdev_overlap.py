@@ -11,7 +11,7 @@ import sys
 
 from drabridge.sim.kubelet.pods import Phase
 from tests.agent import umockdev_examples
-from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices
+from tests.support.agent_on_cluster import bridge, claim_pod, devices_in_slices, end_claim
 from tests.support.agent_process import DRIVER, RESOURCE, holder_shown, node, pod, reconfigure
 from tests.support.umockdev import Testbed
 from tests.support.waiting import until
@@ -66,9 +66,8 @@ async def claimed(case: str, restart: bool) -> None:
         await cluster.apply(claim_pod("d"))
         await asyncio.sleep(2)
         assert cluster.api.objects.peek("pods")[-1]["status"].get("phase") != "Running"
-        assert {row["owner"] for row in (await agent.status())["devices"]} == {"dra-prepared", "none"}
-        await cluster.delete("pods", "c")
-        await cluster.delete("resourceclaims", "c")
+        assert set((await agent.owners()).values()) == {"dra-prepared", "none"}
+        await end_claim(cluster, "c")
         await cluster.wait_pod("d")
 
 

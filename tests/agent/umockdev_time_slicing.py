@@ -7,18 +7,16 @@ process.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 
 from drabridge.config.import_nvidia_device_plugin import convert
-from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.cluster import SimCluster
 from tests.agent.umockdev_examples import driver_files, inside, nvidia
 from tests.support import machines
-from tests.support.agent_on_cluster import limits_pod
+from tests.support.agent_on_cluster import limits_pod, not_started
 from tests.support.agent_process import RESOURCE, AgentProcess
 from tests.support.umockdev import Testbed
-from tests.support.waiting import short_directory, until
+from tests.support.waiting import until
 
 THEIRS = """\
 version: v1
@@ -48,17 +46,9 @@ async def check() -> None:
     ours = convert(THEIRS).replace("resources:\n", "nodeLabels: {gfd: true}\nresources:\n", 1)
     driver = next(line for line in ours.splitlines() if line.startswith("driver: ")).partition(" ")[2]
     ours += driver_files(bed)
-    with short_directory() as root:
-        async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
-            kubeconfig = root / "kubeconfig"
-            cluster.api.kubeconfig(kubeconfig)
-            agent = AgentProcess(root / "node-a", ours, driver, ("--kubeconfig", str(kubeconfig)))
-            await agent.start()
-            try:
-                await served(agent, cluster)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    await agent.stop(signal.SIGKILL)
+    async with not_started(ours, driver) as (agent, cluster):
+        await agent.start()
+        await served(agent, cluster)
 
 
 async def served(agent: AgentProcess, cluster: SimCluster) -> None:

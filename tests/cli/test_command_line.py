@@ -49,21 +49,6 @@ def test_help_of_the_whole_imports_nothing_heavy() -> None:
 ROWS = [{"device": "gpu-0", "pods": ["a/b", "c/d"], "held": True, "note": None}]
 
 
-def test_a_table_fits_the_terminal() -> None:
-    long = [{"device": "x" * 90, "pods": "y" * 90}]
-    text = table(long, ("device", "pods"), 60)
-    assert max(len(line) for line in text.splitlines()) <= 60
-    assert "…" in text
-    assert "x" * 90 in table(long, ("device", "pods"))
-
-
-def test_names_of_one_domain_are_told_apart_when_they_are_cut() -> None:
-    rows = [{"resource": f"accelerators.example.com/{name}", "of": "x" * 30} for name in ("large", "small")]
-    _, *lines = table(rows, ("resource", "of"), 40).splitlines()
-    assert len({line.split()[0] for line in lines}) == 2
-    assert all(line.startswith("accel") for line in lines)
-
-
 def test_a_terminal_that_is_not_utf_8_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="iso-8859-1"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 
-from tests.support.agent_process import RESOURCE, _command, drabridge, node
+from tests.support import forks
+from tests.support.agent_process import RESOURCE, drabridge, node
 from tests.support.waiting import until
 
 
@@ -33,10 +35,8 @@ async def test_status_that_is_watched_outlives_the_agent() -> None:
     """An agent that restarts is what one watches for."""
     async with node() as (agent, _):
         log = agent.root / "watch.log"
-        with log.open("wb") as out:
-            process = await asyncio.create_subprocess_exec(
-                *_command(agent, "status", "--watch", "0.2"), stdout=out, stderr=out
-            )
+        words = ("-m", "drabridge", "status", "--watch", "0.2", "--socket", str(agent.control))
+        process = await forks.start(words, log, os.environ)
         try:
             await until(lambda: "SINCE" in log.read_text(), 10, log.read_text)
             await agent.stop()

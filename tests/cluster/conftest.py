@@ -23,12 +23,32 @@ from tests.cluster.releases.features import missing, version
 _failed = pytest.StashKey[bool]()
 _outcomes: dict[str, str] = {}
 KEEP = "DRABRIDGE_TEST_KEEP"
+HERE = Path(__file__).parent
+# They show that the scenarios themselves work, and what the comparison says of takeover.
+IN_EVERY_RUN = (
+    "test_agent_life.py",
+    "test_claims.py",
+    "test_pods.py",
+    "test_takeover_cdi.py",
+    "test_bed_after_failure.py",
+)
 OUTCOME = {"passed": seen.PASSED, "failed": seen.FAILED}
 
 
 @functools.cache
 def _missing(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(missing(names, ask))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On the simulated cluster few files run each time: what tests/agent shows there in small needs no second test.
+
+    Before pytest leaves out what is deep.
+    """
+    for item in items:
+        if item.path.is_relative_to(HERE) and "[simulated" in item.name and item.path.name not in IN_EVERY_RUN:
+            item.add_marker(pytest.mark.deep)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

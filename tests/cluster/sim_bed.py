@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -46,6 +45,7 @@ from tests.cluster.bed import (
 )
 from tests.cluster.real_bed import LABELS, page_of
 from tests.cluster.workloads import LOOKING, SHARED
+from tests.support import forks
 from tests.support.agent_process import AgentProcess, cdi_devices
 from tests.support.waiting import PATIENCE, short_directory
 
@@ -271,12 +271,8 @@ class SimBed(Bed):
 
     @staticmethod
     async def _command(*words: str) -> tuple[int, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "drabridge", *words), stdout=asyncio.subprocess.PIPE
-        )
-        out, _ = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, out.decode()
+        code, out, _ = await forks.said("-m", "drabridge", *words)
+        return code, out
 
     async def conflicts(self) -> list[str]:
         return self.runtime.conflicts

@@ -303,7 +303,7 @@ def test_the_text_in_full() -> None:
         "# permissions mrw became rw: m lets a container create any device node.\n"
         "- name: squat.ai/fuse\n"
         "  match:\n"
-        '  - devnode: "/dev/fuse"\n'
+        "  - {devnode: /dev/fuse}\n"
         "  nodes:\n"
         "  - {from: devnode}\n"
         "  replicas: {count: 10}\n"

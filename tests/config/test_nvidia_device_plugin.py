@@ -11,7 +11,7 @@ import pytest
 
 import hatch_build
 from drabridge.config import Config, ConfigErrors, load
-from drabridge.config.import_nvidia_device_plugin import _WITHOUT_COUNTERPART, convert
+from drabridge.config.import_nvidia_device_plugin import convert
 from drabridge.config.nvidia_profile import GPUS, WITH_MIG, nvidia_profile
 from drabridge.inventory.match import matches
 from tests.support.udev_tree import udev_device
@@ -195,17 +195,6 @@ def test_replicas_of_mig_instances_without_mig_are_said() -> None:
     assert "nvidia.com/mig-1g.10gb is left out: flags.migStrategy is not mixed" in text
 
 
-@pytest.mark.parametrize("key", _WITHOUT_COUNTERPART)
-def test_each_key_without_counterpart_is_named(key: str) -> None:
-    *above, last = key.split(".")
-    value = '"30s"' if last == "sleepInterval" else "uuid" if last == "deviceIDStrategy" else None
-    value = value or ("/x" if last.endswith(("Path", "Root", "File", "Prefix")) else "true")
-    text = f"{last}: {value}"
-    for part in reversed(above):
-        text = f"{part}: {{{text}}}"
-    assert f"# {key}: " in convert(text)
-
-
 FAULTS = """\
 version: v2
 flags:
@@ -294,8 +283,3 @@ def test_a_wheel_and_the_image_get_the_profiles(monkeypatch: pytest.MonkeyPatch)
 def test_a_switch_in_the_wrong_place_is_sent_to_the_right_one() -> None:
     with pytest.raises(ConfigErrors, match=r"flags\.renameByDefault.*it belongs to sharing\.timeSlicing"):
         convert("flags: {renameByDefault: true}")
-
-
-def test_as_many_replicas_as_people_have() -> None:
-    config, _ = converted("sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 16384}]}}")
-    assert config.resources[0].replicas.count == 16384

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fnmatch
 import time
 
 import pytest
@@ -37,11 +36,6 @@ def test_globs_are_fnmatch_of_libc(pattern: str, value: str) -> None:
 @settings(max_examples=400)
 def test_stars_take_the_fit_that_leaves_most(pattern: str, value: str) -> None:
     assert Glob.compile(pattern).matches(value) == libc_fnmatch(pattern, value)
-
-
-@given(st.text("abc/*?.", max_size=10), st.text("abc/.\n", max_size=12))
-def test_globs_are_fnmatch_of_python(pattern: str, value: str) -> None:
-    assert Glob.compile(pattern).matches(value) == fnmatch.fnmatchcase(value, pattern)
 
 
 @given(st.lists(st.text("ab*", max_size=4), min_size=1, max_size=4), st.text("ab", max_size=4))

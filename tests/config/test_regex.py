@@ -43,14 +43,14 @@ def test_classes_are_ascii_as_python_has_them_with_its_ascii_flag(pattern: str, 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("(a", "balanced parentheses"),
-        ("a)", "balanced parentheses"),
-        ("*a", "something before"),
-        ("a**", "one quantifier"),
-        ("a*+", "one quantifier"),
-        ("a{3,1}", "low at most high"),
-        ("a{1001}", "at most 1000"),
-        ("((a{99}){99}){99}", "at most 1000"),
+        ("(a", "missing )"),
+        ("a)", "unexpected )"),
+        ("*a", "no argument for repetition"),
+        ("a**", "bad repetition operator"),
+        ("a*+", "bad repetition operator"),
+        ("a{3,1}", "invalid repetition size"),
+        ("a{1001}", "invalid repetition size"),
+        ("((a{99}){99}){99}", "invalid repetition size"),
         ("[^a]{1000}[^a]{1000}", "instructions"),
         ("(?=a)", "plain groups"),
         ("(?<!a)b", "plain groups"),
@@ -62,9 +62,9 @@ def test_classes_are_ascii_as_python_has_them_with_its_ascii_flag(pattern: str, 
         (r"\x41", "not supported"),
         ("^a", "no anchors"),
         ("a$", "no anchors"),
-        ("[a", "ends with ]"),
+        ("[a", "missing ]"),
         ("a\\", "after the backslash"),
-        ("[b-a]", "character class"),
+        ("[b-a]", "invalid character class"),
         ("x" * (REGEX_MAX + 1), "at most 512 characters"),
     ],
 )
@@ -127,9 +127,3 @@ def test_any_text_compiles_or_is_refused(pattern: str) -> None:
     except Problems:
         return
     regex.matches("abc")
-
-
-def test_equality_and_text() -> None:
-    assert Regex.compile("a+") == Regex.compile("a+")
-    assert Regex.compile("a+") != Regex.compile("a*")
-    assert str(Regex.compile("a+")) == "/a+/"

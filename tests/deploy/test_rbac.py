@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -23,19 +22,19 @@ from drabridge.sim.apiserver import admission
 from drabridge.sim.apiserver.auth import User
 from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.apiserver.status import forbidden
-from drabridge.sim.cluster import ClusterTimings, SimCluster
+from drabridge.sim.cluster import SimCluster
 from tests.deploy.policy import Request, refusals
 from tests.support.agent_on_cluster import (
     BOTH_LANES,
-    CLASS,
     claim_pod,
     devices_in_slices,
     healthy,
     limits_pod,
+    not_started,
     set_lanes,
 )
 from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess
-from tests.support.waiting import short_directory, until
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 Rule = tuple[str, str, str]  # API group, resource, verb
@@ -99,18 +98,12 @@ def judged(monkeypatch: pytest.MonkeyPatch, policies: list[Json]) -> Judge:
 async def agent_with_its_own_token(
     token_node: str = "node-a", config: str = BOTH_LANES
 ) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
-    with short_directory() as root:
-        async with SimCluster(root, timings=ClusterTimings.fast()) as cluster:
-            token = cluster.api.token(token_node, drivers=frozenset({DRIVER}))
-            kubeconfig = cluster.api.kubeconfig(root / "kubeconfig", token=token)
-            agent = AgentProcess(root / "node-a", config, arguments=("--kubeconfig", str(kubeconfig)))
-            await cluster.apply(CLASS)
-            await agent.start()
-            try:
-                yield agent, cluster
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    await agent.stop(signal.SIGKILL)
+    def token(cluster: SimCluster) -> str:
+        return str(cluster.api.token(token_node, drivers=frozenset({DRIVER})))
+
+    async with not_started(config, token=token) as (agent, cluster):
+        await agent.start()
+        yield agent, cluster
 
 
 async def refuse_a_stale_allocate(agent: AgentProcess, device: str) -> None:

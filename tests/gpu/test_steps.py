@@ -17,6 +17,7 @@ from tests.support.nvml import needs_compiler
 from tests.support.umockdev import ROOT, needs_umockdev, run_under_umockdev
 
 
+@pytest.mark.deep
 @pytest.mark.umockdev
 @needs_umockdev[1]
 @needs_compiler

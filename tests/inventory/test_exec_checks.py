@@ -98,8 +98,8 @@ async def test_a_program_that_cannot_be_killed_is_not_run_beside_itself(
 async def test_what_a_program_leaves_behind_keeps_no_file_open_here(tmp_path: Path) -> None:
     log = tmp_path / "log"
     text = f'[ "$1" = zero ] && exit 0; echo $$ >> {log}; setsid sleep 20 &'
-    async with checked(tmp_path, text, timeoutSeconds=1) as watched:
-        await shows(watched, f"{tmp_path / 'check'} did not end within 1 s", "")
+    async with checked(tmp_path, text) as watched:
+        await shows(watched, "", "")
         before = len(list(Path("/proc/self/fd").iterdir()))
         await until(lambda: len(log.read_text().split()) > 3, HANG_SECONDS)
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2  # of the run that goes on
@@ -110,7 +110,7 @@ async def test_what_else_can_be_wrong_with_a_program(tmp_path: Path) -> None:
     for text, why in {
         "kill -9 $$": f"{program} ended with status -9",
         "exit 7": f"{program} ended with status 7",
-        "yes; exit 1": f"{program} wrote more than 64 KiB, and was killed",
+        "yes | head -c 5000000; echo much; exit 1": "much",
         'printf "bad\\033[31m"; exit 1': "bad\\x1b[31m",
     }.items():
         async with checked(tmp_path, text) as watched:

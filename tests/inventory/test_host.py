@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.inventory.host import RealHost
+from drabridge.inventory.host import Host
 
 
 def test_a_node_is_a_device_behind_all_links(tmp_path: Path) -> None:
-    host = RealHost()
+    host = Host()
     link = tmp_path / "by-id"
     link.symlink_to("/dev/null")
     node = host.node(str(link))
@@ -19,7 +19,7 @@ def test_a_node_is_a_device_behind_all_links(tmp_path: Path) -> None:
 
 
 def test_what_is_no_usable_node_says_why(tmp_path: Path) -> None:
-    host = RealHost()
+    host = Host()
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "none")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
@@ -38,16 +38,16 @@ def test_what_is_no_usable_node_says_why(tmp_path: Path) -> None:
 def test_a_node_that_nobody_may_open_is_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "node"
     os.mknod(path, 0o020666, os.makedev(1, 3))
-    assert RealHost().node(str(path)).minor == 3
+    assert Host().node(str(path)).minor == 3
     path.chmod(0)
     with pytest.raises(OSError, match="nobody may open it"):
-        RealHost().node(str(path))
+        Host().node(str(path))
 
 
 def test_files_are_read_but_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "file").write_bytes(b"first\xff\nsecond\n")
-    host = RealHost()
+    host = Host()
     assert host.first_line(str(tmp_path / "fifo")) is None
     assert host.first_line(str(tmp_path / "none")) is None
     assert host.first_line(str(tmp_path / "file")) == "first\\xff"

@@ -43,11 +43,11 @@ async def comes_and_goes(watched: Watched, loop: Loops, index: int) -> None:
     assert [(node.path, node.kind, node.major, node.minor) for node in device.nodes] == [
         (f"/dev/{name}", "b", 7, loop.number(index))
     ]
-    assert watched.inventory.resolve_nodes(device) == device.nodes
+    assert watched.inventory.resolve(device).nodes == device.nodes
     loop.remove(index)
     await watched.snapshot_with(lambda s: _state(s, name) is Presence.GONE)
     with pytest.raises(HostError, match="unplugged"):
-        watched.inventory.resolve_nodes(device)
+        watched.inventory.resolve(device)
     loop.add(index)
     await watched.snapshot_with(lambda s: _state(s, name) is Presence.PRESENT)
     loop.remove(index)
@@ -246,7 +246,7 @@ async def test_a_node_that_vanishes_without_an_event_is_found_by_the_timer(no_ud
         device = watched.inventory.current.devices[0]
         Path(f"/dev/{name}").unlink()
         with pytest.raises(HostError, match="no such file"):
-            watched.inventory.resolve_nodes(device)
+            watched.inventory.resolve(device)
         snapshot = await watched.snapshot_with(lambda s: s.devices[0].presence is Presence.FAULTY, timeout=8)
         assert snapshot.devices[0].reason == f"/dev/{name}: no such file or directory"
 

@@ -22,7 +22,7 @@ texts = st.one_of(
 
 def names(*candidates: Candidate, **more: object) -> dict[str, str]:
     identities, _ = assign(candidates, **more)  # type: ignore[arg-type]
-    return {syspath: identity.name for (_, syspath), identity in identities.items()}
+    return {syspath: name_of(device_id) for (_, syspath), device_id in identities.items()}
 
 
 def stick(syspath: str, *values: str, resource: str = "x/stick") -> Candidate:
@@ -108,8 +108,7 @@ def test_order_does_not_matter_and_nothing_is_shared(
 
     identities, collisions = assign(world, held=is_held)
     assert (identities, collisions) == assign(shuffled, held=is_held)
-    assert len({identity.name for identity in identities.values()}) == len(identities)
-    assert len({identity.id for identity in identities.values()}) == len(identities)
+    assert len(set(map(name_of, identities.values()))) == len(identities)
     named = {syspath for _, syspath in identities}
     accused = {syspath for collision in collisions for syspath in collision.syspaths}
     assert named | accused == {candidate.syspath for candidate in world}, "every device is named or accused"
@@ -124,11 +123,10 @@ def test_who_has_a_name_keeps_it_whatever_is_plugged_in(
     before, _ = assign(first)
     known = {candidate.syspath for candidate in first}
     world = first + [candidate for candidate in later if candidate.syspath not in known]
-    memory = {key: identity.id for key, identity in before.items()}
-    after, collisions = assign(world, memory, lambda name: name in held)
-    for key, identity in before.items():
-        assert after[key] == identity
-    assert len({identity.name for identity in after.values()}) == len(after)
+    after, collisions = assign(world, before, lambda name: name in held)
+    for key, device_id in before.items():
+        assert after[key] == device_id
+    assert len(set(map(name_of, after.values()))) == len(after)
     named = {syspath for _, syspath in after}
     assert named | {path for collision in collisions for path in collision.syspaths} == {c.syspath for c in world}
 

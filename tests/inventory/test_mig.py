@@ -408,7 +408,7 @@ def test_without_nvml_no_instance_is_offered_nor_its_gpu_and_it_is_said(config: 
 
 
 def test_rules_see_instances_as_udev_devices() -> None:
-    devices = mig_devices.MigDevices().beside({gpu(0).syspath: gpu(0)}, facts([instance(0, 1)]))
+    devices = mig_devices.with_instances({gpu(0).syspath: gpu(0)}, facts([instance(0, 1)]))
     (device,) = (one for one in devices.values() if one.subsystem == "nvidia-mig")
     assert device.syspath == f"{gpu(0).syspath}/nvidia-mig/gi1-ci0"
     answer = explain(device, mixed().resources[1].match)

@@ -9,7 +9,7 @@ import pytest
 
 from drabridge.cli import devices
 from drabridge.config.nvidia import Nvidia
-from drabridge.inventory import driver_follower, ld_cache, nvidia_files
+from drabridge.inventory import driver_follower, nvidia_files
 from drabridge.inventory.cdi_index import _Reader
 from drabridge.inventory.cdi_names import other_drivers
 from drabridge.inventory.facts import FallbackGiven
@@ -187,13 +187,13 @@ def test_nothing_is_read_again_until_something_has_changed(tmp_path: Path) -> No
 
 def test_the_linkers_cache_of_this_machine_is_read_as_ldconfig_reads_it() -> None:
     cache = Path("/etc/ld.so.cache").read_bytes()
-    known = dict(ld_cache.libraries(cache, MACHINE))
+    known = dict(nvidia_files.cached_libraries(cache, MACHINE))
     assert known["libc.so.6"].endswith("/libc.so.6")
     assert all(os.path.exists(path) for path in known.values())
-    assert not list(ld_cache.libraries(h100.ld_cache(h100.CACHED, flags=0x0003), MACHINE)), "for 32 bits"
-    assert list(ld_cache.libraries(b"ld.so-1.7.0\0" + (1).to_bytes(4, "little") + bytes(16) + cache, MACHINE)) == list(
-        ld_cache.libraries(cache, MACHINE)
-    ), "behind a table in the old format"
+    assert not list(nvidia_files.cached_libraries(h100.ld_cache(h100.CACHED, flags=0x0003), MACHINE)), "for 32 bits"
+    assert list(
+        nvidia_files.cached_libraries(b"ld.so-1.7.0\0" + (1).to_bytes(4, "little") + bytes(16) + cache, MACHINE)
+    ) == list(nvidia_files.cached_libraries(cache, MACHINE)), "behind a table in the old format"
 
 
 def test_a_damaged_cache_of_the_linker_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,7 @@ async def test_who_is_given_a_device_after_a_reload_and_before_the_list_that_fol
     async with watching(config(memory | {"id": ["{sysname}"]}), held=held.__contains__) as watched:
         zero = watched.inventory.current.by_name()["zero"]
         watched.inventory.reconfigure(config(memory | {"id": ["mem-{sysname}"]}))
-        assert watched.inventory.resolve_nodes(zero)
+        assert watched.inventory.resolve(zero).nodes
         held.add("zero")
         await watched.snapshot_with(lambda snapshot: "mem-null" in snapshot.by_name())
         here = {device.name for device in watched.inventory.current.devices if device.presence is Presence.PRESENT}

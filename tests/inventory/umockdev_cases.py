@@ -145,7 +145,7 @@ async def identical_sticks_go_by_their_ports() -> None:
         again = next(device for device in snapshot.devices if device.id.endswith(":2"))
         (node,) = again.nodes
         assert (node.path, node.minor, node.container_path) == ("/dev/bus/usb/001/009", 8, "/dev/radio")
-        assert watched.inventory.resolve_nodes(again) == again.nodes
+        assert watched.inventory.resolve(again).nodes == again.nodes
 
 
 @case
@@ -184,7 +184,7 @@ async def an_unplugged_stick_stays_listed_while_it_is_held() -> None:
         await asyncio.sleep(0.8)
         assert watched.states() == {"abc": "gone"}
         with pytest.raises(HostError, match="abc is unplugged"):
-            watched.inventory.resolve_nodes(stick)
+            watched.inventory.resolve(stick)
         held.clear()
         watched.inventory.refresh()
         await watched.snapshot_with(lambda s: not s.devices)
@@ -244,7 +244,7 @@ async def nodes_are_resolved_again_at_the_last_moment() -> None:
         uevent = bed.root / f"sys{machines.stick_path(1)}/uevent"
         text = uevent.read_text().replace("001/002", "001/009").replace("MINOR=1\n", "MINOR=8\n")
         uevent.write_text(text)
-        (node,) = watched.inventory.resolve_nodes(stick)
+        (node,) = watched.inventory.resolve(stick).nodes
         assert (node.path, node.minor, node.container_path) == ("/dev/bus/usb/001/009", 8, "/dev/radio")
 
 

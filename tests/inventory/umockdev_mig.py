@@ -97,7 +97,7 @@ async def check() -> None:
 
         shutil.rmtree(proc / "driver/nvidia/capabilities")
         with pytest.raises(HostError, match="unplugged"):
-            inventory.resolve_nodes(instance)
+            inventory.resolve(instance)
         known.clear()
         inventory.refresh()
         await watched.snapshot_with(lambda s: s.by_name().keys() == set(gpus))

@@ -53,6 +53,7 @@ def explored(explorer: Explorer) -> Codes:
     return visited.all()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_packed_search_sees_every_state_and_no_other(
     name: str, record_property: Callable[[str, object], None]
@@ -68,6 +69,7 @@ def test_the_packed_search_sees_every_state_and_no_other(
     record_property("search", f"reduction, {name}: {len(graph)} states are {len(states)} up to names")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("signal", "config"),
     [
@@ -84,6 +86,7 @@ def test_both_searches_find_the_same_leaks(signal: DeviceSignal, config: Config)
     assert {explorer.canonical(state) for state in plain.stuck(explorer.world, graph)} == stuck
 
 
+@pytest.mark.deep
 def test_both_searches_find_the_same_claims_that_wait_for_ever() -> None:
     explorer = Explorer(World(STARVING[0].config))
     unserved = set(explorer.unserved(explored(explorer)).tolist())

@@ -261,7 +261,7 @@ def test_a_label_of_the_configuration_wins_over_one_of_gfd() -> None:
             "nodeLabels.labels.x.resource",
             "nvidia.com/gpu",
         ),
-        ("{labels: {x: {resource: nvidia.com/gpu}}}", "nodeLabels.labels.x", "either value: or count:"),
+        ("{labels: {x: {resource: nvidia.com/gpu}}}", "nodeLabels.labels.x", "exactly one of value, count"),
         ("{labels: {x: {resource: nvidia.com/gpu, count: all}}}", "nodeLabels.labels.x.count", "devices"),
         ("{labels: {x: {resource: nvidia.com/gpu, count: devices, part: 1}}}", "nodeLabels.labels.x.part", "value:"),
         ("{labels: {x: {resource: nvidia.com/gpu, value: '{no}'}}}", "nodeLabels.labels.x.value", "a known field"),

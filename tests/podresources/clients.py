@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -44,24 +45,9 @@ class InThread:
     def __init__(self, path: Path, **options: Any) -> None:
         self._client = SyncClient(path, **options)
 
-    @property
-    def features(self) -> KubeletFeatures:
-        return self._client.features
-
-    async def list(self, *, timeout_seconds: float | None = None) -> NodeSnapshot:
-        return await asyncio.to_thread(self._client.list, timeout_seconds=timeout_seconds)
-
-    async def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable:
-        return await asyncio.to_thread(self._client.allocatable, timeout_seconds=timeout_seconds)
-
-    async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot:
-        return await asyncio.to_thread(self._client.get, namespace, pod, timeout_seconds=timeout_seconds)
-
-    async def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures:
-        return await asyncio.to_thread(self._client.probe, timeout_seconds=timeout_seconds)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._client.close)
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return partial(asyncio.to_thread, found) if callable(found) else found
 
 
 MakeClient = Callable[..., AnyClient]

@@ -68,12 +68,6 @@ async def test_the_version_is_that_of_the_package() -> None:
     assert re.fullmatch(r"podresources (\d+\.\d+\.\d+\S*|from a checkout that is not installed)\n", done.out)
 
 
-async def test_help_names_the_commands_the_exit_codes_and_the_blind_spots() -> None:
-    done = await run("--help")
-    for word in (*COMMANDS, "no UID", "init containers", "all devices of the claim", "2 the command line"):
-        assert word in done.out
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -113,21 +107,6 @@ async def test_list_in_every_format() -> None:
     assert document["facts"]["dynamic_resources"] == "yes"
     labels = {"namespace": "ml", "pod": "train-0", "container": "main", "api": "deviceplugin", "resource": "n.com/gpu"}
     assert value(series, "podresources_device_allocation_info", **labels, device="G0", numa_node="0") == 1
-
-
-async def test_list_filters() -> None:
-    async with node() as server:
-        for filters, pods in (
-            (["-n", "ml"], {"train-0"}),
-            (["--pod", "infer-*"], {"infer-0"}),
-            (["--resource", "n.com/*"], {"train-0"}),
-            (["--driver", "gpu.example.com"], {"infer-0"}),
-            (["-n", "ml", "-n", "default"], {"train-0", "infer-0"}),
-        ):
-            done = await run("list", "--socket", server.path, *filters, "-o", "json")
-            assert {held["pod"] for held in json.loads(done.out)["allocations"]} == pods
-        done = await run("list", "--socket", server.path, "-n", "nobody")
-        assert (done.code, "No device is held" in done.err) == (0, True)
 
 
 async def test_an_old_kubelet_is_announced_and_not_taken_for_an_empty_node() -> None:

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from podresources import KubeletFeatures, NodeSnapshot, Support
 from podresources.exporter import Exposition, KnownDevices
-from podresources.families import FamilyInput, families
 from podresources.model import Api, DeviceKey, SocketIdentity
 from podresources.normalise import allocatable, snapshot
 from podresources.table import printable
@@ -249,13 +248,3 @@ def exposed(found: NodeSnapshot) -> str:
     registry = CollectorRegistry()
     registry.register(exposition)
     return generate_latest(registry).decode()
-
-
-def test_families_name_what_they_cut() -> None:
-    found = snapshot(large_listing(pods=5, devices=20), SOCKET)
-    cut: list[tuple[str, int]] = []
-    keys = [held.device_key for held in found.allocations]
-    view = FamilyInput(found, None, keys, KubeletFeatures())
-    metrics = {metric.name: metric for metric in families(view, lambda name, excess: cut.append((name, excess)), 7)}
-    assert cut == [("podresources_device_holders", 13), ("podresources_device_allocation_info", 13)]
-    assert len(metrics["podresources_device_allocation_info"].samples) == 7

@@ -373,78 +373,40 @@ async def test_a_checkpoint_in_another_form_is_named_and_the_logs_are_used(files
     assert done.err.count("its form is not known") == 2
 
 
-def _fifo(files: NodeFiles) -> None:
-    path = files.root / "var/run/cdi/k8s.gpu.nvidia.com-claim_x.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(path)
-
-
-def _link(files: NodeFiles) -> None:
-    secret = files.write("secret.yaml", "devices: []")
-    path = files.root / "var/run/cdi/link.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(secret)
-
-
-def _huge(files: NodeFiles) -> None:
-    files.write("var/run/cdi/huge.json", "[" + " " * (2 << 20) + "]")
-
-
-def _torn(files: NodeFiles) -> None:
-    path = files.cdi("torn.json", "x.com/y", {"name": "a", "containerEdits": {}})
-    path.write_text(path.read_text()[:-9])
-
-
-def _deep(files: NodeFiles) -> None:
-    files.write("var/run/cdi/deep.json", "[" * 100_000)
-
-
-def _bomb(files: NodeFiles) -> None:
-    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))]
-    files.write("var/run/cdi/bomb.yaml", "\n".join([*lines, "devices: *a29", "kind: x.com/y"]))
-
-
-def _converted(files: NodeFiles) -> None:
-    """What a loader that converts scalars raises KeyError, IndexError and AttributeError for."""
-    for name, value in {"bool": "!!bool x", "int": "!!int ''", "time": "!!timestamp x"}.items():
-        files.write(f"var/run/cdi/{name}.yaml", f"kind: {value}\ndevices: []\n")
+CDI = "var/run/cdi"
+METADATA = f"var/lib/kubelet/plugins/{NVIDIA}/dra-device-metadata/default_c/gpu/metadata.json"
+INCOMPLETE = "it is not complete, or no device metadata"
+BOMB = "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))])
 
 
 def _long_number(files: NodeFiles) -> None:
     """Python refuses to write out a number of so many digits."""
-    path = files.root / f"var/run/cdi/k8s.gpu.nvidia.com-claim_{CLAIM_UID}.yaml"
+    path = files.root / f"{CDI}/k8s.gpu.nvidia.com-claim_{CLAIM_UID}.yaml"
     document = yaml.safe_load(path.read_text())
     document["devices"][0]["containerEdits"]["deviceNodes"].append({"path": "/dev/x", "major": "LONG", "minor": 1})
     path.write_text(yaml.safe_dump(document).replace("LONG", f"0x{'f' * 20_000}"))
 
 
-def _metadata_torn(files: NodeFiles) -> None:
-    path = files.metadata("c", "gpu-0", {"uuid": {"string": GPU0}})
-    path.write_text(path.read_text()[:-20])
-
-
-def _metadata_strange(files: NodeFiles) -> None:
-    files.metadata("c", "gpu-0", {}).write_text('{"requests": [{"devices": 3}]}')
-
-
-def _directory(files: NodeFiles) -> None:
-    (files.root / "var/run/cdi/x.json").mkdir(parents=True)
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_fifo, "it is no regular file"),
-        (_link, "it is a symbolic link"),
-        (_huge, "it is larger than 1,048,576 bytes"),
-        (_torn, "CDI file"),
-        (_deep, "CDI file"),
-        (_bomb, ""),
-        (_converted, ""),
+        (lambda files: os.mkfifo(files.root / CDI / "claim.yaml"), "it is no regular file"),
+        (
+            lambda files: (files.root / CDI / "x.yaml").symlink_to(files.write("y", "devices: []")),
+            "it is a symbolic link",
+        ),
+        (lambda files: (files.root / CDI / "x.json").mkdir(), "x.json"),
+        (lambda files: files.write(f"{CDI}/huge.json", f"[{' ' * (2 << 20)}]"), "it is larger than 1,048,576 bytes"),
+        (lambda files: files.write(f"{CDI}/torn.json", '{"kind": "x.com/y", "devi'), "CDI file"),
+        (lambda files: files.write(f"{CDI}/deep.json", "[" * 100_000), "CDI file"),
+        (lambda files: files.write(f"{CDI}/bomb.yaml", f"{BOMB}\ndevices: *a29\nkind: x.com/y"), ""),
+        # A loader that converts scalars raises KeyError, IndexError and AttributeError for these.
+        (lambda files: files.write(f"{CDI}/bool.yaml", "kind: !!bool x\ndevices: []\n"), ""),
+        (lambda files: files.write(f"{CDI}/int.yaml", "kind: !!int ''\ndevices: []\n"), ""),
+        (lambda files: files.write(f"{CDI}/time.yaml", "kind: !!timestamp x\ndevices: []\n"), ""),
         (_long_number, ""),
-        (_metadata_torn, "it is not complete, or no device metadata"),
-        (_metadata_strange, "it is not complete, or no device metadata"),
-        (_directory, "x.json"),
+        (lambda files: files.write(METADATA, '{"requests": [{"devices": [{"driver'), INCOMPLETE),
+        (lambda files: files.write(METADATA, '{"requests": [{"devices": 3}]}'), INCOMPLETE),
     ],
 )
 async def test_a_strange_file_is_left_out_and_named_and_the_others_are_used(
@@ -467,29 +429,6 @@ async def test_values_that_are_no_labels_are_left_out(files: NodeFiles) -> None:
     async with node(nvidia_pod()) as server:
         (found,), _ = await resolved(server, files)
     assert not any(found.values())
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-async def test_the_table_fits_the_terminal(files: NodeFiles, columns: int) -> None:
-    """On a real pseudo-terminal, with two GPUs of a claim and one of limits."""
-    files.nvidia_driver()
-    files.nvidia_claim(CLAIM_UID, 0)
-    files.logs("default", "infer-0")
-    train = pod("train-resnet-50-worker-0", container("main", device("nvidia.com/gpu", GPU1)), namespace="vision")
-    async with node(nvidia_pod(), train) as server:
-        ours, theirs = os.openpty()
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": str(columns)}
-        command = (sys.executable, "-m", "podresources", "list", "--resolve")
-        where = ("--socket", str(server.path), "--host-root", str(files.root))
-        process = await asyncio.create_subprocess_exec(*command, *where, stdout=theirs, env=environment)
-        await asyncio.wait_for(process.wait(), HANG_SECONDS)
-        os.close(theirs)
-        lines = os.read(ours, 65536).decode().splitlines()
-        os.close(ours)
-    assert len(lines) == 3
-    assert max(map(len, lines)) <= columns
-    assert "0000:18:00.0" in lines[1]
-    assert "0000:3b:00.0" in lines[2]
 
 
 async def test_wide_shows_everything_and_get_resolves_one_pod(files: NodeFiles) -> None:

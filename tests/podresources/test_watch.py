@@ -78,22 +78,6 @@ async def test_snapshot_first_then_changes() -> None:
         assert released.allocation.pod == "a"
 
 
-async def test_one_empty_answer_releases_nothing() -> None:
-    async with kubelet({"List": says(holders("a"))}) as server:
-        empty_once = iter([holders("a"), holders()])
-
-        async def answer(request: bytes, context: object) -> bytes:
-            return next(empty_once, holders("a")).SerializeToString()
-
-        server.answers["List"] = answer
-        async with watching(server) as events:
-            await next_of(events)
-            quiet = await silence(events, 0.3)
-            await until(lambda: server.requests.count("List") > 3)
-            assert not quiet.done()
-            await ended(quiet)
-
-
 async def test_restart_in_the_middle_of_a_watch_releases_only_what_stays_away() -> None:
     """The new kubelet first knows no pods and no plugins, as a real one does; later one of two pods is really gone."""
     answers = {"List": says(holders("a", "b")), "GetAllocatableResources": says(capacity(device("e.com/x", "a", "b")))}

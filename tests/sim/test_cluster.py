@@ -9,9 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.wire import dra_v1_pb2
 from tests.support.api_client import Client, slice_body
@@ -115,23 +112,6 @@ def calls(driver: Driver, method: str) -> int:
     return sum(name == method for name, _ in driver.calls)
 
 
-async def test_two_pods_share_a_claim_and_the_last_one_gives_it_back() -> None:
-    async with with_driver("gpu-0", "gpu-1") as (cluster, driver):
-        await cluster.apply(CLAIM)
-        await cluster.apply(pod("b1"))
-        await cluster.wait_pod("b1")
-        assert driver.calls.count(("Prepare", ["shared"])) == 1
-        await cluster.apply(pod("b2"))
-        await cluster.wait_pod("b2")
-        await cluster.delete("pods", "b1")
-        assert calls(driver, "Unprepare") == 0
-        await cluster.delete("pods", "b2")
-        assert driver.calls.count(("Prepare", ["shared"])) == driver.calls.count(("Unprepare", ["shared"])) == 1
-        claim = cluster.get("resourceclaims", "shared")
-        assert claim is not None
-        await cluster.wait(lambda: (cluster.get("resourceclaims", "shared") or {}).get("status") == {}, what="release")
-
-
 async def test_job_with_a_claim_each() -> None:
     job = {
         "apiVersion": "batch/v1",
@@ -163,21 +143,6 @@ async def test_job_with_a_claim_each() -> None:
         await cluster.wait(lambda: not cluster.api.objects.peek("resourceclaims"), what="generated claims to go")
         await cluster.delete("jobs", "train")
         await cluster.wait(lambda: not cluster.api.objects.peek("pods"), what="garbage collection of the Job's pods")
-
-
-async def test_prepare_error_reaches_the_pods_events() -> None:
-    async with with_driver("gpu-0") as (cluster, driver):
-        driver.error = "gpu-0 is held by default/legacy-pod"
-        await cluster.apply(CLAIM)
-        await cluster.apply(pod("b1"))
-        await cluster.wait(lambda: cluster.events("b1", "FailedPrepareDynamicResources"), what="the event")
-        (event, *_) = cluster.events("b1", "FailedPrepareDynamicResources")
-        assert event["message"].endswith(
-            "NodePrepareResources failed for ResourceClaim shared: gpu-0 is held by default/legacy-pod"
-        )
-        assert (cluster.get("pods", "b1") or {})["status"]["phase"] == "Pending"
-        driver.error = ""
-        await cluster.wait_pod("b1")
 
 
 async def test_allocated_devices_reach_the_container() -> None:
@@ -354,19 +319,3 @@ async def test_kubelet_that_is_down_gets_its_pods_later() -> None:
         assert (cluster.get("pods", "b1") or {})["status"]["phase"] == "Pending"
         await kubelet.start()
         await cluster.wait_pod("b1")
-
-
-async def test_apply_refuses_with_the_servers_words() -> None:
-    async with clustered() as cluster:
-        with pytest.raises(ApiError) as refused:
-            await cluster.apply(CLAIM.replace("deviceClassName: gpu", "deviceClassName: gpu, cuont: 1"))
-        assert ".spec.devices.requests[0].exactly.cuont: field not declared in schema" in refused.value.message
-        with pytest.raises(ApiError, match='no kind "Ingress" is registered'):
-            await cluster.apply({"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": {"name": "d"}})
-
-
-async def test_wait_says_what_it_waited_for() -> None:
-    async with clustered() as cluster:
-        await cluster.apply(limits_pod("stuck", 1))
-        with pytest.raises(TimeoutError, match=r"pod default/stuck to be Running.*Insufficient obs.example.com/gpu"):
-            await cluster.wait_pod("stuck", timeout=2)

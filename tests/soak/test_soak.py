@@ -16,10 +16,10 @@ from tests.soak.judge import OPENS, Judge
 from tests.soak.run import kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.long
 LEAST_PODS = 30
 
 
+@pytest.mark.deep
 def test_a_minute_of_load_and_faults_causes_no_double_hold_and_no_leak() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", "--seconds", "60", "--seed", "1", "--least-pods", str(LEAST_PODS)],

@@ -462,6 +462,28 @@ def test_a_pod_that_was_starting_when_the_power_went_is_kubelets_to_end(
     assert judge.left_at_boot({"status": {"phase": phase, "conditions": [bound]}}, rebooted_at, now) is left
 
 
+def test_a_pod_that_is_not_bound_was_not_left_by_kubelet() -> None:
+    waits = {"type": "PodScheduled", "status": "False", "lastTransitionTime": "1970-01-01T00:16:40Z"}
+    assert not judge.left_at_boot({"status": {"phase": "Pending", "conditions": [waits]}}, 2000.0, 3000.0)
+
+
+@pytest.mark.parametrize(
+    ("pods", "node", "now", "left"),
+    [(2, {}, 1100, True), (1, {}, 1100, False), (2, {"nodeName": "a"}, 1100, False), (2, {}, 1030, False)],
+)
+def test_a_denied_claim_that_several_waiting_pods_have_reserved_is_left(
+    pods: int, node: dict[str, str], now: float, left: bool
+) -> None:
+    denied = {
+        "type": "lease-denied",
+        "status": "True",
+        "reason": "Denied",
+        "lastTransitionTime": "1970-01-01T00:16:40Z",
+    }
+    claim = {"status": {"reservedFor": [{}] * pods, "devices": [{"conditions": [denied]}]}}
+    assert judge.left_reserved({"spec": node}, claim, now) is left
+
+
 def test_devices_of_other_nodes_claims_are_not_counted() -> None:
     results = [{"driver": bed.DRIVER, "pool": pool, "device": "zero", "request": "r"} for pool in ("a", "b")]
     claim = {"status": {"allocation": {"devices": {"results": results}}}}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from drabridge.sim.cluster import RUN_SECONDS_ANNOTATION, ClusterTimings, SimCluster
 from drabridge.sim.kubelet.runtime import LockingRuntime
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.releases import DEFAULT
-from tests.support.agent_process import DRIVER, RESOURCE, AgentProcess, lists_read
+from tests.support.agent_process import COMMAND, DRIVER, RESOURCE, AgentProcess, lists_read
 from tests.support.waiting import short_directory, until
 
 BOTH_LANES = f"""\
@@ -87,12 +88,41 @@ def phase(cluster: SimCluster, name: str) -> str:
 
 
 @contextlib.asynccontextmanager
+async def not_started(
+    config: str = BOTH_LANES,
+    driver: str = DRIVER,
+    *,
+    command: Callable[[Path], tuple[str, ...]] = lambda _: COMMAND,
+    token: Callable[[SimCluster], str | None] = lambda _: None,
+    **cluster: Any,
+) -> AsyncIterator[tuple[AgentProcess, SimCluster]]:
+    """A cluster with a DeviceClass, and an agent that the test starts.
+
+    ``command``: what Python runs as the agent, by the node's folder; ``token``: the agent's at the API server;
+    ``cluster``: options of the simulated cluster.
+    """
+    with short_directory() as root:
+        async with SimCluster(root, **{"timings": ClusterTimings.fast(), **cluster}) as made:
+            kubeconfig = made.api.kubeconfig(root / "kubeconfig", token=token(made))
+            node = root / "node-a"
+            agent = AgentProcess(node, config, driver, ("--kubeconfig", str(kubeconfig)), command(node))
+            await made.apply(CLASS)
+            try:
+                yield agent, made
+            finally:
+                if agent.process is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        await agent.stop(signal.SIGKILL)
+
+
+@contextlib.asynccontextmanager
 async def bridge(
     config: str = BOTH_LANES,
     kubelet_version: str = "",
     release: str = DEFAULT,
     driver: str = DRIVER,
     gates: Mapping[str, bool] | None = None,
+    command: Callable[[Path], tuple[str, ...]] = lambda _: COMMAND,
     **kubelet: Any,
 ) -> AsyncIterator[tuple[AgentProcess, SimCluster, LockingRuntime]]:
     """Cluster and agent, ready. Every container takes an exclusive lock on its devices for its life.
@@ -100,27 +130,21 @@ async def bridge(
     ``release``: of the control plane, with changes by ``gates``, and of kubelet without a ``kubelet_version``.
     ``kubelet``: changes to its fast timings.
     """
-    with short_directory() as root:
-        locks = root / "locks"
-        locks.mkdir()
+    with short_directory() as locks:
         runtime = LockingRuntime(locks)
-        timings = replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet))
-        options: dict[str, Any] = {"timings": timings, "kubelet_version": kubelet_version, "release": release}
-        options["gates"] = gates
-        async with SimCluster(root, runtime=lambda _: runtime, **options) as cluster:
-            kubeconfig = root / "kubeconfig"
-            cluster.api.kubeconfig(kubeconfig)
-            agent = AgentProcess(root / "node-a", config, driver, ("--kubeconfig", str(kubeconfig)))
+        options: dict[str, Any] = {
+            "timings": replace(ClusterTimings.fast(), kubelet=Timings.fast(**kubelet)),
+            "runtime": lambda _: runtime,
+            "kubelet_version": kubelet_version,
+            "release": release,
+            "gates": gates,
+        }
+        async with not_started(config, driver, command=command, **options) as (agent, cluster):
             await agent.start()
-            try:
-                await agent.ready()
-                await lists_read(cluster.kubelets["node-a"])
-                await cluster.apply(CLASS)
-                yield agent, cluster, runtime
-                assert runtime.conflicts == []
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    await agent.stop(signal.SIGKILL)
+            await agent.ready()
+            await lists_read(cluster.kubelets["node-a"])
+            yield agent, cluster, runtime
+            assert runtime.conflicts == []
 
 
 def allocate(cluster: SimCluster, claim: str, devices: list[str]) -> None:
@@ -134,6 +158,12 @@ def allocate(cluster: SimCluster, claim: str, devices: list[str]) -> None:
         obj["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
 
     cluster.api.objects.modify("resourceclaims", claim, write, namespace="default", subresource="status")
+
+
+async def end_claim(cluster: SimCluster, name: str) -> None:
+    """Delete a pod, and its claim of the same name."""
+    await cluster.delete("pods", name)
+    await cluster.delete("resourceclaims", name)
 
 
 def devices_in_slices(cluster: SimCluster) -> set[str]:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec
 from drabridge.sim.kubelet.timings import Timings
+from tests.support import forks
 from tests.support.waiting import HANG_SECONDS, PATIENCE, short_directory, until
 
 # Memory devices (/dev/null and its kin) are udev devices of every Linux machine, for root and others alike.
@@ -70,7 +70,7 @@ class AgentProcess:
         self.log = root / "agent.log"
         self.arguments = arguments
         self.command = command  # what Python runs; another one is how a check is checked
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | forks.Forked | None = None
 
     @property
     def control(self) -> Path:
@@ -81,15 +81,12 @@ class AgentProcess:
         return self.root / "cdi"
 
     async def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, *self.command, "run", "--config", str(self.config), "--node-name", "node-a"),
-                *("--kubelet-dir", str(self.root), "--cdi-dir", str(self.cdi), "--listen", "127.0.0.1:0"),
-                *self.arguments,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": python_path()},
-            )
+        words = (
+            *(*self.command, "run", "--config", str(self.config), "--node-name", "node-a"),
+            *("--kubelet-dir", str(self.root), "--cdi-dir", str(self.cdi), "--listen", "127.0.0.1:0"),
+            *self.arguments,
+        )
+        self.process = await forks.start(words, self.log, {**os.environ, "PYTHONPATH": python_path()})
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """End it by a signal; returns the exit status."""
@@ -118,6 +115,10 @@ class AgentProcess:
         found: dict[str, Any] = json.loads(body)
         return found
 
+    async def owners(self) -> dict[str, str]:
+        """Device -> owner."""
+        return {row["name"]: row["owner"] for row in (await self.status())["devices"]}
+
     async def device(self, name: str) -> dict[str, Any]:
         """What status says of it; {} while the agent has not looked for devices yet."""
         rows: list[dict[str, Any]] = (await self.status())["devices"]
@@ -141,14 +142,7 @@ class AgentProcess:
 
 async def drain_command(*words: str, output: str = "json") -> tuple[int, str, str]:
     """Exit code, standard output and standard error of ``drabridge drain``; the words say which agent or cluster."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "drabridge", "drain", "-o", output, *words),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    return await forks.said("-m", "drabridge", "drain", "-o", output, *words)
 
 
 @contextlib.asynccontextmanager
@@ -227,17 +221,10 @@ async def held_by(agent: AgentProcess, pod: str, count: int) -> bool:
     return sum(pod in {one.get("pod") for one in row["holders"]} for row in rows) == count
 
 
-def _command(agent: AgentProcess, *words: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "drabridge", *words, "--socket", str(agent.control))
-
-
-async def drabridge(agent: AgentProcess, *words: str) -> tuple[int | None, str]:
-    """Run a command about this agent; returns its exit status and its output."""
-    process = await asyncio.create_subprocess_exec(
-        *_command(agent, *words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    said, _ = await process.communicate()
-    return process.returncode, said.decode()
+async def drabridge(agent: AgentProcess, *words: str) -> tuple[int, str]:
+    """Run a command about this agent; returns its exit status and all that it says."""
+    code, out, err = await forks.said("-m", "drabridge", *words, "--socket", str(agent.control))
+    return code, out + err
 
 
 def reload(agent: AgentProcess, text: str) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -18,7 +17,8 @@ from typing import Any
 from drabridge.kube.claim_hints import hints_name
 from drabridge.offers.slices import lease_condition, lease_denied_condition
 from drabridge.sim.apiserver.objects import Objects
-from tests.support.agent_process import DRIVER
+from tests.support import forks
+from tests.support.agent_process import DRIVER, python_path
 from tests.support.waiting import PATIENCE
 
 NAMESPACE = "kube-system"
@@ -44,17 +44,11 @@ class CoordinatorProcess:
             *(() if config is None else ("--config", str(config))),
         )
         self._kubeconfig = kubeconfig
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | forks.Forked | None = None
 
     async def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "drabridge", "coordinator", *self._words),
-                *("--kubeconfig", str(self._kubeconfig)),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-            )
+        words = ("-m", "drabridge", "coordinator", *self._words, "--kubeconfig", str(self._kubeconfig))
+        self.process = await forks.start(words, self.log, {**os.environ, "PYTHONPATH": python_path()})
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """End it by a signal; returns the exit status."""

@@ -11,6 +11,7 @@ import pytest
 
 from drabridge.sim.apiserver import http
 from drabridge.sim.cluster import ClusterNode
+from tests.support import forks
 from tests.support.agent_on_cluster import bridge, healthy, limits_pod, set_lanes
 from tests.support.agent_process import DRIVER, AgentProcess
 from tests.support.strange_objects import Strange
@@ -105,6 +106,7 @@ def fat_claim(name: str) -> dict[str, Any]:
 async def peak_mib(monkeypatch: pytest.MonkeyPatch, pods: int, claims: int) -> float:
     """The most memory that an agent has while large pods and claims come, while it starts, and while it lists them."""
     splice(monkeypatch)
+    monkeypatch.setenv(forks.SERVER, "off")
     with kubelet_takes_none(monkeypatch, "fat"):
         async with bridge() as (agent, cluster, _):
             objects = cluster.api.objects

@@ -17,7 +17,7 @@ import pytest
 from drabridge.config.checker import check
 from drabridge.config.schema import Config
 from drabridge.inventory.facts import Fact
-from drabridge.inventory.host import NodeStat
+from drabridge.inventory.host import Host, NodeStat
 from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.model import Snapshot
 from drabridge.inventory.udev_device import UdevDevice
@@ -51,7 +51,7 @@ def record(syspath: str, subsystem: str = "usb", above: UdevDevice | None = None
 
 
 @dataclass
-class MemoryHost:
+class MemoryHost(Host):
     """A host out of three tables."""
 
     nodes: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -59,6 +59,9 @@ class MemoryHost:
     own: dict[str, tuple[str, tuple[int, int] | None]] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)  # files that do not answer
     asked: list[str] = field(default_factory=list)  # every node that was looked at, in order
+
+    def close(self) -> None:
+        pass
 
     def node(self, path: str) -> NodeStat:
         self.asked.append(path)

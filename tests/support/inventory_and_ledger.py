@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from drabridge.config.schema import Config
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.identity import name_of
-from drabridge.inventory.mig import MigDevices
+from drabridge.inventory.mig import with_instances
 from drabridge.inventory.model import Device, NvidiaFiles
 from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.inventory.vfio_twins import VfioTwins
+from drabridge.inventory.vfio import with_twins
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
@@ -40,7 +40,6 @@ class Machine:
 
     def __init__(self, config: Config, nodes: dict[str, tuple[int, int]]) -> None:
         self.names = NamedResources(config)
-        self.mig, self.twins = MigDevices(), VfioTwins()
         self.nvidia = NOTHING
         self.host = MemoryHost(nodes)
         self.ledger = Ledger()
@@ -75,8 +74,8 @@ class Machine:
     def see(self, *here: UdevDevice, lanes: Mapping[str, Lane] | None = None) -> dict[str, Device]:
         """What is there now, as the ledger hears of it: only where the list differs from the last one."""
         self.now += 1
-        found = self.mig.beside({each.syspath: each for each in here}, self.nvidia)
-        records = self.twins.beside(found, (self.names.config,))
+        found = with_instances({each.syspath: each for each in here}, self.nvidia)
+        records = with_twins(found, (self.names.config,))
         if self.names.update(records.values()):
             self.builder = DeviceBuilder(self.names.config, self.host, self.builder.named_by, self.names.file)
         self.builder.driver = NvidiaFiles()  # looked for, and nothing is to be said of them

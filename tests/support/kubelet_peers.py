@@ -211,47 +211,6 @@ class Driver:
         return request.claims
 
 
-class WatchedPlugin(Plugin):
-    """A device plugin that registers through plugins_registry instead of kubelet.sock."""
-
-    def __init__(self, root: Path, name: str, devices: Iterable[pb.Device], resource: str = GPU) -> None:
-        super().__init__(root, name, devices, resource)
-        self.registration_socket = root / "plugins_registry" / name
-        self.versions = ["v1beta1"]
-        self.statuses: list[pluginregistration_pb2.RegistrationStatus] = []
-        self._registrar: grpc.aio.Server | None = None
-
-    async def serve(self) -> None:
-        await super().serve()
-        self.registration_socket.parent.mkdir(parents=True, exist_ok=True)
-        self._registrar = grpc.aio.server()
-        pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(_PluginRegistration(self), self._registrar)
-        self._registrar.add_insecure_port(f"unix:{self.registration_socket}")
-        await self._registrar.start()
-
-    async def stop(self) -> None:
-        if self._registrar is not None:
-            await self._registrar.stop(0)
-        await super().stop()
-
-
-class _PluginRegistration(pluginregistration_pb2_grpc.RegistrationServicer):
-    def __init__(self, plugin: WatchedPlugin) -> None:
-        self._plugin = plugin
-
-    async def GetInfo(self, request: Any, context: Any) -> Any:
-        return pluginregistration_pb2.PluginInfo(
-            type="DevicePlugin",
-            name=self._plugin.resource,
-            endpoint=str(self._plugin.path),
-            supported_versions=self._plugin.versions,
-        )
-
-    async def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:
-        self._plugin.statuses.append(request)
-        return pluginregistration_pb2.RegistrationStatusResponse()
-
-
 class _V1(dra_v1_pb2_grpc.DRAPluginServicer):
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

@@ -52,15 +52,12 @@ class Kubelet:
 
 
 @asynccontextmanager
-async def child(root: Path, *arguments: str) -> AsyncIterator[Kubelet]:
+async def child(root: Path) -> AsyncIterator[Kubelet]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "drabridge.sim.kubelet.kubelet",
-        "--root",
+        "drabridge.sim.kubelet.control",
         str(root),
-        "--fast",
-        *arguments,
         cwd=REPOSITORY,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

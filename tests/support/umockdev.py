@@ -7,14 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.support import forks
 from tests.support.umockdev_agent import look_one_after_the_other
 
 WRAPPER = shutil.which("umockdev-wrapper")
 ROOT = Path(__file__).parents[2]
+RUN_SECONDS = 600.0
 TREES = Path(__file__).parent / "trees"
 
 needs_umockdev = [
@@ -25,18 +28,20 @@ needs_umockdev = [
 
 def run_under_umockdev(module: str, *arguments: str, **environment: str) -> str:
     """Run a module in a process of its own, which libumockdev needs; return its output."""
-    assert WRAPPER is not None
-    done = subprocess.run(
-        [WRAPPER, sys.executable, "-W", "error", "-m", module, *arguments],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, f"{module} {arguments} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    words = ("-W", "error", "-m", module, *arguments)
+    with tempfile.TemporaryDirectory(prefix="umockdev") as folder:
+        output = Path(folder) / "output"
+        if forks.wanted():
+            code = forks.fork(words, output, os.environ | environment, under_umockdev=True).wait_here(RUN_SECONDS)
+        else:
+            with output.open("wb") as file:
+                code = subprocess.run(
+                    [str(WRAPPER), sys.executable, *words],
+                    cwd=ROOT, env=os.environ | environment, stdout=file, stderr=file, timeout=RUN_SECONDS, check=False,
+                ).returncode  # fmt: skip
+        said = output.read_text(errors="replace")
+    assert code == 0, f"{module} {arguments} ended with {code}\n{said}"
+    return said
 
 
 def tree(name: str) -> str:

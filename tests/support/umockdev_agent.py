@@ -13,22 +13,22 @@ import threading
 from typing import Any
 
 from drabridge.cli import main
-from drabridge.inventory.host import RealHost
+from drabridge.inventory.host import Host
 
 
 @functools.cache
 def look_one_after_the_other() -> None:
-    """Make the methods of every RealHost of this process wait for each other, from the first call on."""
+    """Make the methods of every Host of this process wait for each other, from the first call on."""
     lock = threading.Lock()
     for name in ("node", "exists", "first_line", "own_node"):
-        method = getattr(RealHost, name)
+        method = getattr(Host, name)
 
         @functools.wraps(method)
-        def alone(self: RealHost, path: str, method: Any = method) -> Any:
+        def alone(self: Host, path: str, method: Any = method) -> Any:
             with lock:
                 return method(self, path)
 
-        setattr(RealHost, name, alone)
+        setattr(Host, name, alone)
 
 
 if __name__ == "__main__":

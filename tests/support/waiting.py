@@ -28,20 +28,20 @@ async def until(
 ) -> Any:
     """Wait for a condition, plain or async, and return its value; fail with ``why`` after ``seconds`` times PATIENCE.
 
-    A plain condition is looked at every 5 ms, an async one, which asks another process, every 20 ms.
+    It is looked at after 5 ms, then less and less often, at last every 100 ms: to look costs, most of all where another
+    process is asked.
     """
-    deadline = time.monotonic() + seconds * PATIENCE
+    deadline, pause = time.monotonic() + seconds * PATIENCE, 0.005
     while True:
         result = condition()
-        pause = 0.005
         if inspect.isawaitable(result):
             result = await result
-            pause = 0.02
         if result:
             return result
         waited = f"waited {seconds * PATIENCE:g} s"
         assert time.monotonic() < deadline, f"{waited} for {why}" if isinstance(why, str) else f"{waited}: {why()}"
         await asyncio.sleep(pause)
+        pause = min(1.3 * pause, 0.1)
 
 
 @contextlib.contextmanager

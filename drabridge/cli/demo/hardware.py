@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 LOOP_CONTROL = Path("/dev/loop-control")
 LOOP_CTL_ADD, LOOP_CTL_REMOVE = 0x4C80, 0x4C81  # linux/loop.h
@@ -20,105 +20,60 @@ RESOURCE = "demo.example.com/disk"
 DRIVER = "demo.example.com"
 
 
-class Hardware(Protocol):
-    """What the demo needs to know of its devices."""
-
-    can_unplug: bool
-    about: str
-    config: str
-
-    def plug_in(self) -> None: ...
-
-    def unplug(self, name: str) -> None: ...
-
-    def plug_again(self, name: str) -> None: ...
-
-    def clean_up(self) -> None: ...
-
-
 def choose() -> Hardware:
-    """Loop devices if this user can make them, else memory devices."""
+    """Loop devices if this user can make them, else /dev/null and its kin, which nobody can unplug."""
     if os.geteuid() == 0 and LOOP_CONTROL.exists():
-        with suppress(OSError):
-            devices = LoopDevices()
-            devices.plug_in()
-            return devices
-    return MemoryDevices()
+        numbers = range(FIRST_NUMBER, FIRST_NUMBER + 100)
+        free = [f"loop{n}" for n in numbers if not Path(f"/sys/block/loop{n}").exists()][:COUNT]
+        made = f"four loop devices of this machine's kernel, made for the demo ({', '.join(free)}): real udev devices"
+        loops = Hardware("block", free, made, can_unplug=True)
+        try:
+            for name in free:
+                loops.plug_in(name)
+            return loops
+        except OSError:
+            loops.clean_up()
+    about = "/dev/null, /dev/zero, /dev/full and /dev/random: udev devices that every Linux machine has"
+    return Hardware("mem", ('"null"', "zero", "full", "random"), about, can_unplug=False)
 
 
-def _config(match: str) -> str:
-    return f"""\
+class Hardware:
+    """The demo's devices. Those that can be unplugged are loop devices of our own, with real uevents."""
+
+    def __init__(self, subsystem: str, names: Sequence[str], about: str, *, can_unplug: bool) -> None:
+        self.about = about
+        self.can_unplug = can_unplug
+        self.config = f"""\
 apiVersion: drabridge/v1alpha1
 kind: AgentConfig
 driver: {DRIVER}
 resources:
 - name: {RESOURCE}
-  match: [{match}]
+  match: [{{subsystem: {subsystem}, sysname: [{", ".join(names)}]}}]
   id: ["{{sysname}}"]
   nodes: [{{from: devnode, as: /dev/our-disk}}]     # the same name in every container
   env: {{DISK: "{{sysname}}"}}
   lanes: {{legacy: 3, dra: 1}}                      # how many each API may offer
 """
+        self._there: set[str] = set()
 
-
-class LoopDevices:
-    """Four loop devices of our own: real kernel devices, real uevents when they come and go."""
-
-    can_unplug = True
-
-    def __init__(self) -> None:
-        free = [n for n in range(FIRST_NUMBER, FIRST_NUMBER + 100) if not Path(f"/sys/block/loop{n}").exists()]
-        self._numbers = free[:COUNT]
-        self._there: set[int] = set()
-        names = ", ".join(f"loop{n}" for n in self._numbers)
-        self.about = f"four loop devices of this machine's kernel, made for the demo ({names}): real udev devices"
-        self.config = _config(f"{{subsystem: block, sysname: [{names}]}}")
-
-    def plug_in(self) -> None:
-        for number in self._numbers:
-            self._control(LOOP_CTL_ADD, number)
-            self._there.add(number)
+    def plug_in(self, name: str) -> None:
+        _control(LOOP_CTL_ADD, name)
+        self._there.add(name)
 
     def unplug(self, name: str) -> None:
-        number = int(name.removeprefix("loop"))
-        self._control(LOOP_CTL_REMOVE, number)
-        self._there.discard(number)
-
-    def plug_again(self, name: str) -> None:
-        number = int(name.removeprefix("loop"))
-        self._control(LOOP_CTL_ADD, number)
-        self._there.add(number)
+        _control(LOOP_CTL_REMOVE, name)
+        self._there.discard(name)
 
     def clean_up(self) -> None:
-        for number in sorted(self._there):
+        for name in sorted(self._there):
             with suppress(OSError):
-                self._control(LOOP_CTL_REMOVE, number)
-        self._there.clear()
-
-    @staticmethod
-    def _control(operation: int, number: int) -> None:
-        descriptor = os.open(LOOP_CONTROL, os.O_RDWR)
-        try:
-            fcntl.ioctl(descriptor, operation, number)
-        finally:
-            os.close(descriptor)
+                self.unplug(name)
 
 
-class MemoryDevices:
-    """/dev/null and its kin: udev devices that every machine has and nobody can unplug."""
-
-    can_unplug = False
-
-    def __init__(self) -> None:
-        names = '"null", zero, full, random'
-        self.about = "/dev/null, /dev/zero, /dev/full and /dev/random: udev devices that every Linux machine has"
-        self.config = _config(f"{{subsystem: mem, sysname: [{names}]}}")
-
-    def plug_in(self) -> None: ...
-
-    def unplug(self, name: str) -> None:
-        raise OSError("memory devices cannot be unplugged")
-
-    def plug_again(self, name: str) -> None: ...
-
-    def clean_up(self) -> None: ...
+def _control(operation: int, name: str) -> None:
+    descriptor = os.open(LOOP_CONTROL, os.O_RDWR)
+    try:
+        fcntl.ioctl(descriptor, operation, int(name.removeprefix("loop")))
+    finally:
+        os.close(descriptor)

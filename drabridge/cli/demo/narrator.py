@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_STYLES = {"step": "1;36", "out": "33", "in": "32", "time": "35", "note": "2", "bad": "31", "head": "1"}
+_STYLES = {"step": "1;36", "out": "33", "in": "32", "time": "35", "note": "2", "head": "1"}
 
 
 class Narrator:
@@ -47,24 +47,17 @@ class Narrator:
     def came(self, who: str, what: str) -> None:
         self._print("in", f"   <- {who}: {what}")
 
-    def bad(self, text: str) -> None:
-        self._print("bad", f"   !! {text}")
-
     def block(self, text: str) -> None:
         """Text as it stands, indented: a file, a table."""
         for line in text.rstrip("\n").splitlines():
             print(f"      {line}", flush=True)
 
     def took(self, what: str, seconds: float) -> None:
-        self._print("time", f"   {what}: {milliseconds(seconds)}")
+        shown = f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+        self._print("time", f"   {what}: {shown}")
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
         started = time.monotonic()
         yield
         self.took(what, time.monotonic() - started)
-
-
-def milliseconds(seconds: float) -> str:
-    """0.0042 -> ``4.2 ms``; 3.21 -> ``3.21 s``."""
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

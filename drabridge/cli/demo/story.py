@@ -150,7 +150,7 @@ class Story:
             await self._until(lambda: len(self._healthy()) == before - 1, f"{free} stayed healthy")
         tell.came("ListAndWatch", f"{free} is Unhealthy; it stays listed, so that nothing trips over its absence")
         with tell.timed("and back"):
-            self._hardware.plug_again(free)
+            self._hardware.plug_in(free)
             await self._until(lambda: len(self._healthy()) == before, f"{free} did not come back")
 
     async def _restart_kubelet(self) -> None:

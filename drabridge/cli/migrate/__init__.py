@@ -19,14 +19,10 @@ COMMANDS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    subparsers = parser.add_subparsers(dest="migration", metavar="COMMAND", required=True)
-    for name, (module, help_text) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=help_text, description=help_text)
-        importlib.import_module(f"drabridge.cli.migrate.{module}").configure(subparser)
     parser.epilog = "example: drabridge migrate report -o html > report.html"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    module = importlib.import_module(f"drabridge.cli.migrate.{COMMANDS[arguments.migration][0]}")
+    module = importlib.import_module(f"drabridge.cli.migrate.{COMMANDS[arguments.own][0]}")
     code: int = module.run(arguments)
     return code

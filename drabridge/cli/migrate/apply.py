@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from drabridge.cli.migrate.following import add_arguments, follow
+from drabridge.cli.migrate.following import add_arguments, follow, place_of
 from drabridge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from drabridge.migrate.apply.runner import Runner
-    from drabridge.migrate.apply.state import State
-    from drabridge.migrate.plan.document import Plan
+from drabridge.migrate.apply.runner import Options, Runner, next_step
+from drabridge.migrate.apply.state import State
+from drabridge.migrate.plan.document import Plan
 
 _EPILOG = """\
 Does one step: gives claims the devices that the plan says and waits for the
@@ -33,33 +30,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how_far = parser.add_mutually_exclusive_group()
     how_far.add_argument("--until", metavar="STEP", help="do every step up to this one; default: the next step only")
     how_far.add_argument("--all", action="store_true", help="do every step")
-    parser.add_argument(
-        "--lanes-only",
-        action="store_true",
-        help="change lanes only: what pods ask for is changed by your own repository",
-    )
-    parser.add_argument(
-        "--wait-for-manifests", action="store_true", help="with --lanes-only: wait until no pod of the step has limits"
-    )
+    text = "change lanes only: what pods ask for is changed by your own repository"
+    parser.add_argument("--lanes-only", action="store_true", help=text)
+    text = "with --lanes-only: wait until no pod of the step has limits"
+    parser.add_argument("--wait-for-manifests", action="store_true", help=text)
     add_arguments(parser)
     parser.epilog = _EPILOG
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do the steps. Raises ConfigError for what is not as planned, ClusterError for the API server's answers."""
-    from drabridge.migrate.apply.runner import Options, next_step
-
     if arguments.wait_for_manifests and not arguments.lanes_only:
         raise ConfigError("--wait-for-manifests belongs to --lanes-only")
     options = Options(arguments.wait, arguments.lanes_only, arguments.wait_for_manifests)
 
     async def act(plan: Plan, state: State, runner: Runner) -> None:
-        names = [step.name for step in plan.steps]
-        if arguments.until and arguments.until not in names:
-            raise ConfigError(f"the plan has no step {arguments.until}", hint=f"It has {', '.join(names)}")
-        last = names.index(arguments.until) if arguments.until else len(names) - 1
+        last = place_of(plan, arguments.until) if arguments.until else len(plan.steps) - 1
         one = not (arguments.all or arguments.until)
-        while (step := next_step(plan, state)) is not None and names.index(step.name) <= last:
+        while (step := next_step(plan, state)) is not None and place_of(plan, step.name) <= last:
             await runner.apply(step)
             if one:
                 break

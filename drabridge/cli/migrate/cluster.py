@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from drabridge.errors import ConfigError, DrabridgeError
 
 if TYPE_CHECKING:
     from drabridge.kube.client import KubernetesCluster
+
+T = TypeVar("T")
 
 READ_SECONDS = 60.0  # for one page; an API server under load answers a LIST late (its --request-timeout is 60)
 
@@ -20,28 +23,44 @@ SHORT_SECONDS = 5.0  # for the same where the answer is welcome, and the command
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which cluster."""
-    parser.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="default: $KUBECONFIG, ~/.kube/config, or the account of the pod that this runs in",
-    )
+    text = "default: $KUBECONFIG, ~/.kube/config, or the account of the pod that this runs in"
+    parser.add_argument("--kubeconfig", metavar="FILE", help=text)
     parser.add_argument("--context", metavar="NAME", help="a context of the kubeconfig; default: its current one")
 
 
 def add_class(parser: argparse.ArgumentParser, meaning: str) -> None:
     """Add ``--class RESOURCE=CLASS``, kept as ``classes``: pairs of names."""
-    parser.add_argument(
-        "--class",
-        dest="classes",
-        action="append",
-        type=_resource_class,
-        default=[],
-        metavar="RESOURCE=CLASS",
-        help=meaning,
-    )
+    add_names(parser, "classes", meaning, "--class", metavar="RESOURCE=CLASS", type=_resource_class)
 
 
-def connect(kubeconfig: str | None, context: str | None, *, read_seconds: float = READ_SECONDS) -> KubernetesCluster:
+def add_names(
+    parser: argparse.ArgumentParser,
+    field: str,
+    meaning: str,
+    *options: str,
+    metavar: str = "NAME",
+    type: Callable[[str], object] = str,
+) -> None:
+    """Add an option that may be given several times; ``field`` is the list of what was given."""
+    parser.add_argument(*options, dest=field, action="append", type=type, default=[], metavar=metavar, help=meaning)
+
+
+def ask(
+    arguments: argparse.Namespace, question: Callable[[KubernetesCluster], Awaitable[T]], seconds: float = READ_SECONDS
+) -> T:
+    """Ask the cluster that the options name, and close the connection. Raises ConfigError, ClusterError."""
+
+    async def answer() -> T:
+        api = _connect(arguments.kubeconfig, arguments.context, seconds)
+        try:
+            return await question(api)
+        finally:
+            api.close()
+
+    return asyncio.run(answer())
+
+
+def _connect(kubeconfig: str | None, context: str | None, seconds: float) -> KubernetesCluster:
     """Return the connection. ``kubeconfig``: a path, or several, as $KUBECONFIG has them. Raises ConfigError."""
     from drabridge.kube.client import KubernetesCluster
     from drabridge.system.paths import SERVICE_ACCOUNT
@@ -54,7 +73,7 @@ def connect(kubeconfig: str | None, context: str | None, *, read_seconds: float 
         raise ConfigError(f"there is no kubeconfig: {usual} does not exist", hint="Give one with --kubeconfig")
     if kubeconfig is not None and not any(Path(one).is_file() for one in kubeconfig.split(os.pathsep)):
         raise ConfigError(f"there is no file {kubeconfig}", hint="Give a kubeconfig with --kubeconfig")
-    return KubernetesCluster.from_kubeconfig(Path(said) if said else usual, context, read_seconds=read_seconds)
+    return KubernetesCluster.from_kubeconfig(Path(said) if said else usual, context, read_seconds=seconds)
 
 
 async def classes_of(api: KubernetesCluster) -> dict[str, str]:
@@ -72,11 +91,7 @@ async def classes_of(api: KubernetesCluster) -> dict[str, str]:
 def classes_if_there(arguments: argparse.Namespace) -> tuple[dict[str, str], str]:
     """Return the DeviceClasses of the cluster that a kubeconfig names; none, and why, where it cannot be asked."""
     try:
-        api = connect(arguments.kubeconfig, arguments.context, read_seconds=SHORT_SECONDS)
-        try:
-            return asyncio.run(classes_of(api)), ""
-        finally:
-            api.close()
+        return ask(arguments, classes_of, SHORT_SECONDS), ""
     except DrabridgeError as error:
         if arguments.kubeconfig or arguments.context:
             raise
@@ -85,11 +100,11 @@ def classes_if_there(arguments: argparse.Namespace) -> tuple[dict[str, str], str
 
 def _resource_class(words: str) -> tuple[str, str]:
     """Read RESOURCE=CLASS, for argparse."""
-    from drabridge.config.names import device_class_name, extended_resource_name
+    from drabridge.config.names import DEVICE_CLASS_NAME, extended_resource_name
     from drabridge.config.problems import Problems
 
     resource, _, name = words.partition("=")
     try:
-        return extended_resource_name(resource), device_class_name(name)
+        return extended_resource_name(resource), DEVICE_CLASS_NAME.check(name)
     except Problems as error:
         raise argparse.ArgumentTypeError(f"{words}: {error}; for example nvidia.com/gpu=gpu.example.com") from error

@@ -9,15 +9,22 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from drabridge.cli.migrate import cluster
+from drabridge.cli.options import add_output
 from drabridge.cli.output import cell
 from drabridge.errors import ConfigError, HostError
-
-if TYPE_CHECKING:
-    from drabridge.migrate.convert.conversion import Outcome, Source
-    from drabridge.migrate.convert.settings import Device, Finding, Settings
+from drabridge.migrate.configured import devices_of
+from drabridge.migrate.convert import files
+from drabridge.migrate.convert.conversion import Outcome, Source, convert_group, reverse, text_of
+from drabridge.migrate.convert.default_classes import WORDS, default_devices, of_classes
+from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD, KUSTOMIZATION, component, nameless
+from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
+from drabridge.migrate.convert.templates import TEMPLATES_FILE
+from drabridge.system.files import Care, write_atomically
+from podresources.resolve.files import UnreadableFileError, read
 
 STDIN = "-"
 UNDO_SUFFIX = ".undo"  # of the file beside a JSON manifest that keeps what its lines were
@@ -26,42 +33,26 @@ UNDO_SUFFIX = ".undo"  # of the file beside a JSON manifest that keeps what its 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", metavar="FILE", help="files, folders, kustomizations; - for standard input")
     cluster.add_class(parser, "convert this resource to this DeviceClass; without it, to that of its vendor's driver")
-    parser.add_argument(
-        "--from-cluster", action="store_true", help="ask the cluster which DeviceClass a resource has, and nothing else"
-    )
+    text = "ask the cluster which DeviceClass a resource has, and nothing else"
+    parser.add_argument("--from-cluster", action="store_true", help=text)
     cluster.add_arguments(parser)
-    parser.add_argument(
-        "--config",
-        "-c",
-        type=Path,
-        metavar="FILE",
-        help="take resources, DeviceClasses and attributes from the agent's file",
-    )
-    parser.add_argument(
-        "--path", action="append", default=[], metavar="KIND=PATH", help="where a kind has its pod template; * is each"
-    )
+    text = "take resources, DeviceClasses and attributes from the agent's file"
+    parser.add_argument("--config", "-c", type=Path, metavar="FILE", help=text)
+    cluster.add_names(parser, "path", "where a kind has its pod template; * is each", "--path", metavar="KIND=PATH")
     parser.add_argument("--reverse", action="store_true", help="claims that convert made become the limits they were")
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--diff", action="store_true", help="print what would change, and change nothing")
     ways.add_argument("--check", action="store_true", help="fail if anything is left to convert, and change nothing")
     ways.add_argument("--in-place", action="store_true", help="write the files, each with a backup beside it")
-    ways.add_argument(
-        "--list", action="store_true", help="print every place that names devices, and what becomes of it"
-    )
-    ways.add_argument(
-        "--post-renderer", action="store_true", help="be a filter for rendered manifests, as Helm calls it"
-    )
-    ways.add_argument(
-        "-o",
-        "--output",
-        choices=("manifests", "kustomize"),
-        default="manifests",
-        help="manifests, or a Kustomize component, with a folder for each Application whose chart needs a patch",
-    )
+    text = "print every place that names devices, and what becomes of it"
+    ways.add_argument("--list", action="store_true", help=text)
+    text = "be a filter for rendered manifests, as Helm calls it"
+    ways.add_argument("--post-renderer", action="store_true", help=text)
+    text = "manifests, or a Kustomize component, with a folder for each Application whose chart needs a patch"
+    add_output(ways, ("manifests", "kustomize"), text)
     parser.add_argument("--to", type=Path, metavar="FOLDER", help="with -o kustomize: the component's folder")
-    parser.add_argument(
-        "--backup", default=".orig", metavar="SUFFIX", help="with --in-place: suffix of the backup (default: .orig)"
-    )
+    text = "with --in-place: suffix of the backup (default: .orig)"
+    parser.add_argument("--backup", default=".orig", metavar="SUFFIX", help=text)
     parser.epilog = (
         "Only lines that must change do; comments, order, quoting and anchors stay. What is left on limits is named\n"
         "with its reason on standard error, and the exit status is then 1. --reverse gives back the bytes that were\n"
@@ -78,8 +69,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Convert and print, compare or write. Raises ConfigError for arguments that mean nothing."""
-    from drabridge.migrate.convert.settings import Level
-
     _check(arguments)
     settings = None if arguments.reverse else _settings(arguments)
     groups, findings = _sources(arguments, settings)
@@ -147,9 +136,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    from drabridge.migrate.configured import devices_of
-    from drabridge.migrate.convert.settings import Settings
-
     devices = devices_of(arguments.config, dict(arguments.classes))
     paths: dict[str, tuple[str, ...]] = {}
     for text in arguments.path:
@@ -165,10 +151,6 @@ def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[
 
     Raises ConfigError where nothing was read, or the cluster cannot be asked.
     """
-    from msgspec.structs import replace
-
-    from drabridge.migrate.convert.default_classes import default_devices
-
     texts = [source.text for group in groups for source in group]
     if not texts:
         hint = "Give --class nvidia.com/gpu=gpu.example.com, or --config with a deviceClass for each resource"
@@ -187,22 +169,11 @@ def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[
 
 def _of_cluster(arguments: argparse.Namespace, texts: list[str]) -> tuple[dict[str, Device], list[str]]:
     """Return the resources of texts for which the cluster has a DeviceClass, and those for which it has none."""
-    import asyncio
-
-    from drabridge.migrate.convert.default_classes import of_classes
-
-    api = cluster.connect(arguments.kubeconfig, arguments.context)
-    try:
-        return of_classes(asyncio.run(cluster.classes_of(api)), texts)
-    finally:
-        api.close()
+    return of_classes(cluster.ask(arguments, cluster.classes_of), texts)
 
 
 def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[list[list[Source]], list[Finding]]:
     """Read everything that was named: texts by what is deployed together, and what could not be read."""
-    from drabridge.migrate.convert import files
-    from drabridge.migrate.convert.default_classes import WORDS
-
     paths = [Path(name) for name in arguments.files if name != STDIN]
     resources = WORDS if settings and not settings.devices else settings.devices if settings else ()
     found = files.find(paths, resources)
@@ -220,13 +191,6 @@ def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[
 
 
 def _texts(named: Iterable[tuple[str, Path | None]], findings: list[Finding]) -> Iterator[Source]:
-    from msgspec.structs import replace
-
-    from drabridge.migrate.convert import files
-    from drabridge.migrate.convert.conversion import Source
-    from drabridge.migrate.convert.settings import Finding, Level
-    from podresources.resolve.files import UnreadableFileError
-
     for name, path in named:
         try:
             text = _standard_input() if path is None else files.text_of(path)
@@ -240,10 +204,6 @@ def _texts(named: Iterable[tuple[str, Path | None]], findings: list[Finding]) ->
 
 
 def _standard_input() -> str | Finding:
-    from drabridge.migrate.convert import files
-    from drabridge.migrate.convert.conversion import text_of
-    from drabridge.migrate.convert.settings import Finding, Level
-
     data = sys.stdin.buffer.read(files.MOST_BYTES + 1)
     if len(data) > files.MOST_BYTES:
         return Finding(Level.ERROR, 0, "", f"it is larger than {files.MOST_BYTES:,} bytes", "convert it in parts")
@@ -257,17 +217,11 @@ def _undo_of(path: Path) -> str:
 
 def _text_at(path: Path) -> str:
     """Return the text of a file that conversions wrote; "" where there is none. Raises UnreadableFileError."""
-    from drabridge.migrate.convert import files
-    from podresources.resolve.files import read
-
     return (read(path, files.MOST_BYTES) or b"").decode("utf-8", "replace")
 
 
 def _beside(path: Path) -> dict[str, str]:
     """Return what conversions wrote beside a file of values: name -> text; nothing where it is not theirs."""
-    from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD, KUSTOMIZATION
-    from drabridge.migrate.convert.templates import TEMPLATES_FILE
-
     folder = Path(f"{path}{FOLDER_SUFFIX}")
     found = {} if folder.is_symlink() else {name: _text_at(folder / name) for name in (KUSTOMIZATION, TEMPLATES_FILE)}
     return {name: text for name, text in found.items() if text.startswith(HEAD)}
@@ -275,8 +229,6 @@ def _beside(path: Path) -> dict[str, str]:
 
 def _outcomes(groups: list[list[Source]], settings: Settings | None, *, can_undo: bool) -> Iterator[Outcome]:
     """Convert every group, or go back where there are no settings."""
-    from drabridge.migrate.convert.conversion import Outcome, convert_group, reverse
-
     for sources in groups:
         if settings is None:
             yield from (Outcome(source, reverse(source.text, source.undo)) for source in sources)
@@ -310,8 +262,6 @@ def _diff_of(name: str, before: str, after: str) -> Iterator[str]:
 
 def _files_beside(outcome: Outcome) -> Iterator[tuple[Path, str, str]]:
     """Yield each file beside a file of values that changes: its path, and its text before and after; "" is none."""
-    from drabridge.migrate.convert.post_render import FOLDER_SUFFIX
-
     before, after = outcome.source.beside, outcome.beside
     for name in sorted({*before, *after}):
         if before.get(name, "") != after.get(name, ""):
@@ -326,8 +276,6 @@ def _counted(outcome: Outcome) -> str:
 
 def _write(changed: Iterable[Outcome], backup: str) -> None:
     """Write the files over, each with a backup of what it was. Nothing is written if a backup is there already."""
-    from drabridge.system.files import Care, write_atomically
-
     paths = [Path(os.path.realpath(outcome.source.name)) for outcome in changed]
     for path, outcome in zip(paths, changed, strict=True):
         if backup and outcome.text_changed and Path(f"{path}{backup}").exists():
@@ -355,9 +303,6 @@ def _write(changed: Iterable[Outcome], backup: str) -> None:
 
 def _write_beside(outcome: Outcome) -> None:
     """Write what values need beside them, or take it away. What is in that folder otherwise stays."""
-    from drabridge.migrate.convert.post_render import KUSTOMIZATION
-    from drabridge.system.files import Care, write_atomically
-
     for path, _, text in _files_beside(outcome):
         if path.parent.is_symlink():
             raise HostError(f"{path.parent} is a symbolic link: nothing is written there")
@@ -373,23 +318,16 @@ def _write_beside(outcome: Outcome) -> None:
 
 
 def _nameless(outcome: Outcome) -> list[Finding]:
-    from msgspec.structs import replace
-
-    from drabridge.migrate.convert.post_render import nameless
-
     return [replace(one, file=outcome.source.name) for one in nameless(outcome.conversion.pods)]
 
 
 def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:
-    from drabridge.migrate.convert.post_render import component
-    from drabridge.system.files import write_atomically
-
     outcomes = list(outcomes)
     pods = [pod for outcome in outcomes for pod in outcome.conversion.pods if pod.manifest.kind]
     written = {folder / name: text for name, text in component(pods).items()} if pods else {}
     for outcome in outcomes:
-        for application, files in outcome.conversion.argo_folders.items():
-            written |= {folder / application / name: text for name, text in files.items()}
+        for application, patches in outcome.conversion.argo_folders.items():
+            written |= {folder / application / name: text for name, text in patches.items()}
     if not written:
         print("nothing to convert", file=sys.stderr)
     try:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
+from drabridge.cli.options import add_output, seconds
 from drabridge.cli.output import cell
-
-if TYPE_CHECKING:
-    from drabridge.migrate.apply.runner import Options, Runner
-    from drabridge.migrate.apply.state import State
-    from drabridge.migrate.apply.waiting import Event
-    from drabridge.migrate.plan.document import Plan
+from drabridge.config.problems import did_you_mean
+from drabridge.errors import ConfigError
+from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate.apply.runner import Options, Runner
+from drabridge.migrate.apply.state import State, alone, state_path
+from drabridge.migrate.apply.waiting import Event
+from drabridge.migrate.plan.document import Plan, load
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -25,15 +25,19 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of what changes a cluster."""
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the file that `drabridge migrate plan --write` made")
-    parser.add_argument(
-        "--wait",
-        type=_seconds,
-        default=1800.0,
-        metavar="SECONDS",
-        help="how long to wait for each thing: devices, a rollout; default: 1800",
-    )
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="json: an event in each line")
+    text = "how long to wait for each thing: devices, a rollout; default: 1800"
+    parser.add_argument("--wait", type=seconds(604_800), default=1800.0, metavar="SECONDS", help=text)
+    add_output(parser, ("text", "json"), "json: an event in each line")
     cluster.add_arguments(parser)
+
+
+def place_of(plan: Plan, name: str) -> int:
+    """Return which step of a plan has this name. Raises ConfigError if none has."""
+    names = [step.name for step in plan.steps]
+    if name not in names:
+        hint = did_you_mean(name, names) or f"It has {', '.join(names)}"
+        raise ConfigError(f"the plan has no step {name}", hint=hint)
+    return names.index(name)
 
 
 def follow(
@@ -42,26 +46,19 @@ def follow(
     act: Callable[[Plan, State, Runner], Awaitable[None]],
 ) -> int:
     """Let ``act`` work on the cluster, alone. Says how to go on when it is interrupted."""
-    from drabridge.migrate.apply.runner import Runner
-    from drabridge.migrate.apply.state import State, alone, state_path
-    from drabridge.migrate.plan.document import load
-
     teller = Teller(arguments.output)
-
-    async def work(plan: Plan, state: State) -> None:
-        api = cluster.connect(arguments.kubeconfig, arguments.context)
-        folder = arguments.plan.absolute().parent
-        try:
-            runner = Runner(api, plan, state, folder, options, teller)
-            await runner.check()
-            await act(plan, state, runner)
-        finally:
-            api.close()
 
     plan = load(arguments.plan)
     with alone(arguments.plan):
+        state = State(state_path(arguments.plan), plan)
+
+        async def work(api: KubernetesCluster) -> None:
+            runner = Runner(api, plan, state, arguments.plan.absolute().parent, options, teller)
+            await runner.check()
+            await act(plan, state, runner)
+
         try:
-            asyncio.run(work(plan, State(state_path(arguments.plan), plan)))
+            cluster.ask(arguments, work)
         except KeyboardInterrupt:
             teller.end()
             print(
@@ -105,9 +102,3 @@ class Teller:
         if self._waiting:
             self._waiting = ""
             print("\r\033[K", end="", flush=True)
-
-
-def _seconds(text: str) -> float:
-    if not text.isdecimal() or int(text) > 604_800:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of seconds, at most a week")
-    return float(text)

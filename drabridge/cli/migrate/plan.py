@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import stat
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
-from drabridge.cli.output import as_json_or_yaml, cell, table, terminal_width, wrapped
+from drabridge.cli.migrate.following import place_of
+from drabridge.cli.migrate.report import collected
+from drabridge.cli.options import add_output, whole
+from drabridge.cli.output import as_json_or_yaml, cell, now, show_document, table, wrapped
 from drabridge.errors import ConfigError, HostError
-
-if TYPE_CHECKING:
-    from drabridge.kube.client import KubernetesCluster
-    from drabridge.migrate.plan.build import Objects
-    from drabridge.migrate.plan.document import Plan
-    from drabridge.migrate.report.build import Facts
+from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate.apply.manifests import read_manifests
+from drabridge.migrate.plan import text
+from drabridge.migrate.plan.build import Choice, Objects, choose, cluster_id, plan, require_whole
+from drabridge.migrate.plan.document import Plan, as_data, beside, load
+from drabridge.migrate.plan.text import explained
+from drabridge.migrate.report.build import Facts
+from drabridge.system.files import Care, write_atomically
 
 _EPILOG = """\
 Reads the cluster, writes nothing there, and says which workloads come to claims
@@ -45,30 +47,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resource", default="", metavar="NAME", help="default: the only one in limits")
     cluster.add_class(parser, "claims name this DeviceClass; default: the class with that extendedResourceName")
     parser.add_argument("--driver", default="", metavar="NAME", help="default: the one that the DeviceClass names")
-    parser.add_argument(
-        "-n", "--namespace", dest="namespaces", action="append", default=[], metavar="NAME", help="only this namespace"
-    )
-    parser.add_argument(
-        "--keep", type=_whole, default=0, metavar="N", help="devices of each node that stay for limits; default: 0"
-    )
-    parser.add_argument(
-        "--manifests",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="PATH",
-        help="convert the workloads whose manifests are here; namespaces of others are switched",
-    )
+    cluster.add_names(parser, "namespaces", "only this namespace", "-n", "--namespace")
+    text = "devices of each node that stay for limits; default: 0"
+    parser.add_argument("--keep", type=whole(0, 1000), default=0, metavar="N", help=text)
+    text = "convert the workloads whose manifests are here; namespaces of others are switched"
+    cluster.add_names(parser, "manifests", text, "--manifests", metavar="PATH", type=Path)
     parser.add_argument("--config", "-c", type=Path, metavar="FILE", help="the agent's file, for --manifests")
-    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="default: table")
+    add_output(parser, ("table", "json", "yaml"), "default: table")
     cluster.add_arguments(parser)
     parser.epilog = _EPILOG
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Make or show a plan. Raises ConfigError for what cannot be meant, ClusterError for the API server's answers."""
-    from drabridge.migrate.plan.document import load
-
     _check(arguments)
     plan = load(arguments.plan) if arguments.plan else _made(arguments)
     if arguments.explain:
@@ -90,11 +81,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _made(arguments: argparse.Namespace) -> Plan:
-    from drabridge.migrate.plan.build import Choice, choose, plan, require_whole
-    from drabridge.migrate.plan.document import beside
-
-    api = cluster.connect(arguments.kubeconfig, arguments.context)
-    facts, identity = asyncio.run(_collect(api))
+    facts, identity = cluster.ask(arguments, _collect)
     require_whole(facts)
     for one in facts.unread:
         print(cell(f"not read: {one.verb} {one.resource}: {one.reason}"), file=sys.stderr)
@@ -108,15 +95,13 @@ def _made(arguments: argparse.Namespace) -> Plan:
         config=beside(arguments.config, base) if arguments.config else "",
         in_manifests=_in_manifests(arguments, {names[0]: names[1]}),
     )
-    return plan(facts, choice, identity, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return plan(facts, choice, identity, now())
 
 
 def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Objects:
     """Return the workloads that the manifests make, and that can be converted. Says on standard error what cannot."""
     if not arguments.manifests:
         return frozenset()
-    from drabridge.migrate.apply.manifests import read_manifests
-
     found = read_manifests(arguments.manifests, arguments.config, classes)
     for finding in found.findings:
         print(cell(finding), file=sys.stderr)
@@ -124,22 +109,10 @@ def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Obj
 
 
 async def _collect(api: KubernetesCluster) -> tuple[Facts, str]:
-    from drabridge.cli.migrate.report import Progress
-    from drabridge.migrate.plan.build import cluster_id
-    from drabridge.migrate.report.collect import collect
-
-    progress = Progress()
-    try:
-        return await collect(api, progress), await cluster_id(api)
-    finally:
-        progress.end()
-        api.close()
+    return await collected(api), await cluster_id(api)
 
 
 def _write(plan: Plan, path: Path) -> None:
-    from drabridge.migrate.plan.document import as_data
-    from drabridge.system.files import Care, write_atomically
-
     made_by_the_shell = path.is_file() and path.stat().st_size == 0  # > FILE
     if path.exists() and not made_by_the_shell:
         raise HostError(f"{path} is there already", hint="Move it away, or choose another name")
@@ -151,16 +124,12 @@ def _write(plan: Plan, path: Path) -> None:
 
 
 def _show(plan: Plan, arguments: argparse.Namespace) -> None:
-    from drabridge.migrate.plan import text
-    from drabridge.migrate.plan.document import as_data
+    def screen(width: int | None) -> list[str]:
+        return [table(text.rows(plan), text.COLUMNS, width), *wrapped(text.remarks(plan), width, "")]
 
+    show_document(as_data(plan), arguments.output, screen)
     if arguments.output != "table":
-        print(as_json_or_yaml(as_data(plan), arguments.output))
         return
-    width = terminal_width("table")
-    print(table(text.rows(plan), text.COLUMNS, width))
-    for line in wrapped(text.remarks(plan), width, ""):
-        print(line)
     if not arguments.write and not arguments.plan and stat.S_ISREG(os.fstat(1).st_mode):
         print("note: this table is no plan that `apply` could follow: --write FILE makes one", file=sys.stderr)
     if arguments.write:
@@ -168,21 +137,7 @@ def _show(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def _explain(plan: Plan, name: str) -> int:
-    from drabridge.config.problems import did_you_mean
-    from drabridge.migrate.plan.text import explained
-
-    step = next((one for one in plan.steps if one.name == name), None)
-    if step is None:
-        known = [one.name for one in plan.steps]
-        raise ConfigError(
-            f"the plan has no step {name}", hint=did_you_mean(name, known) or f"It has {', '.join(known)}"
-        )
+    step = plan.steps[place_of(plan, name)]
     for line in explained(plan, step):
         print(cell(line))
     return int(bool(step.missing))
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) > 1000:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number of devices")
-    return int(text)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from drabridge.cli.output import OUTPUTS, show
+from drabridge.cli.options import add_output
+from drabridge.cli.output import show
+from drabridge.migrate.apply.state import State, state_path
+from drabridge.migrate.plan.document import load
 
 _EPILOG = """\
 examples:
@@ -15,15 +18,12 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the file that `drabridge migrate plan --write` made")
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default=OUTPUTS[0], help="how to print; default: table")
+    add_output(parser)
     parser.epilog = _EPILOG
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a row for each step. Raises ConfigError for a plan, or a state, that cannot be read."""
-    from drabridge.migrate.apply.state import State, state_path
-    from drabridge.migrate.plan.document import load
-
     plan = load(arguments.plan)
     state = State(state_path(arguments.plan), plan)
     rows = []

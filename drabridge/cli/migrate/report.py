@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
-from drabridge.cli.output import OUTPUTS, as_json_or_yaml, cell, terminal_width
+from drabridge.cli.options import OUTPUTS, add_output
+from drabridge.cli.output import as_json_or_yaml, cell, now, show_document
 from drabridge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from drabridge.kube.client import KubernetesCluster
-    from drabridge.migrate.report.build import Facts
-    from drabridge.migrate.report.model import Report
+from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate import survey
+from drabridge.migrate.convert.settings import Device
+from drabridge.migrate.report import page as report_page
+from drabridge.migrate.report import text as report_text
+from drabridge.migrate.report.build import Facts, Filter, build, check_classes
+from drabridge.migrate.report.codes import Severity
+from drabridge.migrate.report.collect import collect
+from drabridge.migrate.report.facts import cluster_role
+from drabridge.migrate.report.text import Layout
 
 PROGRESS_SECONDS = 0.2  # between two lines of progress
 FAIL_ON = ("blocker", "trap", "never")
@@ -44,46 +47,20 @@ or the cluster cannot be read, 2 bad usage"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        nargs="*",
-        type=Path,
-        metavar="FOLDER",
-        help="read the manifests in these folders or files instead: what of them could move today. Of a cluster, "
-        "where a kubeconfig is there, the DeviceClasses alone are asked for",
+    text = (
+        "read the manifests in these folders or files instead: what of them could move today. Of a cluster, "
+        "where a kubeconfig is there, the DeviceClasses alone are asked for"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        choices=(*OUTPUTS, "html"),
-        default=OUTPUTS[0],
-        help="how to print; html is one page without scripts; default: table",
-    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FOLDER", help=text)
+    add_output(parser, (*OUTPUTS, "html"), "how to print; html is one page without scripts; default: table")
     cluster.add_arguments(parser)
     cluster.add_class(parser, "claims of this DeviceClass count as this resource; may be given several times")
-    parser.add_argument(
-        "-n",
-        "--namespace",
-        dest="namespaces",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="show only this namespace; may be given several times",
-    )
-    parser.add_argument(
-        "--resource",
-        dest="resources",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="show only this resource, and who uses it; may be given several times",
-    )
-    parser.add_argument(
-        "--fail-on",
-        choices=FAIL_ON,
-        default=FAIL_ON[0],
-        help="exit with 1 where there is a blocker, where there is a blocker or a trap, or never; default: blocker",
-    )
+    text = "show only this namespace; may be given several times"
+    cluster.add_names(parser, "namespaces", text, "-n", "--namespace")
+    text = "show only this resource, and who uses it; may be given several times"
+    cluster.add_names(parser, "resources", text, "--resource")
+    text = "exit with 1 where there is a blocker, where there is a blocker or a trap, or never; default: blocker"
+    parser.add_argument("--fail-on", choices=FAIL_ON, default=FAIL_ON[0], help=text)
     parser.add_argument("--rbac", action="store_true", help="print the ClusterRole that this needs, and end")
     parser.epilog = _EPILOG
 
@@ -95,31 +72,29 @@ def run(arguments: argparse.Namespace) -> int:
     server's answers.
     """
     if arguments.rbac:
-        from drabridge.migrate.report.facts import cluster_role
-
         print(as_json_or_yaml(cluster_role(), "yaml"))
         return 0
     if arguments.files:
         return _survey(arguments)
-    from drabridge.migrate.report.build import Filter, build, check_classes
-
     logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
-    api = cluster.connect(arguments.kubeconfig, arguments.context)
     wanted = Filter(frozenset(arguments.namespaces), frozenset(arguments.resources))
-    facts = asyncio.run(collected(api))
+    facts = cluster.ask(arguments, collected)
     classes = {name: resource for resource, name in arguments.classes}
     if not facts.unread:
         check_classes(classes, facts.named_classes)
     report = build(facts, classes, wanted)
-    _print(report, arguments.output)
-    return _status(report, arguments.fail_on)
+    if arguments.output == "html":
+        print(report_page.render(report, now()), end="")
+    else:
+        wide = arguments.output == "wide"
+        document = report_text.builtins(report)
+        show_document(document, arguments.output, lambda width: [report_text.text(report, Layout(width, wide))])
+    counting = {"blocker": (Severity.BLOCKER,), "trap": tuple(Severity), "never": ()}[arguments.fail_on]
+    return int(any(report.count(severity) for severity in counting))
 
 
 def _survey(arguments: argparse.Namespace) -> int:
     """Print what of the manifests in folders moves; return 1 where something is blocked, if that counts."""
-    from drabridge.migrate import survey
-    from drabridge.migrate.convert.settings import Device
-
     if arguments.namespaces or arguments.resources:
         raise ConfigError("-n and --resource are for a cluster", hint="Name fewer folders, or give --class")
     if gone := [str(path) for path in arguments.files if not path.exists()]:
@@ -133,46 +108,24 @@ def _survey(arguments: argparse.Namespace) -> int:
         found = survey.survey_folders(arguments.files, devices, progress, classes)
     finally:
         progress.end()
-    if arguments.output in ("json", "yaml"):
-        print(as_json_or_yaml(survey.as_data(found), arguments.output))
-    elif arguments.output == "html":
-        print(survey.page(found, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")), end="")
+
+    def screen(width: int | None) -> list[str]:
+        return [cell(line) if line else "" for line in survey.text(found, width).split("\n")]
+
+    if arguments.output == "html":
+        print(survey.page(found, now()), end="")
     else:
-        for line in survey.text(found, terminal_width(arguments.output)).split("\n"):
-            print(cell(line) if line else "")
+        show_document(survey.as_data(found), arguments.output, screen)
     return int(arguments.fail_on != "never" and any(one.blocked for one in found.subjects))
 
 
 async def collected(api: KubernetesCluster) -> Facts:
-    """Read a cluster with progress on a terminal, and close the connection."""
-    from drabridge.migrate.report.collect import collect
-
+    """Read a cluster, with progress on a terminal."""
     progress = Progress()
     try:
         return await collect(api, progress)
     finally:
         progress.end()
-        api.close()
-
-
-def _print(report: Report, output: str) -> None:
-    from drabridge.migrate.report import text
-
-    if output in ("json", "yaml"):
-        print(as_json_or_yaml(text.builtins(report), output))
-    elif output == "html":
-        from drabridge.migrate.report import page
-
-        print(page.render(report, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")), end="")
-    else:
-        print(text.text(report, text.Layout(terminal_width(output), output == "wide")))
-
-
-def _status(report: Report, fail_on: str) -> int:
-    from drabridge.migrate.report.codes import Severity
-
-    counting = {"blocker": (Severity.BLOCKER,), "trap": tuple(Severity), "never": ()}[fail_on]
-    return int(any(report.count(severity) for severity in counting))
 
 
 class Progress:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from drabridge.cli.migrate.following import add_arguments, follow
-from drabridge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from drabridge.migrate.apply.runner import Runner
-    from drabridge.migrate.apply.state import State
-    from drabridge.migrate.plan.document import Plan
+from drabridge.cli.migrate.following import add_arguments, follow, place_of
+from drabridge.migrate.apply.runner import Options, Runner, undoable
+from drabridge.migrate.apply.state import State
+from drabridge.migrate.plan.document import Plan
 
 _EPILOG = """\
 Undoes the last step that was begun: lanes, the namespace's switch or the
@@ -36,15 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Undo steps. Raises ConfigError for what cannot be undone, ClusterError for the API server's answers."""
-    from drabridge.migrate.apply.runner import Options, undoable
 
     async def act(plan: Plan, state: State, runner: Runner) -> None:
-        names = [step.name for step in plan.steps]
-        if arguments.to and arguments.to not in names:
-            raise ConfigError(f"the plan has no step {arguments.to}", hint=f"It has {', '.join(names)}")
         steps = undoable(plan, state)
         if arguments.to:
-            steps = [step for step in steps if names.index(step.name) > names.index(arguments.to)]
+            last = place_of(plan, arguments.to)
+            steps = [step for step in steps if place_of(plan, step.name) > last]
         elif not arguments.all:
             steps = steps[:1]
         for step in steps:

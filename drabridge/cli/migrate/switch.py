@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
-from typing import TYPE_CHECKING
 
 from drabridge.cli.migrate import cluster
+from drabridge.cli.options import add_output, whole
 from drabridge.cli.output import as_json_or_yaml, cell, table
 from drabridge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from drabridge.kube.client import KubernetesCluster
-    from drabridge.migrate.switch.switcher import Choice, State
+from drabridge.kube.client import KubernetesCluster
+from drabridge.migrate.switch.policy import policies
+from drabridge.migrate.switch.switcher import Choice, State, state_of, to_claims, to_limits
 
 _EPILOG = """\
 While a namespace is switched, a MutatingAdmissionPolicy in the API server turns
@@ -41,46 +39,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cluster.add_class(
         parser, "claims for this resource name this DeviceClass; default: the class with that extendedResourceName"
     )
-    parser.add_argument(
-        "--count",
-        dest="counts",
-        action="append",
-        type=_count,
-        default=[],
-        metavar="N",
-        help="make a template for N devices as well; those for counts in use are made anyway",
-    )
-    parser.add_argument(
-        "--percent",
-        type=_percent,
-        metavar="N",
-        help="switch only N of a hundred owners (Deployments, Jobs, ...), always the same ones; default: all",
-    )
-    parser.add_argument(
-        "--selector", type=_selector, metavar="KEY=VALUE,...", help="switch only pods with these labels"
-    )
-    parser.add_argument(
-        "--print", action="store_true", help="print the policies, to be kept in git, and change nothing"
-    )
-    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="default: table")
+    text = "make a template for N devices as well; those for counts in use are made anyway"
+    cluster.add_names(parser, "counts", text, "--count", metavar="N", type=whole(1, 32))
+    text = "switch only N of a hundred owners (Deployments, Jobs, ...), always the same ones; default: all"
+    parser.add_argument("--percent", type=whole(0, 100), metavar="N", help=text)
+    text = "switch only pods with these labels"
+    parser.add_argument("--selector", type=_selector, metavar="KEY=VALUE,...", help=text)
+    text = "print the policies, to be kept in git, and change nothing"
+    parser.add_argument("--print", action="store_true", help=text)
+    add_output(parser, ("table", "json", "yaml"), "default: table")
     cluster.add_arguments(parser)
     parser.epilog = _EPILOG
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Switch, print or show. Raises ConfigError for what cannot be meant, ClusterError for the API server's."""
-    from drabridge.migrate.switch.switcher import Choice
-
     _check(arguments)
     classes = dict(arguments.classes)
     if arguments.print:
-        from drabridge.migrate.switch.policy import policies
-
         print("---\n".join(as_json_or_yaml(one, "yaml") + "\n" for one in policies(classes)), end="")
         return 0
-    api = cluster.connect(arguments.kubeconfig, arguments.context)
     choice = Choice(classes, frozenset(arguments.counts), arguments.percent, arguments.selector or "")
-    done, state = asyncio.run(_switch(api, arguments, choice))
+    done, state = cluster.ask(arguments, lambda api: _switch(api, arguments, choice))
     _show(done, state, arguments)
     return 0
 
@@ -96,8 +76,6 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 async def _switch(api: KubernetesCluster, arguments: argparse.Namespace, choice: Choice) -> tuple[list[str], State]:
-    from drabridge.migrate.switch.switcher import state_of, to_claims, to_limits
-
     done: list[str] = []
 
     def tell(line: str) -> None:
@@ -105,14 +83,11 @@ async def _switch(api: KubernetesCluster, arguments: argparse.Namespace, choice:
         if arguments.output == "table":
             print(cell(line), flush=True)
 
-    try:
-        if arguments.to == "claims":
-            await to_claims(api, arguments.namespaces, choice, tell)
-        elif arguments.to == "limits":
-            await to_limits(api, arguments.namespaces, tell)
-        return done, await state_of(api)
-    finally:
-        api.close()
+    if arguments.to == "claims":
+        await to_claims(api, arguments.namespaces, choice, tell)
+    elif arguments.to == "limits":
+        await to_limits(api, arguments.namespaces, tell)
+    return done, await state_of(api)
 
 
 def _show(done: list[str], state: State, arguments: argparse.Namespace) -> None:
@@ -123,32 +98,14 @@ def _show(done: list[str], state: State, arguments: argparse.Namespace) -> None:
     if arguments.output != "table":
         print(as_json_or_yaml({"done": done, "classes": dict(state.classes), "namespaces": rows}, arguments.output))
     elif not arguments.to:
-        print(
-            table(rows, ("namespace", "percent", "selector", "templates"))
-            if rows
-            else "No namespace is switched. For example: drabridge migrate switch team-a --to claims"
-        )
+        nothing = "No namespace is switched. For example: drabridge migrate switch team-a --to claims"
+        print(table(rows, ("namespace", "percent", "selector", "templates")) if rows else nothing)
     elif arguments.to == "claims":
         for namespace in arguments.namespaces:
-            print(
-                f"Pods that run keep their limits until they are replaced: kubectl -n {namespace} rollout restart ..."
-            )
+            command = f"kubectl -n {namespace} rollout restart ..."
+            print(f"Pods that run keep their limits until they are replaced: {command}")
     else:
         print("Pods that run keep their claims until they are replaced; the templates stay for them.")
-
-
-def _count(text: str) -> int:
-    return _whole(text, 1, 32)
-
-
-def _percent(text: str) -> int:
-    return _whole(text, 0, 100)
-
-
-def _whole(text: str, least: int, most: int) -> int:
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from {least} to {most}")
-    return int(text)
 
 
 def _selector(text: str) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
 
 from drabridge.cli.migrate import cluster
-from drabridge.cli.output import OUTPUTS, cell, show
+from drabridge.cli.migrate.report import collected
+from drabridge.cli.options import OUTPUTS, add_output
+from drabridge.cli.output import cell, show
+from drabridge.migrate.apply.state import Progress, State, state_path
+from drabridge.migrate.plan.document import load
+from drabridge.migrate.plan.text import BACK, gone, verified
+from drabridge.migrate.report.build import build
 
 _EPILOG = """\
 Reads the cluster, as `report` does, and writes nothing. A workload fell back
@@ -23,25 +28,19 @@ exit status: 0 nothing fell back, 1 something did, 2 bad usage"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "plan", nargs="?", type=Path, metavar="PLAN", help="what its done steps brought to claims must be on claims"
-    )
+    text = "what its done steps brought to claims must be on claims"
+    parser.add_argument("plan", nargs="?", type=Path, metavar="PLAN", help=text)
     cluster.add_class(parser, "claims of this DeviceClass count as this resource; may be given several times")
-    parser.add_argument("-o", "--output", choices=OUTPUTS, default=OUTPUTS[0], help="how to print; default: table")
+    add_output(parser)
     cluster.add_arguments(parser)
     parser.epilog = _EPILOG
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a row for each workload. Raises ConfigError and ClusterError as `report` and `status` do."""
-    from drabridge.cli.migrate.report import collected
-    from drabridge.migrate.plan.text import BACK, gone, verified
-    from drabridge.migrate.report.build import build
-
     done, classes = _done(arguments.plan)
     classes |= {name: resource for resource, name in arguments.classes}
-    api = cluster.connect(arguments.kubeconfig, arguments.context)
-    report = build(asyncio.run(collected(api)), classes)
+    report = build(cluster.ask(arguments, collected), classes)
     rows = verified(report, done)
     show(rows, arguments.output, columns=("namespace", "workload", "resource", "limits", "claims", "state"))
     if arguments.output == OUTPUTS[0]:
@@ -54,9 +53,6 @@ def _done(path: Path | None) -> tuple[set[tuple[str, str]], dict[str, str]]:
     """Return what steps of a plan have brought to claims, and the plan's DeviceClass with its resource."""
     if path is None:
         return set(), {}
-    from drabridge.migrate.apply.state import Progress, State, state_path
-    from drabridge.migrate.plan.document import load
-
     plan = load(path)
     state = State(state_path(path), plan)
     steps = [step for step in plan.steps if (record := state.of(step)) and record.progress is Progress.DONE]

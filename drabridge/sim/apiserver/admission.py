@@ -1,49 +1,31 @@
-"""Check a decoded object before it is stored: validation by kind, and who may write it."""
+"""Check a decoded object before it is stored: what it says, and who may write it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+import re
+from collections.abc import Mapping
 
-from drabridge.sim.apiserver import validation, validation_claims
+from drabridge.sim.apiserver import validation
 from drabridge.sim.apiserver.auth import User, check_device_status, check_own_node
 from drabridge.sim.apiserver.kinds import Resource
-from drabridge.sim.apiserver.names import subdomain_problems
-from drabridge.sim.apiserver.status import JSON, unprocessable
-from drabridge.sim.apiserver.validation import Errors, named
+from drabridge.sim.apiserver.status import JSON, FieldError, unprocessable
 from drabridge.sim.releases import Release
 
 _GRANULAR = "DRAResourceClaimGranularStatusAuthorization"
-Validator = Callable[[JSON, JSON | None, Release], Errors]
-
-_VALIDATORS: Mapping[str, Validator] = MappingProxyType(
-    {
-        "resourceslices": validation.resource_slice,
-        "devicetaintrules": validation.device_taint_rule,
-        "resourceclaims": validation_claims.resource_claim,
-        "resourceclaimtemplates": validation_claims.resource_claim_template,
-        "deviceclasses": validation_claims.device_class,
-    }
-)
+_IMMUTABLE = ("resourceclaims", "resourceclaimtemplates")
 
 
-def validate(
-    resource: Resource,
-    new: JSON,
-    old: JSON | None,
-    subresource: str,
-    namespace_labels: dict[str, str],
-    release: Release,
-) -> None:
-    """Raises ApiError 422 with every complaint of the release."""
-    name = new["metadata"]["name"]
-    errors = list(named("metadata.name", name, subdomain_problems)) if old is None else []
-    if subresource == "status" and resource.plural == "resourceclaims" and old is not None:
-        errors += validation_claims.claim_status(new, old)
-    elif resource.plural in _VALIDATORS:
-        errors += _VALIDATORS[resource.plural](new, old, release)
-        if old is None and resource.plural in ("resourceclaims", "resourceclaimtemplates"):
-            errors += validation_claims.admin_access(resource.plural, new, namespace_labels)
+def validate(resource: Resource, new: JSON, old: JSON | None, subresource: str, release: Release) -> None:
+    """Raises ApiError 422 with every complaint."""
+    name, errors = new["metadata"]["name"], validation.Complaints()
+    if old is None and not re.fullmatch(validation.SUBDOMAIN, name):
+        errors.append(FieldError("metadata.name", f"Invalid value: {name}: must match {validation.SUBDOMAIN}"))
+    if resource.plural == "resourceslices":
+        errors += validation.resource_slice(new, old, release)
+    elif resource.plural == "resourceclaims" and old is not None and subresource == "status":
+        errors += validation.claim_status(new, old)
+    elif resource.plural in _IMMUTABLE and old is not None:
+        errors.unless(new.get("spec") == old.get("spec"), "spec", "field is immutable")
     if errors:
         raise unprocessable(resource.group, resource.kind, name, errors)
 
@@ -65,7 +47,7 @@ def forget_deallocated(resource: Resource, new: JSON, old: JSON) -> None:
     """The server itself removes entries of status.devices whose device has just been deallocated."""
     if resource.plural != "resourceclaims" or not new.get("status", {}).get("devices"):
         return
-    was, held = validation_claims.allocated(old.get("status", {})), validation_claims.allocated(new["status"])
+    was, held = validation.allocated(old.get("status", {})), validation.allocated(new["status"])
     if not was - held:
         return
     kept = [

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 
 from drabridge.sim.apiserver.status import JSON, ApiError, forbidden
-from drabridge.sim.apiserver.validation_claims import allocated
+from drabridge.sim.apiserver.validation import allocated
 
 NODE_NAME_EXTRA = "authentication.kubernetes.io/node-name"
 
@@ -34,26 +33,6 @@ class User:
 ADMIN = User("kubernetes-admin", ("system:masters",))
 SYSTEM = User("system:sim", ("system:masters",))
 """The simulated controllers, scheduler and kubelets, which call without HTTP."""
-
-
-class Tokens:
-    """Bearer tokens and the users they stand for."""
-
-    def __init__(self) -> None:
-        self._users: dict[str, User] = {}
-
-    def issue(self, user: User) -> str:
-        token = secrets.token_urlsafe(24)
-        self._users[token] = user
-        return token
-
-    def revoke(self, token: str) -> None:
-        self._users.pop(token, None)
-
-    def identify(self, authorization: str) -> User | None:
-        """The user of an ``Authorization`` header; None when there is none or the token is unknown."""
-        scheme, _, token = authorization.partition(" ")
-        return self._users.get(token.strip()) if scheme.lower() == "bearer" else None
 
 
 def check_own_node(user: User, obj: JSON, old: JSON | None) -> ApiError | None:

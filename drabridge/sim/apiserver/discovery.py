@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-
 from drabridge.sim.apiserver.kinds import DRA_GROUP, RESOURCES, Resource, Served
 from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.releases import Release
@@ -12,11 +9,6 @@ from drabridge.sim.releases import Release
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _SUBRESOURCE_VERBS = {"status": ["get", "patch", "update"], "binding": ["create"], "eviction": ["create"]}
 _SUBRESOURCE_KINDS = {"binding": "Binding", "eviction": "Eviction"}
-REVIEWS = {
-    "authentication.k8s.io": ("selfsubjectreviews", "SelfSubjectReview"),
-    "authorization.k8s.io": ("selfsubjectaccessreviews", "SelfSubjectAccessReview"),
-}
-"""Groups with one resource that is only ever created: a question."""
 
 
 def _version(release: Release) -> JSON:
@@ -62,7 +54,7 @@ def document(path: str, served: Served) -> JSON | None:
 
 
 def _groups() -> list[str]:
-    return sorted({one.group for one in RESOURCES if one.group} | REVIEWS.keys())
+    return sorted({one.group for one in RESOURCES if one.group})
 
 
 def _versions(group: str, served: Served) -> tuple[str, ...]:
@@ -81,26 +73,15 @@ def _resources(group: str, version: str, served: Served) -> JSON:
     listed: list[JSON] = []
     for one in RESOURCES:
         if one.group == group and version in served.versions(one):
-            listed.append(_entry(one, served.release))
+            listed.append(_entry(one))
             listed += [_subentry(one, name) for name in one.subresources]
-    if group in REVIEWS:
-        plural, kind = REVIEWS[group]
-        listed.append(
-            {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind, "verbs": ["create"]}
-        )
     name = f"{group}/{version}" if group else version
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": name, "resources": listed}
 
 
-def _entry(one: Resource, release: Release) -> JSON:
+def _entry(one: Resource) -> JSON:
     entry: JSON = {"name": one.plural, "singularName": one.singular, "namespaced": one.namespaced, "kind": one.kind}
-    entry["verbs"] = _VERBS
-    if one.group != DRA_GROUP:
-        return entry
-    stored = f"{one.group}/{release.storage_versions.get(one.plural, 'v1')}/{one.kind}"
-    # StorageVersionHash of k8s.io/apiserver/pkg/endpoints/discovery
-    short = base64.b64encode(hashlib.sha256(stored.encode()).digest()[:8])
-    return entry | {"storageVersionHash": short.decode()}
+    return entry | {"verbs": _VERBS}
 
 
 def _subentry(one: Resource, name: str) -> JSON:

@@ -1,4 +1,4 @@
-"""Faults on demand: slow, refusing, hanging, partitioned, lagging and stale API servers."""
+"""Faults on demand: slow, refusing, hanging, partitioned and lagging API servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class Fault:
     """HTTP status to answer with; 0 stands for never answering at all."""
     verb: str = ""
     resource: str = ""
-    retry_after_seconds: int | None = None
     after_commit: bool = False
     """Do the work, then answer with the error: the client cannot know that its write took effect."""
 
@@ -43,8 +42,6 @@ class Faults:
     """Events reach watches this much later than writes are acknowledged."""
     answer_lag_seconds: float = 0.0
     """Writes are acknowledged this much later than they are done, and watches may tell of them before."""
-    stale_revisions: int = 0
-    """Lists answer as of this many revisions ago, as a lagging watch cache does."""
     partitioned: bool = False
     """Connections are cut on arrival and the open ones die; see :meth:`partition`."""
     rules: list[Fault] = field(default_factory=list)
@@ -58,11 +55,10 @@ class Faults:
         *,
         verb: str = "",
         resource: str = "",
-        retry_after_seconds: int | None = None,
         after_commit: bool = False,
     ) -> Fault:
         """Answer the next ``times`` matching requests with ``status``."""
-        fault = Fault(times, status, verb, resource, retry_after_seconds, after_commit)
+        fault = Fault(times, status, verb, resource, after_commit)
         self.rules.append(fault)
         return fault
 
@@ -83,7 +79,6 @@ class Faults:
         """All faults off."""
         self.partitioned = False
         self.latency_seconds = self.watch_lag_seconds = self.answer_lag_seconds = 0.0
-        self.stale_revisions = 0
         self.rules.clear()
 
     def take(self, verb: str, resource: str) -> Fault | None:

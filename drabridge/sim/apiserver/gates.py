@@ -2,108 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.releases import Release
 
-_DEVICE_FIELDS = {
-    "DRADeviceTaints": ("taints",),
-    "DRAPartitionableDevices": ("consumesCounters", "nodeName", "nodeSelector", "allNodes"),
-    "DRADeviceBindingConditions": ("bindsToNode", "bindingConditions", "bindingFailureConditions"),
-    "DRAConsumableCapacity": ("allowMultipleAllocations",),
+Paths = Mapping[str, Sequence[str]]
+"""Gate -> the fields that it guards; a star stands for every item of a list or map."""
+
+
+def _under(place: str, *names: str) -> Sequence[str]:
+    return [f"{place}.{name}" for name in names]
+
+
+def _requests(spec: str) -> dict[str, Sequence[str]]:
+    one, sub = f"{spec}.devices.requests.*.exactly", f"{spec}.devices.requests.*.firstAvailable.*"
+    return {
+        "DRAPrioritizedList": [f"{spec}.devices.requests.*.firstAvailable"],
+        "DRAAdminAccess": _under(one, "adminAccess"),
+        "DRADeviceTaints": [*_under(one, "tolerations"), *_under(sub, "tolerations")],
+        "DRAConsumableCapacity": [*_under(one, "capacity"), *_under(sub, "capacity")],
+    }
+
+
+_DEVICE, _RESULT = "spec.devices.*", "status.allocation.devices.results.*"
+_WHERE = ("nodeName", "nodeSelector", "allNodes")
+_SLICE: Paths = {
+    "DRADeviceTaints": _under(_DEVICE, "taints"),
+    "DRAPartitionableDevices": [
+        *_under("spec", "sharedCounters", "perDeviceNodeSelection"),
+        *_under(_DEVICE, "consumesCounters", *_WHERE),
+    ],
+    "DRADeviceBindingConditions": _under(_DEVICE, "bindsToNode", "bindingConditions", "bindingFailureConditions"),
+    "DRAConsumableCapacity": _under(_DEVICE, "allowMultipleAllocations", "capacity.*.requestPolicy"),
+    "DRAListTypeAttributes": _under(f"{_DEVICE}.attributes.*", "bools", "ints", "strings", "versions"),
 }
-_SLICE_FIELDS = {"DRAPartitionableDevices": ("sharedCounters", "perDeviceNodeSelection")}
-_REQUEST_FIELDS = {
-    "DRAAdminAccess": ("adminAccess",),
-    "DRADeviceTaints": ("tolerations",),
-    "DRAConsumableCapacity": ("capacity",),
+_CLAIM_STATUS: Paths = {
+    "DRAResourceClaimDeviceStatus": ["status.devices"],
+    "DRAAdminAccess": _under(_RESULT, "adminAccess"),
+    "DRADeviceTaints": _under(_RESULT, "tolerations"),
+    "DRADeviceBindingConditions": _under(_RESULT, "bindingConditions", "bindingFailureConditions"),
+    "DRAConsumableCapacity": _under(_RESULT, "shareID", "consumedCapacity"),
 }
-_RESULT_FIELDS = {
-    "DRAAdminAccess": ("adminAccess",),
-    "DRADeviceTaints": ("tolerations",),
-    "DRADeviceBindingConditions": ("bindingConditions", "bindingFailureConditions"),
-    "DRAConsumableCapacity": ("shareID", "consumedCapacity"),
+_GUARDED: Mapping[str, Sequence[Paths]] = {
+    "resourceslices": [_SLICE],
+    "resourceclaims": [_requests("spec"), _CLAIM_STATUS],
+    "resourceclaimtemplates": [_requests("spec.spec")],
+    "deviceclasses": [{"DRAExtendedResource": ["spec.extendedResourceName"]}],
 }
-_Table = Mapping[str, tuple[str, ...]]
 
 
-def drop_disabled(plural: str, obj: JSON, old: JSON | None, gates: Mapping[str, bool], release: Release) -> None:
-    """Delete from ``obj`` what disabled gates guard, except where ``old`` already uses the feature."""
-    off = {gate for gate, on in gates.items() if not on}
-    if plural != "resourceslices" and not release.drops_tolerations:
-        off.discard("DRADeviceTaints")
-    dropper = _DROPPERS.get(plural)
-    if off and dropper is not None:
-        dropper(obj, old or {}, off)
+def drop_disabled(plural: str, obj: JSON, gates: Mapping[str, bool], release: Release) -> None:
+    """Delete from ``obj`` what disabled gates guard."""
+    for paths in _GUARDED.get(plural, ()):
+        for gate, fields in paths.items():
+            kept = gate == "DRADeviceTaints" and plural != "resourceslices" and not release.drops_tolerations
+            if not gates[gate] and not kept:
+                for field in fields:
+                    _drop(obj, field.split("."))
 
 
-def _uses(objects: Iterable[JSON], names: tuple[str, ...]) -> bool:
-    return any(name in one for one in objects for name in names)
-
-
-def _drop(objects: list[JSON], old: list[JSON], table: _Table, off: set[str]) -> None:
-    for gate in off & table.keys():
-        names = table[gate]
-        if _uses(old, names):
-            continue
-        for one in objects:
-            for name in names:
-                one.pop(name, None)
-
-
-def _slice(obj: JSON, old: JSON, off: set[str]) -> None:
-    spec, before = obj.get("spec", {}), old.get("spec", {})
-    devices, old_devices = spec.get("devices", []), before.get("devices", [])
-    _drop([spec], [before], _SLICE_FIELDS, off)
-    _drop(devices, old_devices, _DEVICE_FIELDS, off)
-    lists = {"DRAListTypeAttributes": ("bools", "ints", "strings", "versions")}
-    _drop(_attributes(devices), _attributes(old_devices), lists, off)
-    policies = {"DRAConsumableCapacity": ("requestPolicy",)}
-    _drop(_capacities(devices), _capacities(old_devices), policies, off)
-
-
-def _attributes(devices: list[JSON]) -> list[JSON]:
-    return [value for device in devices for value in device.get("attributes", {}).values()]
-
-
-def _capacities(devices: list[JSON]) -> list[JSON]:
-    return [capacity for device in devices for capacity in device.get("capacity", {}).values()]
-
-
-def _requests(spec: JSON) -> list[JSON]:
-    requests = spec.get("devices", {}).get("requests", [])
-    return [
-        *(request["exactly"] for request in requests if "exactly" in request),
-        *(sub for request in requests for sub in request.get("firstAvailable", [])),
-    ]
-
-
-def _claim_spec(spec: JSON, before: JSON, off: set[str]) -> None:
-    requests = spec.get("devices", {}).get("requests", [])
-    old_requests = before.get("devices", {}).get("requests", [])
-    _drop(requests, old_requests, {"DRAPrioritizedList": ("firstAvailable",)}, off)
-    _drop(_requests(spec), _requests(before), _REQUEST_FIELDS, off)
-
-
-def _claim(obj: JSON, old: JSON, off: set[str]) -> None:
-    _claim_spec(obj.get("spec", {}), old.get("spec", {}), off)
-    status, before = obj.get("status", {}), old.get("status", {})
-    _drop([status], [before], {"DRAResourceClaimDeviceStatus": ("devices",)}, off)
-    results = [one.get("allocation", {}).get("devices", {}).get("results", []) for one in (status, before)]
-    _drop(results[0], results[1], _RESULT_FIELDS, off)
-
-
-def _template(obj: JSON, old: JSON, off: set[str]) -> None:
-    _claim_spec(obj.get("spec", {}).get("spec", {}), old.get("spec", {}).get("spec", {}), off)
-
-
-def _class(obj: JSON, old: JSON, off: set[str]) -> None:
-    names = {"DRAExtendedResource": ("extendedResourceName",)}
-    _drop([obj.get("spec", {})], [old.get("spec", {})], names, off)
-
-
-_DROPPERS: Mapping[str, Callable[[JSON, JSON, set[str]], None]] = MappingProxyType(
-    {"resourceslices": _slice, "resourceclaims": _claim, "resourceclaimtemplates": _template, "deviceclasses": _class}
-)
+def _drop(value: Any, path: Sequence[str]) -> None:
+    name, rest = path[0], path[1:]
+    if name == "*":
+        for item in value.values() if isinstance(value, dict) else value:
+            _drop(item, rest)
+    elif not rest:
+        value.pop(name, None)
+    elif name in value:
+        _drop(value[name], rest)

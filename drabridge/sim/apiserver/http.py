@@ -11,7 +11,8 @@ import ssl
 import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ MAX_BODY_BYTES = 3 * 1024 * 1024
 """The real server refuses larger bodies (apiserver ``MaxRequestBodyBytes``)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HttpRequest:
     """One request, read in full. Header names are in lower case."""
 
@@ -33,11 +34,11 @@ class HttpRequest:
     headers: dict[str, str]
     body: bytes
 
-    @property
+    @cached_property
     def path(self) -> str:
         return unquote(urlsplit(self.target).path)
 
-    @property
+    @cached_property
     def query(self) -> dict[str, str]:
         """First value of each parameter."""
         return {
@@ -47,30 +48,27 @@ class HttpRequest:
 
 @dataclass(slots=True, eq=False)
 class Reply:
-    """Where the answer goes; counts the bytes of bodies."""
+    """Where the answer goes."""
 
     writer: asyncio.StreamWriter
     status: int = 0
-    sent_bytes: int = 0
     keep_alive: bool = True
-    streaming: bool = field(default=False)
+    streaming: bool = False
 
-    async def send(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
+    async def send(self, status: int, body: Any) -> None:
         """A whole answer: JSON, or bytes that are JSON already."""
         data = body if isinstance(body, bytes) else dump(body)
-        self._head(status, {"Content-Length": str(len(data)), **(headers or {})})
+        self._head(status, f"Content-Length: {len(data)}")
         self.writer.write(data)
-        self.sent_bytes += len(data)
         await self.writer.drain()
 
     async def start_stream(self) -> None:
         self.streaming = True
-        self._head(200, {"Transfer-Encoding": "chunked"})
+        self._head(200, "Transfer-Encoding: chunked")
         await self.writer.drain()
 
     async def chunk(self, data: bytes) -> None:
         self.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        self.sent_bytes += len(data)
         await self.writer.drain()
 
     async def end_stream(self) -> None:
@@ -82,10 +80,9 @@ class Reply:
         self.keep_alive = False
         self.writer.transport.abort()
 
-    def _head(self, status: int, headers: dict[str, str]) -> None:
+    def _head(self, status: int, framing: str) -> None:
         self.status = status
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "Content-Type: application/json"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "Content-Type: application/json", framing]
         if not self.keep_alive:
             lines.append("Connection: close")
         self.writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
@@ -98,7 +95,7 @@ def dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-class BadRequest(Exception):
+class BadRequestError(Exception):
     """What came in is not HTTP that we can read; the text is for the log and for the client."""
 
 
@@ -114,7 +111,7 @@ async def serve(reader: asyncio.StreamReader, reply_to: asyncio.StreamWriter, ha
             await handler(request, reply)
             if not reply.keep_alive:
                 return
-    except BadRequest as error:
+    except BadRequestError as error:
         await Reply(reply_to, keep_alive=False).send(400, {"kind": "Status", "code": 400, "message": str(error)})
     except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
         return
@@ -123,56 +120,35 @@ async def serve(reader: asyncio.StreamReader, reply_to: asyncio.StreamWriter, ha
 
 
 async def read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
-    """The next request, or None at the end of the connection. Raises BadRequest."""
+    """The next request, or None at the end of the connection. Raises BadRequestError."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
         if error.partial:
-            raise BadRequest("connection closed inside the request's head") from error
+            raise BadRequestError("connection closed inside the request's head") from error
         return None
     except asyncio.LimitOverrunError as error:
-        raise BadRequest(f"request head is larger than {MAX_HEADER_BYTES} bytes") from error
+        raise BadRequestError(f"request head is larger than {MAX_HEADER_BYTES} bytes") from error
     first, *rest = head.decode("latin-1").rstrip("\r\n").split("\r\n")
     parts = first.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise BadRequest(f"not an HTTP/1.x request line: {first[:80]!r}")
+        raise BadRequestError(f"not an HTTP/1.x request line: {first[:80]!r}")
     headers = {}
     for line in rest:
         name, colon, value = line.partition(":")
         if not colon:
-            raise BadRequest(f"not a header line: {line[:80]!r}")
+            raise BadRequestError(f"not a header line: {line[:80]!r}")
         headers[name.strip().lower()] = value.strip()
     return HttpRequest(parts[0], parts[1], headers, await _body(reader, headers))
 
 
 async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        return await _chunked(reader)
     text = headers.get("content-length", "0")
     if not text.isdecimal():
-        raise BadRequest(f"Content-Length is not a number: {text!r}")
+        raise BadRequestError(f"Content-Length is not a number: {text!r}")
     if int(text) > MAX_BODY_BYTES:
-        raise BadRequest(f"Request entity too large: limit is {MAX_BODY_BYTES}")
+        raise BadRequestError(f"Request entity too large: limit is {MAX_BODY_BYTES}")
     return await reader.readexactly(int(text))
-
-
-async def _chunked(reader: asyncio.StreamReader) -> bytes:
-    parts: list[bytes] = []
-    total = 0
-    while True:
-        line = (await reader.readline()).split(b";")[0].strip()
-        try:
-            size = int(line, 16)
-        except ValueError as error:
-            raise BadRequest(f"not a chunk size: {line[:20]!r}") from error
-        total += size
-        if total > MAX_BODY_BYTES:
-            raise BadRequest(f"Request entity too large: limit is {MAX_BODY_BYTES}")
-        data = await reader.readexactly(size)
-        await reader.readline()
-        if size == 0:
-            return b"".join(parts)
-        parts.append(data)
 
 
 # --- TLS: a throw-away certificate for 127.0.0.1, made by the openssl command -----------------------------------------

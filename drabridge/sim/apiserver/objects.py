@@ -1,4 +1,4 @@
-"""Create, update, patch, apply and delete objects.
+"""Create, update, apply and delete objects.
 
 Each goes through defaults, gates, validation and ownership.
 """
@@ -144,7 +144,7 @@ class Objects:
         if managers is None:  # fields that are dropped then have an owner all the same (recorded)
             writer = self._manager(resource, by, "Update", "")
             managers = after_update([], writer, resource.schema, resource.blank_object(), new)
-        drop_disabled(resource.plural, new, None, self.gates, self.release)
+        drop_disabled(resource.plural, new, self.gates, self.release)
         self._check(resource, new, None, "", by)
         meta["managedFields"] = write_managers(managers)
         return self._shown(resource, self._put(resource, new, by))
@@ -167,27 +167,6 @@ class Objects:
         obj = self.get(plural, name, namespace)
         change(obj)
         return self.update(obj, subresource=subresource)
-
-    def patch(
-        self,
-        plural: str,
-        name: str,
-        change: Callable[[JSON], JSON],
-        *,
-        namespace: str = "",
-        subresource: str = "",
-        by: Writer = SIMULATOR,
-        show: Callable[[JSON], JSON] = lambda obj: obj,
-    ) -> JSON:
-        """Apply ``change`` to the object and write the outcome.
-
-        ``show`` presents it in the client's version.
-        """
-        resource = BY_PLURAL[plural]
-        old = self._require(resource, (namespace, name))
-        body = change(show(self._shown(resource, old)))
-        new = self._decode(resource, body, by)
-        return self._replace(resource, old, new, subresource, by, None)
 
     def apply(
         self,
@@ -293,7 +272,7 @@ class Objects:
     def _name(self, resource: Resource, meta: JSON) -> None:
         if not meta.get("name"):
             if not meta.get("generateName"):
-                error = status.required("metadata.name", "name or generateName is required")
+                error = status.FieldError("metadata.name", "name or generateName is required")
                 raise status.unprocessable(resource.group, resource.kind, "", [error])
             suffix = "".join(secrets.choice(_SUFFIX) for _ in range(5))
             meta["name"] = meta["generateName"][:_BASE_LIMIT] + suffix
@@ -310,11 +289,7 @@ class Objects:
 
     def _check(self, resource: Resource, new: JSON, old: JSON | None, subresource: str, by: Writer) -> None:
         admission.check(resource, new, old, by.user, deleting=False, gates=self.gates)
-        labels: dict[str, str] = {}
-        if resource.namespaced:
-            namespace = self.store.get(BY_PLURAL["namespaces"], ("", new["metadata"]["namespace"]))
-            labels = (namespace or {"metadata": {}})["metadata"].get("labels", {})
-        admission.validate(resource, new, old, subresource, labels, self.release)
+        admission.validate(resource, new, old, subresource, self.release)
 
     def _replace(
         self,
@@ -325,7 +300,7 @@ class Objects:
         by: Writer,
         managers: Sequence[Manager] | None,
     ) -> JSON:
-        """Write the outcome of update, patch or apply.
+        """Write the outcome of update or apply.
 
         ``managers`` is given by apply, which has worked them out.
         """
@@ -335,7 +310,7 @@ class Objects:
             old["metadata"], body["metadata"], frozen=bool(subresource) and resource.group == DRA_GROUP
         )
         set_defaults(resource.plural, new, timestamp())
-        drop_disabled(resource.plural, new, old, self.gates, self.release)
+        drop_disabled(resource.plural, new, self.gates, self.release)
         admission.forget_deallocated(resource, new, old)
         if resource.counts_generations and counted_spec(resource, new) != counted_spec(resource, old):
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1

@@ -1,4 +1,4 @@
-"""Lists: revision semantics, ``limit`` and ``continue``."""
+"""Lists, with ``limit`` and ``continue``. The pages of a list are of one revision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.apiserver.selectors import Predicate, everything
-from drabridge.sim.apiserver.status import JSON, ApiError, bad_request, expired
+from drabridge.sim.apiserver.status import JSON, bad_request, expired
 from drabridge.sim.apiserver.store import Store, key_of
 
 _TOKEN_VERSION = "meta.k8s.io/v1"
@@ -38,17 +38,14 @@ def list_page(
     *,
     limit: int = 0,
     token: str = "",
-    revision: str = "",
-    match: str = "",
-    stale_revisions: int = 0,
 ) -> Page:
     """Return one page, consistent at one revision.
 
     Raises ApiError 410 when that revision is compacted, 400 for a bad token.
     """
-    at, start = _position(token) if token else (_revision(store, revision, match, stale_revisions), "")
+    at, start = _position(token) if token else (store.revision, "")
     if at < store.compacted and at < store.revision:
-        raise expired(PAGE_EXPIRED if token else f"The resourceVersion for the provided list is too old: {at}")
+        raise expired(PAGE_EXPIRED)
     found = [
         obj
         for obj in store.listed(resource, revision=at)
@@ -62,22 +59,6 @@ def list_page(
         if wanted is everything:  # with a selector the real server does not know how many match
             metadata["remainingItemCount"] = len(rest) - len(page)
     return Page(page, metadata)
-
-
-def _revision(store: Store, given: str, match: str, stale_revisions: int) -> int:
-    if given and not given.isdecimal():
-        raise bad_request(f'resourceVersion: Invalid value: "{given}": strconv.ParseUint: invalid syntax')
-    if match == "Exact":
-        return int(given)
-    wanted = int(given or 0)
-    if wanted > store.revision:
-        details = {
-            "causes": [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}],
-            "retryAfterSeconds": 1,
-        }
-        text = f"Too large resource version: {wanted}, current: {store.revision}"
-        raise ApiError(504, f"Timeout: {text}", "Timeout", details, {"Retry-After": "1"})
-    return max(store.revision - stale_revisions, wanted, store.compacted)
 
 
 def _path(obj: JSON, namespace: str) -> str:

@@ -81,9 +81,6 @@ class Quantity:
     def __add__(self, other: Quantity) -> Quantity:
         return Quantity(self.value + other.value, self.format)
 
-    def __sub__(self, other: Quantity) -> Quantity:
-        return Quantity(self.value - other.value, self.format)
-
     def __str__(self) -> str:
         """``CanonicalizeBytes``: no fraction, the largest suffix that keeps the number exact."""
         if self.value == 0:

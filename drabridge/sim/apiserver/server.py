@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import logging
+import secrets
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from drabridge.sim.apiserver import discovery, http
-from drabridge.sim.apiserver.auth import ADMIN, Tokens, User
+from drabridge.sim.apiserver.auth import ADMIN, User
 from drabridge.sim.apiserver.faults import Faults, reason_of
 from drabridge.sim.apiserver.garbage_collector import collect
 from drabridge.sim.apiserver.http import HttpRequest, Reply
@@ -33,7 +33,7 @@ from drabridge.sim.releases import DEFAULT, release_of
 class Request:
     """One request as the server saw it, for counting writes and for comparing with a role's rules.
 
-    ``status`` and the outgoing bytes are filled in when it ends.
+    ``status`` is filled in when it ends.
     """
 
     verb: str
@@ -50,12 +50,8 @@ class Request:
     content_type: str
     at_seconds: float
     """Clock of the event loop at arrival."""
-    received_bytes: int
-    sent_bytes: int = 0
     status: int = 0
     """0 while it is in progress, or when it was never answered."""
-    events: int = field(default=0)
-    """Watch events sent, bookmarks included."""
 
     @property
     def is_write(self) -> bool:
@@ -101,8 +97,8 @@ class SimApiServer:
         self.requests: list[Request] = []
         self._tls = tls
         self._certificate: bytes | None = None
-        self._tokens = Tokens()
-        self._admin_token = self._tokens.issue(ADMIN)
+        self._users: dict[str, User] = {}  # by bearer token
+        self._admin_token = self._issue(ADMIN)
         self._server: asyncio.Server | None = None
         self._stopping = False
         self._port = 0
@@ -170,14 +166,24 @@ class SimApiServer:
         """
         name = f"system:serviceaccount:kube-system:{account}"
         groups = ("system:serviceaccounts", "system:serviceaccounts:kube-system")
-        return self._tokens.issue(User(name, groups, node_name, drivers))
+        return self._issue(User(name, groups, node_name, drivers))
 
     def admin_token(self) -> str:
         return self._admin_token
 
     def revoke(self, token: str) -> None:
         """The token expires: 401 from now on."""
-        self._tokens.revoke(token)
+        self._users.pop(token, None)
+
+    def _issue(self, user: User) -> str:
+        token = secrets.token_urlsafe(24)
+        self._users[token] = user
+        return token
+
+    def _user(self, authorization: str) -> User | None:
+        """The user of an ``Authorization`` header; None when there is none or the token is unknown."""
+        scheme, _, token = authorization.partition(" ")
+        return self._users.get(token.strip()) if scheme.lower() == "bearer" else None
 
     def kubeconfig(self, path: Path, *, token: str | None = None) -> Path:
         """Write a kubeconfig for this server at ``path`` (default identity: administrator)."""
@@ -224,16 +230,15 @@ class SimApiServer:
         return len(replies)
 
     async def _handle(self, request: HttpRequest, reply: Reply) -> None:
-        query = request.query
-        user = self._tokens.identify(request.headers.get("authorization", ""))
+        user = self._user(request.headers.get("authorization", ""))
         target = parse_path(request.path, self.served)
-        is_watch = query.get("watch", "") in _TRUE
+        is_watch = request.query.get("watch", "") in _TRUE
         verb = target.verb(request.method, watch=is_watch) if target else "nonresource"
-        entry = self._logged(request, query, user, target, verb)
+        entry = self._logged(request, user, target, verb)
         try:
-            await self._answer(request, reply, query, user, target, verb, entry)
+            await self._answer(request, reply, user, target, entry)
         except ApiError as error:
-            await reply.send(error.code, error.body, error.headers)
+            await reply.send(error.code, error.body)
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
@@ -242,16 +247,14 @@ class SimApiServer:
             text = f"Internal error occurred: {error!r}"
             await reply.send(500, ApiError(500, text, "InternalError").body)
         finally:
-            entry.status, entry.sent_bytes = reply.status, reply.sent_bytes
+            entry.status = reply.status
 
-    def _logged(
-        self, request: HttpRequest, query: dict[str, str], user: User | None, target: Target | None, verb: str
-    ) -> Request:
+    def _logged(self, request: HttpRequest, user: User | None, target: Target | None, verb: str) -> Request:
         resource = target.resource if target else None
         entry = Request(
             verb,
             request.path,
-            query,
+            request.query,
             resource.group if resource else "",
             resource.plural if resource else "",
             target.subresource if target else "",
@@ -261,7 +264,6 @@ class SimApiServer:
             user.name if user else "system:anonymous",
             request.headers.get("content-type", ""),
             asyncio.get_running_loop().time(),
-            len(request.body),
         )
         self.requests.append(entry)
         if len(self.requests) > REQUESTS_KEPT:
@@ -269,71 +271,50 @@ class SimApiServer:
         return entry
 
     async def _answer(
-        self,
-        request: HttpRequest,
-        reply: Reply,
-        query: dict[str, str],
-        user: User | None,
-        target: Target | None,
-        verb: str,
-        entry: Request,
+        self, request: HttpRequest, reply: Reply, user: User | None, target: Target | None, entry: Request
     ) -> None:
         if self.faults.latency_seconds:
             await asyncio.sleep(self.faults.latency_seconds)
-        fault = self.faults.take(verb, target.resource.plural if target else "")
+        fault = self.faults.take(entry.verb, entry.resource)
         if fault is not None and fault.status == 0:
             await asyncio.sleep(HANG_SECONDS)
         refusal: ApiError | None = None
         if fault is not None:
             reason, message = reason_of(fault.status)
-            seconds = fault.retry_after_seconds
-            headers = {} if seconds is None else {"Retry-After": str(seconds)}
-            refusal = ApiError(fault.status, message, reason, headers=headers)
+            refusal = ApiError(fault.status, message, reason)
             if not fault.after_commit:
                 raise refusal
         if user is None:
             raise unauthorized()
         if target is None:
-            await reply.send(*self._other(request, user))
+            await reply.send(*self._other(request))
             return
-        call = Call(request, target, user, query)
-        if verb == "watch":
-            await self._watch(call, reply, entry)
+        call = Call(request, target, user, request.query)
+        if entry.verb == "watch":
+            await self._watch(call, reply)
             return
-        if verb not in VERBS:
+        if entry.verb not in VERBS:
             raise ApiError(405, "the server does not allow this method on the requested resource", "MethodNotAllowed")
-        answer = VERBS[verb](self.objects, self.faults, call)
+        answer = VERBS[entry.verb](self.objects, call)
         if self.faults.answer_lag_seconds and entry.is_write:
             await asyncio.sleep(self.faults.answer_lag_seconds)
         if refusal is not None:
             raise refusal
         await reply.send(*answer)
 
-    def _other(self, request: HttpRequest, user: User) -> tuple[int, Any]:
-        """Everything that is not about stored objects: health, discovery, reviews of oneself."""
+    def _other(self, request: HttpRequest) -> tuple[int, Any]:
+        """Everything that is not about stored objects: health and discovery."""
         if request.path in ("/healthz", "/livez", "/readyz"):
             return 200, b"ok"
         if request.method == "GET":
             found = discovery.document(request.path, self.served)
             if found is not None:
                 return 200, found
-        for group, (plural, kind) in discovery.REVIEWS.items():
-            if request.method == "POST" and request.path == f"/apis/{group}/v1/{plural}":
-                return 201, self._review(kind, request, user)
         raise path_not_found()
-
-    @staticmethod
-    def _review(kind: str, request: HttpRequest, user: User) -> JSON:
-        try:
-            body: JSON = json.loads(request.body)
-        except ValueError as error:
-            raise bad_request(f"the object provided is unrecognized: {error}") from error
-        status: JSON = {"userInfo": user.info} if kind == "SelfSubjectReview" else {"allowed": True}
-        return {**body, "status": status}
 
     # -- watch
 
-    async def _watch(self, call: Call, reply: Reply, entry: Request) -> None:
+    async def _watch(self, call: Call, reply: Reply) -> None:
         query, target = call.query, call.target
         initial = query.get("sendInitialEvents", "") in _TRUE
         if initial and query.get("resourceVersionMatch") != "NotOlderThan":
@@ -364,8 +345,6 @@ class SimApiServer:
             ) as events:
                 async for kind, obj in events:
                     await reply.chunk(self._event(call, kind, obj))
-                    entry.events += 1
-                    entry.sent_bytes = reply.sent_bytes
             await reply.end_stream()
         finally:
             del self._replies[reply]

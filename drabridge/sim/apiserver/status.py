@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 JSON = dict[str, Any]
@@ -19,10 +18,9 @@ def clone(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One complaint about one field; ``reason`` and the wording follow apimachinery's ``field.Error``."""
+    """One complaint about one field."""
 
     path: str
-    reason: str
     message: str
 
     def __str__(self) -> str:
@@ -30,42 +28,7 @@ class FieldError:
 
     @property
     def cause(self) -> JSON:
-        return {"reason": self.reason, "message": self.message, "field": self.path}
-
-
-def _shown(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-def invalid(path: str, value: object, detail: str) -> FieldError:
-    return FieldError(path, "FieldValueInvalid", f"Invalid value: {_shown(value)}: {detail}")
-
-
-def required(path: str, detail: str = "") -> FieldError:
-    return FieldError(path, "FieldValueRequired", f"Required value: {detail}" if detail else "Required value")
-
-
-def duplicate(path: str, value: object) -> FieldError:
-    return FieldError(path, "FieldValueDuplicate", f"Duplicate value: {_shown(value)}")
-
-
-def too_many(path: str, actual: int, limit: int) -> FieldError:
-    return FieldError(path, "FieldValueTooMany", f"Too many: {actual}: must have at most {limit} items")
-
-
-def too_long(path: str, limit: int) -> FieldError:
-    return FieldError(path, "FieldValueTooLong", f"Too long: may not be more than {limit} bytes")
-
-
-def forbidden_field(path: str, detail: str) -> FieldError:
-    return FieldError(path, "FieldValueForbidden", f"Forbidden: {detail}")
-
-
-def unsupported(path: str, value: object, supported: Sequence[str]) -> FieldError:
-    choices = ", ".join(_shown(one) for one in supported)
-    return FieldError(
-        path, "FieldValueNotSupported", f"Unsupported value: {_shown(value)}: supported values: {choices}"
-    )
+        return {"reason": "FieldValueInvalid", "message": self.message, "field": self.path}
 
 
 @dataclass(eq=False)
@@ -76,7 +39,6 @@ class ApiError(Exception):
     message: str
     reason: str = ""
     details: JSON | None = None
-    headers: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__(self.message)

@@ -113,12 +113,6 @@ class Store:
         self._record(Change(self.revision, "DELETED", resource, gone, previous))
         return gone
 
-    def compact(self, revision: int | None = None) -> None:
-        """Forget history up to ``revision`` (default: all of it); older watches and pages then get 410."""
-        self.compacted = max(self.compacted, self.revision if revision is None else revision)
-        while self._history and self._history[0].revision <= self.compacted:
-            self._history.popleft()
-
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` for each change, in order, from the writer's own stack; the answer unsubscribes."""
         self._listeners.append(listener)

@@ -13,10 +13,9 @@ from typing import Any
 
 import yaml
 
-from drabridge.sim.apiserver import paging, patch, selectors, status
+from drabridge.sim.apiserver import paging, selectors, status
 from drabridge.sim.apiserver.auth import User
 from drabridge.sim.apiserver.convert import to_version
-from drabridge.sim.apiserver.faults import Faults
 from drabridge.sim.apiserver.http import HttpRequest
 from drabridge.sim.apiserver.kinds import BY_PLURAL, Resource, Served
 from drabridge.sim.apiserver.objects import Objects, Writer
@@ -88,6 +87,7 @@ def parse_path(path: str, served: Served) -> Target | None:
     )
 
 
+MERGE_TYPE = "application/merge-patch+json"
 APPLY_TYPES = ("application/apply-patch+yaml", "application/apply-patch+json")
 
 
@@ -164,17 +164,17 @@ class Call:
 Answer = tuple[int, JSON]
 
 
-def get(objects: Objects, faults: Faults, call: Call) -> Answer:
+def get(objects: Objects, call: Call) -> Answer:
     target = call.target
     return 200, call.shown(objects.get(target.resource.plural, target.name, target.namespace))
 
 
-def list_(objects: Objects, faults: Faults, call: Call) -> Answer:
-    page = _page(objects, faults, call)
+def list_(objects: Objects, call: Call) -> Answer:
+    page = _page(objects, call)
     return 200, _as_list(call, page)
 
 
-def _page(objects: Objects, faults: Faults, call: Call) -> paging.Page:
+def _page(objects: Objects, call: Call) -> paging.Page:
     query = call.query
     return paging.list_page(
         objects.store,
@@ -183,9 +183,6 @@ def _page(objects: Objects, faults: Faults, call: Call) -> paging.Page:
         call.wanted(),
         limit=number(query, "limit"),
         token=query.get("continue", ""),
-        revision=query.get("resourceVersion", ""),
-        match=query.get("resourceVersionMatch", ""),
-        stale_revisions=faults.stale_revisions,
     )
 
 
@@ -200,10 +197,8 @@ def _as_list(call: Call, page: paging.Page) -> JSON:
     return {"kind": kind, "apiVersion": f"{group}{call.target.version}", "metadata": page.metadata, "items": items}
 
 
-def create(objects: Objects, faults: Faults, call: Call) -> Answer:
+def create(objects: Objects, call: Call) -> Answer:
     target = call.target
-    if target.subresource == "binding":
-        return _bind(objects, call)
     if target.subresource == "eviction":
         conditions = (call.body().get("deleteOptions") or {}).get("preconditions") or {}
         objects.delete("pods", target.name, target.namespace, uid=conditions.get("uid", ""), by=call.writer)
@@ -214,57 +209,43 @@ def create(objects: Objects, faults: Faults, call: Call) -> Answer:
     return 201, call.shown(created)
 
 
-def _bind(objects: Objects, call: Call) -> Answer:
-    node = (call.body().get("target") or {}).get("name", "")
-
-    def assign(pod: JSON) -> None:
-        if pod["spec"].get("nodeName"):
-            why = f'pod {call.target.name} is already assigned to node "{pod["spec"]["nodeName"]}"'
-            raise status.conflict("", "pods/binding", call.target.name, why)
-        pod["spec"]["nodeName"] = node
-
-    objects.modify("pods", call.target.name, assign, namespace=call.target.namespace)
-    return 201, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
-
-
-def update(objects: Objects, faults: Faults, call: Call) -> Answer:
+def update(objects: Objects, call: Call) -> Answer:
     target, body = call.target, call.object()
     body["metadata"]["name"] = target.name
     done = objects.update(body, namespace=target.namespace, subresource=target.subresource, by=call.writer)
     return 200, call.shown(done)
 
 
-def patch_(objects: Objects, faults: Faults, call: Call) -> Answer:
-    target, kind = call.target, call.content_type
-    where = {"namespace": target.namespace, "subresource": target.subresource}
-    if kind in APPLY_TYPES:
+def patch_(objects: Objects, call: Call) -> Answer:
+    target = call.target
+    if call.content_type in APPLY_TYPES:
         return _apply(objects, call)
-    schema = target.resource.schema
-    changes: dict[str, Callable[[JSON, Any], JSON]] = {
-        "application/merge-patch+json": patch.merge_patch,
-        "application/json-patch+json": patch.json_patch,
-        "application/strategic-merge-patch+json": lambda obj, body: patch.strategic_patch(schema, obj, body),
-    }
-    if kind not in changes:
-        known = ", ".join(sorted([*changes, *APPLY_TYPES]))
-        text = f"the body of the request was in an unknown format - accepted media types include: {known}"
-        raise ApiError(415, text, "UnsupportedMediaType")
-    body = call.body()
-    done = objects.patch(
-        target.resource.plural,
-        target.name,
-        lambda obj: changes[kind](obj, body),
-        by=call.writer,
-        show=call.shown,
-        **where,
-    )
+    if call.content_type != MERGE_TYPE:
+        text = "the body of the request was in an unknown format - accepted media types include: "
+        raise ApiError(415, text + ", ".join([MERGE_TYPE, *APPLY_TYPES]), "UnsupportedMediaType")
+    shown = call.shown(objects.get(target.resource.plural, target.name, target.namespace))
+    body = merge_patch(shown, call.body())
+    done = objects.update(body, namespace=target.namespace, subresource=target.subresource, by=call.writer)
     return 200, call.shown(done)
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7386: null deletes, objects merge, everything else (lists included) replaces."""
+    if not isinstance(patch, dict):
+        return status.clone(patch)
+    out = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            out.pop(name, None)
+        else:
+            out[name] = merge_patch(out.get(name), value)
+    return out
 
 
 def _apply(objects: Objects, call: Call) -> Answer:
     target = call.target
     if not call.query.get("fieldManager"):
-        error = status.required("fieldManager", "is required for apply patch")
+        error = status.FieldError("fieldManager", "is required for apply patch")
         raise status.unprocessable("meta.k8s.io", "PatchOptions", "", [error])
     done, new = objects.apply(
         target.resource.plural,
@@ -277,7 +258,7 @@ def _apply(objects: Objects, call: Call) -> Answer:
     return 201 if new else 200, call.shown(done)
 
 
-def delete(objects: Objects, faults: Faults, call: Call) -> Answer:
+def delete(objects: Objects, call: Call) -> Answer:
     target = call.target
     gone = objects.delete(
         target.resource.plural, target.name, target.namespace, by=call.writer, **_delete_options(call)
@@ -302,9 +283,9 @@ def _delete_options(call: Call) -> dict[str, Any]:
     }
 
 
-def deletecollection(objects: Objects, faults: Faults, call: Call) -> Answer:
+def deletecollection(objects: Objects, call: Call) -> Answer:
     """Deletes what the selectors match and answers with the list as it was before (recorded)."""
-    page = _page(objects, faults, call)
+    page = _page(objects, call)
     options = {"grace_seconds": _delete_options(call)["grace_seconds"]}
     for obj in page.items:
         meta = obj["metadata"]
@@ -320,7 +301,7 @@ def number(query: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-VERBS: Mapping[str, Callable[[Objects, Faults, Call], Answer]] = MappingProxyType(
+VERBS: Mapping[str, Callable[[Objects, Call], Answer]] = MappingProxyType(
     {
         "get": get,
         "list": list_,

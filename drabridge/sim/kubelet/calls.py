@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from google.protobuf.message import Message
 
@@ -27,7 +26,6 @@ class Call:
     response: Message | None = None
     error: str = ""
     seconds: float | None = None
-    deadline_seconds: float | None = None
 
 
 Observer = Callable[[str, Call], None]
@@ -61,9 +59,9 @@ class CallLog:
         return call
 
     @contextmanager
-    def record(self, direction: str, method: str, peer: str, request: Message, **more: Any) -> Iterator[Call]:
+    def record(self, direction: str, method: str, peer: str, request: Message) -> Iterator[Call]:
         """Time a call and keep the text of what it raised."""
-        call = Call(direction, method, peer, request, **more)
+        call = Call(direction, method, peer, request)
         self._calls.append(call)
         self._tell("begin", call)
         try:

@@ -6,7 +6,6 @@ Source: ``cm/devicemanager/checkpoint/checkpoint.go``.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import secrets
@@ -18,10 +17,6 @@ from typing import Any
 from drabridge.sim.kubelet.device_accounting import Allocation
 
 FILE_NAME = "kubelet_internal_checkpoint"  # cm/devicemanager/types.go, kubeletDeviceManagerCheckpoint
-
-
-class CorruptCheckpointError(ValueError):
-    """The file is not a checkpoint, or its checksum does not fit. The kubelet goes on without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +70,10 @@ def encode(held: Mapping[tuple[str, str, str], Allocation], registered: Mapping[
     return f'{{"Data":{data},"Checksum":{stand_in_checksum(data)}}}'
 
 
-def decode(text: str) -> Checkpoint:
-    """Raises CorruptCheckpointError with the reason."""
+def read(directory: Path) -> Checkpoint | None:
+    """Read the file; None without one, and for one that is no checkpoint: the kubelet goes on without it."""
     try:
-        document = json.loads(text)
+        document = json.loads((directory / FILE_NAME).read_text())
         data = document["Data"]
         held = {
             (e["PodUID"], e["ContainerName"], e["ResourceName"]): Allocation(
@@ -88,22 +83,9 @@ def decode(text: str) -> Checkpoint:
             for e in data["PodDeviceEntries"] or ()
         }
         registered = {resource: tuple(ids or ()) for resource, ids in (data["RegisteredDevices"] or {}).items()}
-        checksum = int(document["Checksum"])
-    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise CorruptCheckpointError(f"not a device manager checkpoint: {error!r}") from error
-    expected = stand_in_checksum(_go_json(data))
-    if checksum != expected:
-        raise CorruptCheckpointError(f"checkpoint is corrupted: checksum {checksum}, the data's is {expected}")
-    return Checkpoint(held, registered)
-
-
-def read(directory: Path) -> Checkpoint | None:
-    """None without a file. Raises CorruptCheckpointError."""
-    try:
-        text = (directory / FILE_NAME).read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return decode(text)
+    return Checkpoint(held, registered) if document.get("Checksum") == stand_in_checksum(_go_json(data)) else None
 
 
 def write(directory: Path, text: str, name: str = FILE_NAME) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import TypeVar
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.kubelet import checkpoint, topology
 from drabridge.sim.kubelet.device_accounting import DeviceInfo, DeviceState, EndpointRecord
 from drabridge.sim.kubelet.go_grpc import PluginCallError
+from drabridge.sim.kubelet.node import Node
 from drabridge.sim.kubelet.plugin_client import PluginClient
 from drabridge.sim.kubelet.pods import Container, PodSpec
-from drabridge.sim.kubelet.timings import Timings
 
 T = TypeVar("T")
 
@@ -29,26 +29,13 @@ class DeviceManager:
     ``active_uids`` and ``already_running`` look at the node; ``sources_ready`` is set by the process.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        timings: Timings,
-        rng: random.Random,
-        active_uids: Callable[[], Collection[str]],
-        *,
-        policy: str = topology.NONE,
-        numa_nodes: tuple[int, ...] = (0,),
-    ) -> None:
+    def __init__(self, node: Node, active_uids: Callable[[], Collection[str]]) -> None:
         self.state = DeviceState()
         self.sources_ready = False
         self.running_at_start: frozenset[tuple[str, str]] = frozenset()  # (pod uid, container)
-        self.checkpoint_error = ""
-        self._directory = directory
-        self._timings = timings
-        self._rng = rng
+        self._node = node
+        self._rng = node.rng
         self._active_uids = active_uids
-        self._policy = policy
-        self._numa_nodes = numa_nodes
         self._reusable: tuple[str, dict[str, set[str]]] = ("", {})
         self._affinity: dict[tuple[str, str], frozenset[int]] = {}
         self._pending_admission = ""
@@ -57,11 +44,7 @@ class DeviceManager:
 
     def restore(self, now: float) -> None:
         """readCheckpoint: allocations, and a stopped endpoint without options for each registered resource."""
-        try:
-            saved = checkpoint.read(self._directory)
-        except checkpoint.CorruptCheckpointError as error:
-            self.checkpoint_error = str(error)  # "Continue after failing to read checkpoint file"
-            return
+        saved = checkpoint.read(self._node.device_plugin_dir)
         if saved is None:
             return
         self.state.held = dict(saved.held)
@@ -91,17 +74,17 @@ class DeviceManager:
 
     def capacity(self) -> tuple[dict[str, int], dict[str, int], set[str]]:
         """(capacity, allocatable, resources forgotten because their plugin has been gone for too long)."""
-        capacity, allocatable, removed = self.state.capacity(time.monotonic(), self._timings.endpoint_grace_seconds)
+        capacity, allocatable, removed = self.state.capacity(
+            time.monotonic(), self._node.timings.endpoint_grace_seconds
+        )
         if removed:
             self.write_checkpoint()
         return capacity, allocatable, removed
 
     def write_checkpoint(self) -> None:
         """A directory that is gone is logged by the real kubelet and no more than that."""
-        try:
-            checkpoint.write(self._directory, checkpoint.encode(self.state.held, self.state.healthy))
-        except OSError as error:
-            self.checkpoint_error = f"failed to write checkpoint file {checkpoint.FILE_NAME!r}: {error}"
+        with contextlib.suppress(OSError):
+            checkpoint.write(self._node.device_plugin_dir, checkpoint.encode(self.state.held, self.state.healthy))
 
     def collect(self) -> None:
         """UpdateAllocatedDevices: nothing before all sources of pods are ready."""
@@ -115,7 +98,7 @@ class DeviceManager:
 
         Raises AllocationError, topology.TopologyAffinityError, or KubeletPanicError.
         """
-        if self._policy != topology.NONE:
+        if self._node.topology_policy != topology.NONE:
             self._affinity.pop((pod.uid, container.name), None)
             affinity = self._admit_topology(pod, container)
             if affinity is not None:
@@ -141,7 +124,7 @@ class DeviceManager:
                     held=self.state.container_devices(pod.uid, container.name, resource),
                     reusable=reusable.get(resource, set()),
                 )
-        return topology.single_numa_node(demands, self._numa_nodes)
+        return topology.single_numa_node(demands, self._node.numa_nodes)
 
     def _reusable_of(self, uid: str) -> dict[str, set[str]]:
         """devicesToReuse: kept for one pod at a time."""

@@ -15,7 +15,7 @@ import grpc.aio
 from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.device_health import HealthBook
 from drabridge.sim.kubelet.dra_claims import ClaimInfo, PreparedDevice
-from drabridge.sim.kubelet.go_grpc import PluginCallError, error_text, unix_channel
+from drabridge.sim.kubelet.go_grpc import error_text, unix_channel
 from drabridge.sim.kubelet.node import Node
 from drabridge.wire import (
     dra_v1_pb2,
@@ -136,21 +136,8 @@ class DraClient:
         return messages.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name)
 
     async def _call(self, name: str, request: Any, method: Any) -> Any:
-        timeout = self._node.timings.dra_call_seconds
-        with self._node.calls.record("out", name, self.driver, request, deadline_seconds=timeout) as call:
-            try:
-                call.response = await method(request, timeout=timeout)
-            except grpc.aio.AioRpcError as error:
-                raise PluginCallError(error_text(error)) from error
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                raise PluginCallError(
-                    "rpc error: code = Canceled desc = grpc: the client connection is closing"
-                ) from None
-            await self._node.faults.running.wait()
-            return call.response
+        answer = method(request, timeout=self._node.timings.dra_call_seconds)
+        return await self._node.call(name, self.driver, request, answer)
 
 
 def _device(device: Any) -> PreparedDevice:

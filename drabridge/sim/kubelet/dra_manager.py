@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from drabridge.errors import ClusterError
 from drabridge.sim.kubelet import checkpoint, dra_claims
 from drabridge.sim.kubelet.dra_claims import ClaimInfo
 from drabridge.sim.kubelet.dra_client import DraClient
-from drabridge.sim.kubelet.dra_plugins import DraPlugins, choose_service
+from drabridge.sim.kubelet.dra_plugins import DraPlugins
 from drabridge.sim.kubelet.go_grpc import PluginCallError
 from drabridge.sim.kubelet.node import ClusterApi, Node
-from drabridge.sim.kubelet.plugin_watcher import Deregister
-from drabridge.sim.kubelet.pod_worker import PrepareError
-from drabridge.sim.kubelet.pods import Container, PodRecord, PodSpec
-from drabridge.wire import pluginregistration_pb2 as registration
-from podresources.wire import v1_pb2 as podresources
+from drabridge.sim.kubelet.pods import PodRecord, PodSpec
 
 
-class DraHandler:
-    """What the plugin watcher does with ``type: DRAPlugin``."""
-
-    def __init__(self, node: Node, plugins: DraPlugins) -> None:
-        self._node = node
-        self._plugins = plugins
-
-    def validate(self, info: registration.PluginInfo) -> None:
-        choose_service(info.name, info.endpoint, info.supported_versions, self._node.release)
-
-    async def register(self, info: registration.PluginInfo, endpoint: Path) -> Deregister:
-        client = self._plugins.register(info.name, endpoint, info.supported_versions)
-        return lambda: self._plugins.deregister(client)
+class PrepareError(Exception):
+    """Claims cannot be prepared now; the text is the event's. The pod stays Pending and is tried again."""
 
 
 class DraManager:
@@ -70,9 +54,6 @@ class DraManager:
             active = {uid for uid, record in self._known.items() if record.active}
             for uid in {uid for info in self.cache.values() for uid in info.pods} - active:
                 await self._unprepare([i for i in self.cache.values() if uid in i.pods], uid)
-
-    async def close(self) -> None:
-        await self.plugins.close()
 
     # -- prepare
 
@@ -182,8 +163,7 @@ class DraManager:
         for driver, batch in sorted(batches.items()):
             try:
                 await self._unprepare_driver(driver, batch)
-            except PluginCallError as error:
-                self._node.log.append(f"failed to unprepare dynamic resources: {error}")
+            except PluginCallError:
                 return False
         for info, users in last:
             info.pods -= users
@@ -209,11 +189,3 @@ class DraManager:
         if self.cache or path.exists():
             text = dra_claims.encode(self.cache.values(), share_ids=self._node.release.share_ids)
             checkpoint.write(self._node.root, text, dra_claims.FILE_NAME)
-
-    # -- what containers get, and what people see
-
-    def container_devices(self, pod: PodSpec, container: Container) -> tuple[list[str], list[tuple[str, str, str]]]:
-        return dra_claims.container_devices(self.cache, pod, container)
-
-    def dynamic_resources(self, pod: PodSpec, container: Container) -> list[podresources.DynamicResource]:
-        return dra_claims.dynamic_resources(self.cache, pod, container, share_ids=self._node.release.share_ids)

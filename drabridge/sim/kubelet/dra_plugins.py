@@ -6,9 +6,8 @@ Source: ``cm/dra/plugin/dra_plugin_manager.go``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from drabridge.errors import ClusterError
 from drabridge.sim.kubelet.device_health import HealthBook
@@ -65,16 +64,13 @@ class DraPlugins:
         client = DraClient(self._node, driver, endpoint, service)
         self._clients.setdefault(driver, []).append(client)
         changed = self._changed.setdefault(driver, asyncio.Event())
-        tasks = [self._watched(client.monitor(changed), f"connection of {driver}")]
+        tasks = [asyncio.create_task(client.monitor(changed), name=f"connection of {driver}")]
         if health is not None:
-            tasks.append(self._watched(client.watch_health(health, self.health), f"health of {driver}"))
+            tasks.append(asyncio.create_task(client.watch_health(health, self.health), name=f"health of {driver}"))
         self._tasks[client] = tasks
         if driver not in self._wipers:
-            self._wipers[driver] = self._watched(self._wipe_when_gone(driver), f"wiping of {driver}")
+            self._wipers[driver] = asyncio.create_task(self._wipe_when_gone(driver), name=f"wiping of {driver}")
         return client
-
-    def _watched(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        return self._node.watch(asyncio.create_task(work, name=name))
 
     async def deregister(self, client: DraClient) -> None:
         """DeRegisterPlugin: the connection closes; the driver's slices follow unless it is back in time."""
@@ -122,8 +118,7 @@ class DraPlugins:
         while True:
             try:
                 await self._api.delete_slices(self._node.name, driver)
-            except ClusterError as error:
-                self._node.log.append(f"failed to delete ResourceSlices of driver {driver or '(all)'}: {error}")
+            except ClusterError:
                 await asyncio.sleep(backoff)
                 backoff = min(backoff * 2, _LAST_WIPE_RETRY_SECONDS)
             else:

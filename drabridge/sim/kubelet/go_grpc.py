@@ -18,8 +18,20 @@ DEFAULT_MAX_RECEIVE_BYTES = 4 * 1024 * 1024  # google.golang.org/grpc/clientconn
 _ODD_NAMES = {grpc.StatusCode.CANCELLED: "Canceled", grpc.StatusCode.OK: "OK"}
 
 
+CLOSING = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+
+
 class PluginCallError(Exception):
     """A failed call to a plugin; the text is what Go's error would print."""
+
+
+def cancelled_from_outside() -> bool:
+    """Whether somebody asked the task to end.
+
+    grpc.aio raises CancelledError also when our own channel was closed; only a real request to cancel is passed on.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def code_name(code: grpc.StatusCode) -> str:

@@ -4,8 +4,7 @@
         await kubelet.wait_for_resource("example.com/gpu", healthy=4)
         status = await kubelet.run_pod(PodSpec("default", "p", containers=(Container("c", {"example.com/gpu": 1}),)))
 
-``python -m drabridge.sim.kubelet.kubelet --root DIR`` runs it as a process of its own; see
-:mod:`drabridge.sim.kubelet.control`.
+``python -m drabridge.sim.kubelet.control ROOT`` runs it as a process of its own.
 
 What it copies, and where each quirk is kept with its source:
 
@@ -16,7 +15,7 @@ device_accounting   full lists; capacity's life cycle; the nil dereference for a
 checkpoint          the file's format; the checksum is a stand-in
 topology            single-numa-node; what ``-1`` and an empty TopologyInfo do
 process             order of the start; wiped sockets; re-admission before sources are ready; one pod at a time
-podresources        rate limit; one entry per device and NUMA node; who is not listed; other releases
+podresources        rate limit; one entry per device and NUMA node; who is not listed
 plugin_watcher      GetInfo, Notify, back-off
 dra_plugins         slices wiped at the start and after 30 s
 dra_manager         prepare, unprepare
@@ -30,8 +29,6 @@ import asyncio
 import random
 import shutil
 import time
-import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +108,6 @@ class SimKubelet:
             numa_nodes=numa_nodes,
         )
         self.crashed: str | None = None
-        self.boot_id = str(uuid.uuid4())
         self._api = api
         self._process: KubeletProcess | None = None
         self._dying: asyncio.Task[None] | None = None
@@ -152,13 +148,12 @@ class SimKubelet:
         await asyncio.sleep(downtime_seconds)
         await self.start()
 
-    async def reboot(self, *, boot_id: str = "", downtime_seconds: float = 0.0) -> None:
+    async def reboot(self, *, downtime_seconds: float = 0.0) -> None:
         """The machine restarts: no container runs, the checkpoint is kept, every pod is admitted again.
 
-        CDI files belong to the caller: they are the host's, not the kubelet's. ``boot_id`` is kept for whoever asks.
+        CDI files belong to the caller: they are the host's, not the kubelet's.
         """
         await self.stop()
-        self.boot_id = boot_id or str(uuid.uuid4())
         for uid, container in list(self.node.running_containers(orphans=True)):
             await self.node.runtime.stop_container(uid, container)
         self.node.orphans.clear()
@@ -316,15 +311,6 @@ class SimKubelet:
         """What the API server has: behind by up to ``timings.node_status_seconds``."""
         return self.node.published.status()
 
-    @property
-    def metrics(self) -> Counter[str]:
-        """Calls by direction and method, and those that failed, since the node exists."""
-        counts: Counter[str] = Counter()
-        for call in self.calls:
-            counts[f"{call.direction}/{call.method}"] += 1
-            counts[f"{call.direction}/{call.method}/failed"] += bool(call.error) and call.method != "ListAndWatch"
-        return counts
-
     async def wait_for(self, predicate: Callable[[], object], timeout: float = 60.0, what: str = "") -> None:
         """Poll every 2 ms. Raises TimeoutError that names ``what``."""
         deadline = time.monotonic() + timeout
@@ -361,9 +347,3 @@ class SimKubelet:
     def delete_device_plugin_dir(self) -> None:
         """``rm -rf`` of the directory under everybody's feet, as kubeadm reset does."""
         shutil.rmtree(self.node.device_plugin_dir)
-
-
-if __name__ == "__main__":
-    from drabridge.sim.kubelet.control import main
-
-    raise SystemExit(main())

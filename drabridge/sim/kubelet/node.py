@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
 
 from drabridge.sim.kubelet.calls import CallLog
 from drabridge.sim.kubelet.faults import Faults
+from drabridge.sim.kubelet.go_grpc import CLOSING, PluginCallError, cancelled_from_outside, error_text
 from drabridge.sim.kubelet.pods import Event, PodRecord
 from drabridge.sim.kubelet.runtime import Runtime
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.releases import Release
+
+R = TypeVar("R", bound=Message)
 
 
 class ClusterApi(Protocol):
@@ -86,7 +92,6 @@ class Node:
     numa_nodes: tuple[int, ...] = (0,)
     faults: Faults = field(default_factory=Faults)
     events: list[Event] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)  # errors that a kubelet only logs
     pods: dict[str, PodRecord] = field(default_factory=dict)
     orphans: list[PodRecord] = field(default_factory=list)  # force-deleted, and their containers may still run
     live: NodeResources = field(default_factory=NodeResources)
@@ -104,15 +109,20 @@ class Node:
     def plugins_registry(self) -> Path:
         return self.root / "plugins_registry"
 
-    def watch(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
-        """Whatever a background task raises is seen in the log."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                self.log.append(f"{task.get_name()} ended: {error!r}")
-
-        task.add_done_callback(ended)
-        return task
+    async def call(self, method: str, peer: str, request: Message, call: Awaitable[R]) -> R:
+        """Await the answer of a plugin. Raises PluginCallError with the text that Go's error has."""
+        with self.calls.record("out", method, peer, request) as record:
+            try:
+                response = await call
+            except grpc.aio.AioRpcError as error:
+                raise PluginCallError(error_text(error)) from error
+            except asyncio.CancelledError:
+                if cancelled_from_outside():
+                    raise
+                raise PluginCallError(CLOSING) from None
+            await self.faults.running.wait()
+            record.response = response
+            return response
 
     def event(self, record: PodRecord, reason: str, message: str) -> None:
         self.events.append(Event(reason, message, record.spec.name))

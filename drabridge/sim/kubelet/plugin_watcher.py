@@ -11,27 +11,17 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-import grpc.aio
-
-from drabridge.sim.kubelet.go_grpc import PluginCallError, dial, error_text
+from drabridge.sim.kubelet.dra_client import DraClient
+from drabridge.sim.kubelet.dra_plugins import DraPlugins, PluginRefusedError
+from drabridge.sim.kubelet.go_grpc import PluginCallError, dial
 from drabridge.sim.kubelet.node import Node
 from drabridge.wire import pluginregistration_pb2 as pb
 from drabridge.wire import pluginregistration_pb2_grpc as rpc
 
-Deregister = Callable[[], Awaitable[None]]
 Identity = tuple[int, int, int]  # device, inode, ctime in ns: an inode number alone is used again
-
-
-class PluginHandler(Protocol):
-    """One type of plugin. Both raise PluginRefusedError or PluginCallError with the text for the plugin."""
-
-    def validate(self, info: pb.PluginInfo) -> None: ...
-    async def register(self, info: pb.PluginInfo, endpoint: Path) -> Deregister: ...
 
 
 @dataclass(slots=True)
@@ -39,27 +29,19 @@ class Watched:
     """One socket: which file it is, whether it is registered, when to try again."""
 
     identity: Identity
-    deregister: Deregister | None = None
+    client: DraClient | None = None
     not_before: float = 0.0
     backoff: float = 0.0
     work: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 class PluginWatcher:
-    """Keep registered exactly what has a socket.
+    """Keep registered exactly the DRA drivers that have a socket. Other types of plugins are not known here."""
 
-    ``handlers``: plugin type -> handler; ``refused``: errors to report.
-    """
-
-    def __init__(self, node: Node, handlers: dict[str, PluginHandler], refused: tuple[type[Exception], ...]) -> None:
+    def __init__(self, node: Node, plugins: DraPlugins) -> None:
         self._node = node
-        self._handlers = handlers
-        self._refused: tuple[type[Exception], ...] = (*refused, PluginCallError)
+        self._plugins = plugins
         self._watched: dict[Path, Watched] = {}
-
-    @property
-    def registered(self) -> list[Path]:
-        return [path for path, watched in self._watched.items() if watched.deregister is not None]
 
     async def run(self) -> None:
         """Reconcile until cancelled. The directory is the kubelet's: created with mode 0750."""
@@ -83,63 +65,44 @@ class PluginWatcher:
             if watched.work is not None and not watched.work.done():
                 continue
             del self._watched[path]
-            if watched.deregister is not None:
-                await watched.deregister()
+            if watched.client is not None:
+                await self._plugins.deregister(watched.client)
         for path, identity in found.items():
             watched = self._watched.setdefault(path, Watched(identity))
             idle = watched.work is None or watched.work.done()
-            if watched.deregister is None and idle and time.monotonic() >= watched.not_before:
+            if watched.client is None and idle and time.monotonic() >= watched.not_before:
                 watched.work = asyncio.create_task(self._attempt(path, watched), name=f"register {path.name}")
 
     async def _attempt(self, path: Path, watched: Watched) -> None:
-        """One try from scratch; failures are logged and back off 0.5 s, doubled, to 2 min 2 s."""
+        """One try from scratch; failures back off 0.5 s, doubled, to 2 min 2 s."""
         timings = self._node.timings
         try:
-            watched.deregister = await self._register(path)
+            watched.client = await self._register(path)
             watched.backoff = 0.0
-        except PluginCallError as error:
-            self._node.log.append(str(error))
+        except PluginCallError:
             watched.backoff = min(
                 max(watched.backoff * 2, timings.plugin_backoff_seconds), timings.plugin_backoff_max_seconds
             )
             watched.not_before = time.monotonic() + watched.backoff
 
-    async def _register(self, path: Path) -> Deregister:
-        """GenerateRegisterPluginFunc. Raises PluginCallError with the line that the kubelet logs."""
+    async def _register(self, path: Path) -> DraClient:
+        """GenerateRegisterPluginFunc. Raises PluginCallError."""
         timings = self._node.timings
-        try:
-            channel = await dial(path, timings.dial_seconds)
-        except PluginCallError as error:
-            raise PluginCallError(f"RegisterPlugin error -- dial failed at socket {path}, err: {error}") from error
+        channel = await dial(path, timings.dial_seconds)
         try:
             stub = rpc.RegistrationStub(channel)
             request = pb.InfoRequest()
-            with self._node.calls.record(
-                "out", "GetInfo", path.name, request, deadline_seconds=timings.get_info_seconds
-            ) as call:
-                try:
-                    info = call.response = await stub.GetInfo(request, timeout=timings.get_info_seconds)
-                except grpc.aio.AioRpcError as error:
-                    raise PluginCallError(
-                        "RegisterPlugin error -- failed to get plugin info using RPC GetInfo "
-                        f"at socket {path}, err: {error_text(error)}"
-                    ) from error
+            answer = stub.GetInfo(request, timeout=timings.get_info_seconds)
+            info = await self._node.call("GetInfo", path.name, request, answer)
             return await self._register_info(path, info, stub)
         finally:
             await channel.close()
 
-    async def _register_info(self, path: Path, info: pb.PluginInfo, stub: rpc.RegistrationAsyncStub) -> Deregister:
-        handler = self._handlers.get(info.type)
-        step = f"no handler registered for plugin type: {info.type} at socket {path}"
+    async def _register_info(self, path: Path, info: pb.PluginInfo, stub: rpc.RegistrationAsyncStub) -> DraClient:
         try:
-            if handler is None:
-                raise PluginCallError(step)
-            step = "plugin validation failed with err: "
-            handler.validate(info)
-            step = "plugin registration failed with err: "
-            deregister = await handler.register(info, Path(info.endpoint) if info.endpoint else path)
-        except self._refused as error:
-            text = f"RegisterPlugin error -- {step if handler is None else step + str(error)}"
+            client = self._plugins.register(info.name, Path(info.endpoint or path), info.supported_versions)
+        except PluginRefusedError as error:
+            text = f"RegisterPlugin error -- plugin validation failed with err: {error}"
             await self._notify(path, stub, pb.RegistrationStatus(plugin_registered=False, error=text))
             raise PluginCallError(text) from error
         try:
@@ -148,22 +111,13 @@ class PluginWatcher:
             if fault:
                 raise PluginCallError(f"RegisterPlugin error -- {fault}")
         except PluginCallError:
-            await deregister()
+            await self._plugins.deregister(client)
             raise
-        return deregister
+        return client
 
     async def _notify(self, path: Path, stub: rpc.RegistrationAsyncStub, status: pb.RegistrationStatus) -> None:
-        timeout = self._node.timings.notify_seconds
-        with self._node.calls.record(
-            "out", "NotifyRegistrationStatus", path.name, status, deadline_seconds=timeout
-        ) as call:
-            try:
-                call.response = await stub.NotifyRegistrationStatus(status, timeout=timeout)
-            except grpc.aio.AioRpcError as error:
-                raise PluginCallError(
-                    "RegisterPlugin error -- failed to send registration status at socket "
-                    f"{path}, err: {error_text(error)}"
-                ) from error
+        answer = stub.NotifyRegistrationStatus(status, timeout=self._node.timings.notify_seconds)
+        await self._node.call("NotifyRegistrationStatus", path.name, status, answer)
 
 
 def find_sockets(directory: Path) -> dict[Path, Identity]:

@@ -1,23 +1,16 @@
-"""Read and write pods as JSON.
-
-For the control channel, and for a node's state between processes.
-"""
+"""Read pods from Kubernetes' objects."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from drabridge.sim.kubelet.pods import (
     Container,
     ContainerClaim,
     ExtendedClaim,
-    Phase,
     PodClaim,
-    PodRecord,
     PodSpec,
-    PodStatus,
     RequestMapping,
 )
 
@@ -65,48 +58,4 @@ def _extended(status: Mapping[str, Any]) -> ExtendedClaim:
     return ExtendedClaim(
         status["resourceClaimName"],
         tuple(RequestMapping(m["containerName"], m["resourceName"], m["requestName"]) for m in mappings),
-    )
-
-
-def status_to_json(status: PodStatus) -> dict[str, Any]:
-    return asdict(status) | {"completed": sorted(status.completed)}
-
-
-def record_to_json(record: PodRecord) -> dict[str, Any]:
-    """Everything of a record; read back by :func:`record_from_json`."""
-    return {
-        "spec": asdict(record.spec),
-        "phase": record.phase,
-        "reason": record.reason,
-        "message": record.message,
-        "running": sorted(record.running),
-        "completed": sorted(record.completed),
-        "restarts": record.restarts,
-        "terminating": record.terminating,
-        "ending": record.ending,
-    }
-
-
-def record_from_json(document: Mapping[str, Any]) -> PodRecord:
-    """Raises KeyError or ValueError for a document that :func:`record_to_json` did not write."""
-    spec = dict(document["spec"])
-    spec["resource_claims"] = tuple(PodClaim(**claim) for claim in spec["resource_claims"])
-    spec["cpu_ids"] = tuple(spec["cpu_ids"])
-    for kind in ("containers", "init_containers"):
-        spec[kind] = tuple(
-            Container(**(c | {"claims": tuple(ContainerClaim(**claim) for claim in c["claims"])})) for c in spec[kind]
-        )
-    if (extended := spec["extended_claim"]) is not None:
-        mappings = tuple(RequestMapping(**m) for m in extended["mappings"])
-        spec["extended_claim"] = ExtendedClaim(extended["claim_name"], mappings)
-    return PodRecord(
-        PodSpec(**spec),
-        Phase(document["phase"]),
-        document["reason"],
-        document["message"],
-        set(document["running"]),
-        set(document["completed"]),
-        restarts=dict(document["restarts"]),
-        terminating=document["terminating"],
-        ending=document["ending"] and Phase(document["ending"]),
     )

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from deviceplugin.wire import v1beta1_pb2 as pb
+from drabridge.sim.kubelet import dra_claims
 from drabridge.sim.kubelet.device_manager import AllocationError, DeviceManager
+from drabridge.sim.kubelet.dra_manager import DraManager, PrepareError
 from drabridge.sim.kubelet.node import Node
-from drabridge.sim.kubelet.pods import Container, Phase, PodRecord, PodSpec
+from drabridge.sim.kubelet.pods import Container, Phase, PodRecord
 from drabridge.sim.kubelet.runtime import ContainerStartError, RunOptions
-
-
-class PrepareError(Exception):
-    """Claims cannot be prepared now; the text is the event's. The pod stays Pending and is tried again."""
-
-
-class Claims(Protocol):
-    """The DRA manager, as a pod's worker needs it."""
-
-    async def prepare(self, pod: PodSpec) -> None:
-        """Raises PrepareError."""
-
-    async def unprepare(self, pod: PodSpec) -> bool:
-        """Whether nothing is left to do."""
-
-    def container_devices(self, pod: PodSpec, container: Container) -> tuple[list[str], list[tuple[str, str, str]]]:
-        """CDI ids, and (driver, pool, device), for one container."""
 
 
 class PodWorker:
@@ -36,7 +21,7 @@ class PodWorker:
     ``settled`` is set at the first outcome: running, ended, or waiting.
     """
 
-    def __init__(self, record: PodRecord, node: Node, manager: DeviceManager, claims: Claims) -> None:
+    def __init__(self, record: PodRecord, node: Node, manager: DeviceManager, claims: DraManager) -> None:
         self.record = record
         self.settled = asyncio.Event()
         self.ended = asyncio.Event()
@@ -154,7 +139,7 @@ class PodWorker:
 
     async def _run_options(self, container: Container) -> RunOptions:
         pod = self.record.spec
-        cdi, dra = self._claims.container_devices(pod, container)
+        cdi, dra = dra_claims.container_devices(self._claims.cache, pod, container)
         answers = await self._manager.run_options(pod, container)
         return merge_options(answers, cdi, dra)
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from drabridge.sim.kubelet.calls import CallLog
 from drabridge.sim.kubelet.device_accounting import NO_TOPOLOGY
 from drabridge.sim.kubelet.device_manager import DeviceManager
-from drabridge.sim.kubelet.faults import Faults, ListFault
+from drabridge.sim.kubelet.dra_claims import dynamic_resources
+from drabridge.sim.kubelet.dra_manager import DraManager
+from drabridge.sim.kubelet.faults import ListFault
+from drabridge.sim.kubelet.node import Node
 from drabridge.sim.kubelet.pods import Container, PodRecord, PodSpec
-from drabridge.sim.kubelet.timings import Timings
 from podresources.wire import v1_pb2 as pb
 
 
@@ -45,26 +46,17 @@ class TokenBucket:
 HUGE_BYTES = 18_000_000
 
 
-class DynamicSource(Protocol):
-    """Where the claims of a container come from: the DRA manager."""
-
-    def dynamic_resources(self, pod: PodSpec, container: Container) -> list[pb.DynamicResource]: ...
-
-
 class PodResources:
     """Builds the answers. ``pods``: every pod this kubelet process knows by now."""
 
     def __init__(
-        self,
-        manager: DeviceManager,
-        pods: Callable[[], Iterable[PodRecord]],
-        gates: Mapping[str, bool],
-        dynamic: DynamicSource | None = None,
+        self, node: Node, manager: DeviceManager, dra: DraManager, pods: Callable[[], Iterable[PodRecord]]
     ) -> None:
         self._manager = manager
+        self._dra = dra
         self._pods = pods
-        self._gates = gates
-        self._dynamic = dynamic
+        self._gates = node.gates
+        self._share_ids = node.release.share_ids
 
     def list(self) -> pb.ListPodResourcesResponse:
         """List active pods; without its gate, every known pod.
@@ -115,8 +107,9 @@ class PodResources:
         for resource, allocation in held.items():
             for node, ids in allocation.by_numa.items():
                 answer.devices.extend(_entry(resource, id_, None if node == NO_TOPOLOGY else node) for id_ in ids)
-        if self._dynamic is not None and self._gates["KubeletPodResourcesDynamicResources"]:
-            answer.dynamic_resources.extend(self._dynamic.dynamic_resources(pod, container))
+        if self._gates["KubeletPodResourcesDynamicResources"]:
+            claims = dynamic_resources(self._dra.cache, pod, container, share_ids=self._share_ids)
+            answer.dynamic_resources.extend(claims)
         return answer
 
 
@@ -127,27 +120,17 @@ def _entry(resource: str, id_: str, node: int | None) -> pb.ContainerDevices:
     return entry
 
 
-def _v1alpha1(answer: pb.ListPodResourcesResponse) -> pb.ListPodResourcesResponse:
-    """The same fields as v1, less of them: no topology, no claims (server_v1alpha1.go)."""
-    for pod in answer.pod_resources:
-        for container in pod.containers:
-            del container.dynamic_resources[:]
-            for device in container.devices:
-                device.ClearField("topology")
-    return answer
-
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PodResourcesServer:
-    """The service behind its rate limit and its faults, for ``v1`` and ``v1alpha1``."""
+    """The service behind its rate limit and its faults."""
 
-    def __init__(self, answers: PodResources, calls: CallLog, faults: Faults, timings: Timings) -> None:
+    def __init__(self, answers: PodResources, node: Node) -> None:
         self._answers = answers
-        self._calls = calls
-        self._faults = faults
-        self._bucket = TokenBucket(timings.podresources_qps, timings.podresources_burst)
+        self._calls = node.calls
+        self._faults = node.faults
+        self._bucket = TokenBucket(node.timings.podresources_qps, node.timings.podresources_burst)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """Answers leave as bytes, so that a fault may send what no message can be."""
@@ -157,11 +140,7 @@ class PodResourcesServer:
             "GetAllocatableResources": (pb.AllocatableResourcesRequest, lambda _: self._answers.allocatable()),
         }
         methods = {name: self._method(name, *entry) for name, entry in table.items()}
-        old = self._method("List", pb.ListPodResourcesRequest, lambda _: _v1alpha1(self._answers.list()))
-        return (
-            grpc.method_handlers_generic_handler("v1.PodResourcesLister", methods),
-            grpc.method_handlers_generic_handler("v1alpha1.PodResourcesLister", {"List": old}),
-        )
+        return (grpc.method_handlers_generic_handler("v1.PodResourcesLister", methods),)
 
     def _method(
         self, name: str, request_type: type[Message], answer: Callable[[Any], Message]

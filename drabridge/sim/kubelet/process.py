@@ -19,14 +19,13 @@ from deviceplugin.wire import v1beta1_pb2_grpc as rpc
 from drabridge.sim.kubelet import admission
 from drabridge.sim.kubelet.device_accounting import KubeletPanicError
 from drabridge.sim.kubelet.device_manager import AllocationError, DeviceManager
-from drabridge.sim.kubelet.dra_manager import DraHandler, DraManager
-from drabridge.sim.kubelet.dra_plugins import PluginRefusedError
+from drabridge.sim.kubelet.dra_manager import DraManager
 from drabridge.sim.kubelet.node import Node
 from drabridge.sim.kubelet.plugin_watcher import PluginWatcher
 from drabridge.sim.kubelet.pod_worker import PodWorker
 from drabridge.sim.kubelet.podresources import PodResources, PodResourcesServer
 from drabridge.sim.kubelet.pods import Phase, PodRecord
-from drabridge.sim.kubelet.registration import DevicePluginHandler, RefusedRegistrationError, Registration
+from drabridge.sim.kubelet.registration import Registration
 from drabridge.sim.kubelet.topology import TopologyAffinityError
 
 
@@ -86,19 +85,10 @@ class KubeletProcess:
     """
 
     def __init__(self, node: Node, dra: DraManager, on_panic: Callable[[str], None]) -> None:
-        self.manager = DeviceManager(
-            node.device_plugin_dir,
-            node.timings,
-            node.rng,
-            lambda: [uid for uid, record in self.known.items() if record.active],
-            policy=node.topology_policy,
-            numa_nodes=node.numa_nodes,
-        )
+        self.manager = DeviceManager(node, lambda: [uid for uid, record in self.known.items() if record.active])
         self.known: dict[str, PodRecord] = {}  # pods that arrived from the API server
         self.workers: dict[str, PodWorker] = {}
-        self.registration = Registration(
-            node.device_plugin_dir, self.manager, node.calls, node.faults, node.timings, node.release
-        )
+        self.registration = Registration(node, self.manager)
         self.sources_ready = asyncio.Event()
         self.dra = dra
         self._node = node
@@ -130,25 +120,17 @@ class KubeletProcess:
         await self._serve_podresources()
         self.spawn(self._publish_status(), "node status")
         self.spawn(self._pods_arrive(), "pod source")
-        watcher = PluginWatcher(
-            node,
-            {
-                "DRAPlugin": DraHandler(node, self.dra.plugins),
-                "DevicePlugin": DevicePluginHandler(self.registration),
-            },
-            (PluginRefusedError, RefusedRegistrationError),
-        )
         self.dra.restore()
         self.spawn(self.dra.plugins.wipe_all(), "slice wipe")
         self.spawn(self.dra.reconcile(), "claims")
-        self.spawn(watcher.run(), "plugin watcher")
+        self.spawn(PluginWatcher(node, self.dra.plugins).run(), "plugin watcher")
 
     async def _serve_podresources(self) -> None:
         node = self._node
         node.podresources_socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        answers = PodResources(self.manager, lambda: list(self.known.values()), node.gates, self.dra)
+        answers = PodResources(node, self.manager, self.dra, lambda: list(self.known.values()))
         server = grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
-        server.add_generic_rpc_handlers(PodResourcesServer(answers, node.calls, node.faults, node.timings).handlers())
+        server.add_generic_rpc_handlers(PodResourcesServer(answers, node).handlers())
         temporary = self._sockets.bind_by_rename(server, node.podresources_socket)
         await server.start()
         temporary.rename(node.podresources_socket)
@@ -163,7 +145,7 @@ class KubeletProcess:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.registration.close()
-        await self.dra.close()
+        await self.dra.plugins.close()
         for server in self._servers:
             await server.stop(None)
 

@@ -15,15 +15,10 @@ import grpc.aio
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
-from drabridge.sim.kubelet.calls import CallLog
 from drabridge.sim.kubelet.device_manager import DeviceManager
-from drabridge.sim.kubelet.faults import Faults
 from drabridge.sim.kubelet.go_grpc import PluginCallError
+from drabridge.sim.kubelet.node import Node
 from drabridge.sim.kubelet.plugin_client import PluginClient
-from drabridge.sim.kubelet.plugin_watcher import Deregister
-from drabridge.sim.kubelet.timings import Timings
-from drabridge.sim.releases import Release
-from drabridge.wire import pluginregistration_pb2
 
 _NATIVE_DOMAIN = "kubernetes.io/"
 _QUOTA_PREFIX = "requests."
@@ -84,35 +79,23 @@ class Registration(rpc.RegistrationServicer):
     The bug with duplicate registrations lives here.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        manager: DeviceManager,
-        calls: CallLog,
-        faults: Faults,
-        timings: Timings,
-        release: Release,
-    ) -> None:
-        self._directory = directory
+    def __init__(self, node: Node, manager: DeviceManager) -> None:
+        self._node = node
         self._manager = manager
-        self._calls = calls
-        self._faults = faults
-        self._timings = timings
-        self._release = release
         self._clients: dict[str, PluginClient] = {}
         self._streams: dict[asyncio.Task[None], PluginClient] = {}
 
     async def Register(
         self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]
     ) -> pb.Empty:
-        await self._faults.running.wait()
-        with self._calls.record("in", "Register", request.resource_name, request) as call:
+        await self._node.faults.running.wait()
+        with self._node.calls.record("in", "Register", request.resource_name, request) as call:
             try:
-                if self._faults.refuse_register:
-                    raise RefusedRegistrationError(self._faults.refuse_register)
+                if self._node.faults.refuse_register:
+                    raise RefusedRegistrationError(self._node.faults.refuse_register)
                 check_request(request)
-                await self.connect(request.resource_name, endpoint_path(self._directory, request.endpoint))
-                await self._faults.running.wait()
+                await self.connect(request.resource_name, endpoint_path(self._node.device_plugin_dir, request.endpoint))
+                await self._node.faults.running.wait()
                 call.response = pb.Empty()
                 return call.response
             except (RefusedRegistrationError, PluginCallError) as error:
@@ -127,8 +110,8 @@ class Registration(rpc.RegistrationServicer):
         Unless plugins may overlap, clients are kept by resource name: a second registration replaces the first while
         its stream goes on, and a failed second one forgets the first, whose end then goes unnoticed.
         """
-        key = str(path) if self._release.plugins_overlap else resource
-        client = PluginClient(resource, path, self._manager, self._calls, self._faults, self._timings)
+        key = str(path) if self._node.release.plugins_overlap else resource
+        client = PluginClient(resource, path, self._manager, self._node)
         self._clients[key] = client
         try:
             await client.connect()
@@ -148,7 +131,7 @@ class Registration(rpc.RegistrationServicer):
             return
         await current.close()
         endpoint = self._manager.state.endpoints.get(client.resource)
-        if self._release.plugins_overlap and endpoint is not None and endpoint.client is not client:
+        if self._node.release.plugins_overlap and endpoint is not None and endpoint.client is not client:
             return
         self._manager.plugin_disconnected(client.resource, current)
 
@@ -166,12 +149,6 @@ class Registration(rpc.RegistrationServicer):
         for client in [c for c in self._streams.values() if c.resource == resource]:
             await client.close()
 
-    async def deregister(self, resource: str) -> None:
-        """DeRegisterPlugin of the plugin watcher's handler: by name alone."""
-        client = self._clients.pop(resource, None)
-        if client is not None:
-            await client.disconnect()
-
     async def close(self) -> None:
         """The process ends: connections break, nobody is told anything."""
         tasks = dict(self._streams)
@@ -181,27 +158,3 @@ class Registration(rpc.RegistrationServicer):
         for client in {*tasks.values(), *self._clients.values()}:
             await client.close()
         self._clients.clear()
-
-
-class DevicePluginHandler:
-    """What the plugin watcher does with ``type: DevicePlugin``: the second, unloved way to register.
-
-    Its weakness is kept: when the stream ends later, the watcher still takes the socket for registered.
-    """
-
-    def __init__(self, registration: Registration) -> None:
-        self._registration = registration
-
-    def validate(self, info: pluginregistration_pb2.PluginInfo) -> None:
-        """Raises RefusedRegistrationError."""
-        if VERSION not in info.supported_versions:
-            raise RefusedRegistrationError(
-                f"requested API version {list(info.supported_versions)} is not supported by kubelet. "
-                f'Supported version is ["{VERSION}"]'
-            )
-        if not is_extended_resource_name(info.name):
-            raise RefusedRegistrationError(f'the ResourceName "{info.name}" is invalid')
-
-    async def register(self, info: pluginregistration_pb2.PluginInfo, endpoint: Path) -> Deregister:
-        await self._registration.connect(info.name, endpoint)
-        return lambda: self._registration.deregister(info.name)

@@ -24,7 +24,7 @@ MAX_TRIES = 50_000
 """Devices looked at per node and pod; stands for the scheduler's ten seconds (DRASchedulerFilterTimeout)."""
 
 
-class Unsatisfiable(Exception):
+class UnsatisfiableError(Exception):
     """No allocation on this node; the text says why in a few words."""
 
 
@@ -103,12 +103,12 @@ class Pick:
 
 
 def check_classes(claims: Sequence[JSON], classes: Mapping[str, JSON]) -> None:
-    """Raises Unsatisfiable for a request, or an alternative, whose class does not exist."""
+    """Raises UnsatisfiableError for a request, or an alternative, whose class does not exist."""
     for claim in claims:
         for request in _requests(claim):
             for name, spec in _named(request):
                 if (wanted := spec["deviceClassName"]) not in classes:
-                    raise Unsatisfiable(f"request {name}: device class {wanted} does not exist")
+                    raise UnsatisfiableError(f"request {name}: device class {wanted} does not exist")
 
 
 def allocate(
@@ -116,7 +116,7 @@ def allocate(
 ) -> list[list[Pick]]:
     """Picks for each claim, in order. Every class exists.
 
-    Raises Unsatisfiable, or SelectorError for a broken expression.
+    Raises UnsatisfiableError, or SelectorError for a broken expression.
     """
     steps = [
         list(_alternatives(number, request, classes))
@@ -125,7 +125,7 @@ def allocate(
     ]
     search = _Search(claims, pools, in_use, selectors, steps)
     if not search.solve(0):
-        raise Unsatisfiable("cannot allocate all claims")
+        raise UnsatisfiableError("cannot allocate all claims")
     return [[pick for pick in search.picks if pick.wanted.claim == number] for number in range(len(claims))]
 
 
@@ -187,7 +187,9 @@ class _Search:
             for pool in self._pools:
                 if not pool.usable:
                     state = pool.problem or "is currently being updated"
-                    raise Unsatisfiable(f"request {wanted.request} asks for all devices, but pool {pool.name} {state}")
+                    raise UnsatisfiableError(
+                        f"request {wanted.request} asks for all devices, but pool {pool.name} {state}"
+                    )
         found = [
             device
             for pool in self._pools
@@ -237,7 +239,7 @@ class _Search:
         """The pick, when nothing forbids it: results left, taints, holders, capacity, counters, constraints."""
         self._tries += 1
         if self._tries > MAX_TRIES:
-            raise Unsatisfiable("timed out trying to allocate devices")
+            raise UnsatisfiableError("timed out trying to allocate devices")
         if sum(pick.wanted.claim == wanted.claim for pick in self.picks) >= MAX_RESULTS:
             return None
         if blocking(device.spec.get("taints", []), wanted.spec.get("tolerations", [])) is not None:

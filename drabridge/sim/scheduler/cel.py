@@ -68,9 +68,9 @@ def _celpy() -> Any:
 
 @lru_cache(maxsize=1)
 def _functions() -> Mapping[str, Callable[..., Any]]:
-    """Kubernetes' CEL extensions (k8s.io/apiserver/pkg/cel/library), callable as functions and as methods."""
+    """Kubernetes' CEL extensions (k8s.io/apiserver/pkg/cel/library) that selectors of devices use."""
     types = _celpy().celtypes
-    text, number, boolean, double = types.StringType, types.IntType, types.BoolType, types.DoubleType
+    text, number, boolean = types.StringType, types.IntType, types.BoolType
 
     def is_a(parse: Callable[[str], object]) -> Callable[[object], Any]:
         def check(value: object) -> Any:
@@ -81,13 +81,6 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
             return boolean(True)
 
         return check
-
-    def moved(sign: int) -> Callable[[Quantity, object], Quantity]:
-        def move(left: Quantity, right: object) -> Quantity:
-            other = right if isinstance(right, Quantity) else Quantity.parse(int(str(right)))
-            return left + other if sign > 0 else left - other
-
-        return move
 
     def compare(left: Any, right: Any) -> Any:
         return number((left > right) - (left < right))
@@ -100,22 +93,10 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
         "patch": lambda value: number(value.numbers[2]),
         "quantity": lambda value: Quantity.parse(str(value)),
         "isQuantity": is_a(Quantity.parse),
-        "sign": lambda value: number((value.value > 0) - (value.value < 0)),
-        "isInteger": lambda value: boolean(value.value.denominator == 1),
-        "asInteger": lambda value: number(value.value.numerator // value.value.denominator),
-        "asApproximateFloat": lambda value: double(float(value.value)),
-        "add": moved(1),
-        "sub": moved(-1),
         "isGreaterThan": lambda left, right: boolean(left > right),
         "isLessThan": lambda left, right: boolean(left < right),
         "compareTo": compare,
         "lowerAscii": lambda value: text(str(value).lower()),
-        "upperAscii": lambda value: text(str(value).upper()),
-        "trim": lambda value: text(str(value).strip()),
-        "replace": lambda value, old, new: text(str(value).replace(str(old), str(new))),
-        "split": lambda value, by: types.ListType([text(one) for one in str(value).split(str(by))]),
-        "indexOf": lambda value, part: number(str(value).find(str(part))),
-        "substring": lambda value, start, end=None: text(str(value)[int(start) : None if end is None else int(end)]),
     }
 
 

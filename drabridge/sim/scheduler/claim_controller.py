@@ -9,7 +9,6 @@ from typing import Any
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.releases import Release
-from drabridge.sim.scheduler.events import post
 
 JSON = dict[str, Any]
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -18,7 +17,7 @@ EXTENDED_ANNOTATION = "resource.kubernetes.io/extended-resource-claim"
 ENDED = ("Succeeded", "Failed")
 
 
-class NotReady(Exception):
+class NotReadyError(Exception):
     """Something the pod needs is not there yet: it is not queued, and nobody says so (recorded)."""
 
 
@@ -65,10 +64,8 @@ def _from_template(objects: Objects, pod: JSON, pod_claim: str, template_name: s
     }
     try:
         claim = objects.create(body)
-    except ApiError as error:
-        why = f"PodResourceClaim {pod_claim}: failed to create ResourceClaim: {_reasons(error)}"
-        post(objects, "Pod", pod, "FailedResourceClaimCreation", why)
-        return
+    except ApiError:
+        return  # its namespace is on the way out
     entry = {"name": pod_claim, "resourceClaimName": claim["metadata"]["name"]}
 
     def note(obj: JSON) -> None:
@@ -77,16 +74,10 @@ def _from_template(objects: Objects, pod: JSON, pod_claim: str, template_name: s
     objects.modify("pods", meta["name"], note, namespace=meta["namespace"], subresource="status")
 
 
-def _reasons(error: ApiError) -> str:
-    """Without the generated name, which would make every attempt a new event."""
-    causes = [f"{one['field']}: {one['message']}" for one in (error.details or {}).get("causes", [])]
-    return ", ".join(causes) or error.message
-
-
 def of_pod(objects: Objects, pod: JSON) -> Sequence[JSON]:
     """Return the claims that a pod names, in its order.
 
-    Raises NotReady for one that is missing or being deleted.
+    Raises NotReadyError for one that is missing or being deleted.
     """
     namespace = pod["metadata"]["namespace"]
     generated = {one["name"]: one.get("resourceClaimName") for one in pod["status"].get("resourceClaimStatuses", [])}
@@ -95,14 +86,14 @@ def of_pod(objects: Objects, pod: JSON) -> Sequence[JSON]:
         name = entry.get("resourceClaimName") or generated.get(entry["name"])
         if not name:
             why = f'resourceclaimtemplate "{entry.get("resourceClaimTemplateName")}" has produced no claim yet'
-            raise NotReady(why)
+            raise NotReadyError(why)
         claim = objects.find("resourceclaims", name, namespace)
         if claim is None:
-            raise NotReady(f'resourceclaim "{name}" not found')
+            raise NotReadyError(f'resourceclaim "{name}" not found')
         if claim["metadata"].get("deletionTimestamp"):
-            raise NotReady(f'resourceclaim "{name}" is being deleted')
+            raise NotReadyError(f'resourceclaim "{name}" is being deleted')
         if entry.get("resourceClaimTemplateName") and not _owned_by(claim, pod):
-            raise NotReady(f"PodResourceClaim {entry['name']}: not owned by pod {pod['metadata']['name']}")
+            raise NotReadyError(f"PodResourceClaim {entry['name']}: not owned by pod {pod['metadata']['name']}")
         found.append(claim)
     return found
 

@@ -123,25 +123,23 @@ def split(
 def special_claim(pod: JSON, by_claim: Mapping[str, str], release: Release) -> tuple[JSON, list[JSON]]:
     """(the claim, ``requestMappings``) for the resources that go through DRA.
 
-    A plain init container shares the request of a later container of the same resource that is large enough, else
-    all plain init containers of a resource share one request of the largest count.
+    Every container has a request of its own. Real plain init containers share those of later ones.
     """
     wanted = [ask for ask in asks(pod) if ask.resource in by_claim]
-    requests: list[JSON] = []
-    mappings: list[JSON] = []
-    init_request: dict[str, str] = {}
-    for ask in wanted:
-        if ask.plain_init:
-            later = [one for one in wanted if one.resource == ask.resource and not one.plain_init]
-            largest = max(one.count for one in wanted if one.resource == ask.resource and one.plain_init)
-            fitting = [one.request for one in later if one.count >= largest]
-            name = fitting[0] if fitting else init_request.setdefault(ask.resource, ask.request)
-            if not fitting and name == ask.request:
-                requests.append(_request(name, by_claim[ask.resource], largest))
-        else:
-            name = ask.request
-            requests.append(_request(name, by_claim[ask.resource], ask.count))
-        mappings.append({"containerName": ask.container, "resourceName": ask.resource, "requestName": name})
+    requests = [
+        {
+            "name": ask.request,
+            "exactly": {
+                "deviceClassName": by_claim[ask.resource],
+                "allocationMode": "ExactCount",
+                "count": ask.count,
+            },
+        }
+        for ask in wanted
+    ]
+    mappings = [
+        {"containerName": ask.container, "resourceName": ask.resource, "requestName": ask.request} for ask in wanted
+    ]
     claim = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
@@ -154,8 +152,3 @@ def special_claim(pod: JSON, by_claim: Mapping[str, str], release: Release) -> t
         "spec": {"devices": {"requests": requests}},
     }
     return claim, mappings
-
-
-def _request(name: str, device_class: str, count: int) -> JSON:
-    exactly = {"deviceClassName": device_class, "allocationMode": "ExactCount", "count": count}
-    return {"name": name, "exactly": exactly}

@@ -18,7 +18,7 @@ from drabridge.sim.apiserver.objects import Objects, timestamp
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.apiserver.store import Change
 from drabridge.sim.scheduler import claim_controller, extended
-from drabridge.sim.scheduler.allocator import InUse, Pick, Unsatisfiable, allocate, allocation, check_classes
+from drabridge.sim.scheduler.allocator import InUse, Pick, UnsatisfiableError, allocate, allocation, check_classes
 from drabridge.sim.scheduler.cel import SelectorError, Selectors
 from drabridge.sim.scheduler.claim_controller import Readiness, readiness
 from drabridge.sim.scheduler.events import post
@@ -174,9 +174,9 @@ class Scheduler:
             claims = [self._usable(claim) for claim in claim_controller.of_pod(self.objects, pod)]
             plan = self._plan(pod, claims)
             self._commit(pod, plan)
-        except claim_controller.NotReady:
+        except claim_controller.NotReadyError:
             return  # PreEnqueue: it is not queued, and nothing is said
-        except (Unsatisfiable, SelectorError) as error:
+        except (UnsatisfiableError, SelectorError) as error:
             self._unschedulable(pod, str(error))
         except ApiError as error:
             post(self.objects, "Pod", pod, "FailedScheduling", str(error))
@@ -203,33 +203,33 @@ class Scheduler:
         self._resting[uid] = asyncio.get_running_loop().call_later(delay, over)
 
     def _plan(self, pod: JSON, claims: Sequence[JSON]) -> Plan:
-        """The first node that fits. Raises Unsatisfiable with the reasons of all."""
+        """The first node that fits. Raises UnsatisfiableError with the reasons of all."""
         nodes = self.objects.peek("nodes")
         classes = {one["metadata"]["name"]: one for one in self.objects.peek("deviceclasses")}
         try:
             check_classes([claim for claim in claims if "allocation" not in claim["status"]], classes)
-        except Unsatisfiable as error:
-            raise Unsatisfiable(f"0/{len(nodes)} nodes are available: {error}.") from error
+        except UnsatisfiableError as error:
+            raise UnsatisfiableError(f"0/{len(nodes)} nodes are available: {error}.") from error
         reasons: Counter[str] = Counter()
         for node in nodes:
             try:
                 return self._on_node(pod, node, claims, classes)
-            except Unsatisfiable as error:
+            except UnsatisfiableError as error:
                 reasons[str(error)] += 1
         listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        raise Unsatisfiable(f"0/{len(nodes)} nodes are available: {listed or 'no nodes'}.")
+        raise UnsatisfiableError(f"0/{len(nodes)} nodes are available: {listed or 'no nodes'}.")
 
     def _on_node(self, pod: JSON, node: JSON, claims: Sequence[JSON], classes: Mapping[str, JSON]) -> Plan:
         name = node["metadata"]["name"]
         labels = node["metadata"].get("labels", {})
         if node.get("spec", {}).get("unschedulable"):
-            raise Unsatisfiable("node(s) were unschedulable")
+            raise UnsatisfiableError("node(s) were unschedulable")
         if any(labels.get(key) != value for key, value in pod["spec"].get("nodeSelector", {}).items()):
-            raise Unsatisfiable("node(s) didn't match Pod's node affinity/selector")
+            raise UnsatisfiableError("node(s) didn't match Pod's node affinity/selector")
         for claim in claims:
             selector = claim["status"].get("allocation", {}).get("nodeSelector")
             if selector is not None and not selects(selector, node):
-                raise Unsatisfiable("resourceclaim not available on the node")
+                raise UnsatisfiableError("resourceclaim not available on the node")
         served = self._extended(pod, name, classes)
         mappings: Sequence[JSON] = ()
         wanted = list(claims)
@@ -254,7 +254,7 @@ class Scheduler:
         pods = [one for one in self.objects.peek("pods") if one["metadata"]["uid"] != pod["metadata"]["uid"]]
         split = extended.split(pod, node, allocatable, classes, pods, dra=self._gates["DRAExtendedResource"])
         if split.refusal:
-            raise Unsatisfiable(split.refusal)
+            raise UnsatisfiableError(split.refusal)
         return split.by_claim
 
     # -- writing it down

@@ -18,7 +18,7 @@ from drabridge.dra.metadata import DeviceFacts, MetadataFiles
 from drabridge.dra.records import RecordStore
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint
-from drabridge.inventory import ld_cache, nvidia, nvidia_files, nvml_report
+from drabridge.inventory import nvidia, nvidia_files, nvml_report
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_file import SpecError, read_spec
 from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
@@ -75,12 +75,11 @@ def cdi(root: Path) -> Iterator[Read]:
     theirs = CdiFiles(root)
 
     def read(data: bytes) -> None:
-        for as_json in (True, False):
-            with suppress(SpecError):
-                found = read_spec(data, json=as_json)
-                assert found.names
-                assert is_cdi_kind(found.kind)
-                assert all(map(is_cdi_name, found.names))
+        with suppress(SpecError):
+            found = read_spec(data)
+            assert found.names
+            assert is_cdi_kind(found.kind)
+            assert all(map(is_cdi_name, found.names))
         for name in ("vendor.json", "vendor.yaml", f"{DRIVER}-device-claim-{UID}.json"):
             (folder / name).write_bytes(data)
         theirs.refresh()
@@ -154,7 +153,7 @@ def linker_cache(root: Path) -> Iterator[Read]:
 
     def read(data: bytes) -> None:
         with suppress(ValueError):
-            assert all(path.startswith("/") for _, path in ld_cache.libraries(data, nvidia_files.MACHINE))
+            assert all(path.startswith("/") for _, path in nvidia_files.cached_libraries(data, nvidia_files.MACHINE))
         nvidia_h100.put(root / "host", "/etc/ld.so.cache", data)
         found = nvidia_files.find(settings, paths)
         assert found.problem == "", "what the cache says hides no library"

@@ -20,8 +20,8 @@ _KEPT = frozenset({"crash", "kubelet", "force", "reboot"})  # the record is not 
 
 _PROOFS = replace(_GRACE, claims=1, proofs=True, kinds=frozenset({"force", "crash", "kubelet", "forget"}))
 
-PAIRS: Mapping[str, Config] = {
-    # every kind of fault, and every pair of them, anywhere in the course of things
+DEEP: Mapping[str, Config] = {
+    # for make deep: every kind of fault, and every pair of them, anywhere in the course of things
     "2 devices, 2 pods, 2 claims, a move, two faults of any kind": replace(_PROMPT, faults=2),
     "1 device, 2 pods, 2 claims, leases, two faults of any kind": replace(_LEASES, devices=1),
     "2 devices, 2 pods, 2 claims, leases, prompt, two faults": replace(_LEASES, prompt=True, kinds=_KEPT),
@@ -40,14 +40,17 @@ PAIRS: Mapping[str, Config] = {
         _PROMPT, pods=1, claims=1, faults=2, kinds=_HARDWARE
     ),
     "1 device, 2 pods, a claim, a move, ends proven, two faults": _PROOFS,
-}
-OTHERS: Mapping[str, Config] = {
-    "1 device, 2 pods, a claim, a cordon, two faults": replace(_PROMPT, devices=1, claims=1, faults=2, cordons=True),
     "2 devices, 2 pods, a claim, a move, evidence that is late by any time": Config(claims=1, faults=0, moves=1),
-    "1 device, 2 pods, 2 claims, a move, late evidence, a fault": Config(devices=1, faults=1, moves=1),
     "2 devices, 2 pods, a claim, physical probe, pods that will not die, two faults": replace(
         _PROMPT, claims=1, faults=2, moves=0, probe=True
     ),
+    "1 device, 2 pods, 2 claims, leases, the record is kept, two faults": replace(_LEASES, devices=1, kinds=_KEPT),
+    "2 devices, a pod, a claim, leases, two faults": replace(_LEASES, pods=1, claims=1, kinds=_KEPT),
+    "1 device, 2 pods, a claim, a move, ends proven, a fault": replace(_PROOFS, faults=1),
+}
+OTHERS: Mapping[str, Config] = {
+    "1 device, 2 pods, a claim, a cordon, two faults": replace(_PROMPT, devices=1, claims=1, faults=2, cordons=True),
+    "1 device, 2 pods, 2 claims, a move, late evidence, a fault": Config(devices=1, faults=1, moves=1),
     "1 device, a pod, 2 claims, a move, late evidence, a fault, files of claims lost with the record": replace(
         _LOST, faults=1, late_evidence=True, claims_shown=True
     ),
@@ -56,6 +59,9 @@ OTHERS: Mapping[str, Config] = {
     ),
     "1 device, a pod, 2 claims, a move, files lost and kubelet shows no claims, two faults": replace(
         _LOST, faults=2, kinds=_TENDER
+    ),
+    "2 devices, 2 pods, a claim, physical probe, pods that will not die, a fault": replace(
+        _PROMPT, claims=1, moves=0, probe=True
     ),
     # a GPU for containers and for virtual machines
     "2 devices at one place, 2 pods, late evidence, two faults": replace(
@@ -77,8 +83,9 @@ OTHERS: Mapping[str, Config] = {
 }
 LEASES: Mapping[str, Config] = {
     # both APIs share the devices; the scheduler gives up and tries again
-    "1 device, 2 pods, 2 claims, leases, the record is kept, two faults": replace(_LEASES, devices=1, kinds=_KEPT),
-    "2 devices, a pod, a claim, leases, two faults": replace(_LEASES, pods=1, claims=1, kinds=_KEPT),
+    "1 device, 2 pods, a claim, leases, the record is kept, a fault": replace(
+        _LEASES, devices=1, claims=1, faults=1, kinds=_KEPT
+    ),
     "1 device, 2 pods, a claim, leases, pods bound whatever the conditions say, two faults": replace(
         _LEASES, devices=1, claims=1, kinds=_KEPT, bound_early=True
     ),
@@ -89,7 +96,6 @@ LEASES: Mapping[str, Config] = {
 }
 PROOFS: Mapping[str, Config] = {
     # what is proven acts at once; nothing else is quicker than in the worlds above
-    "1 device, 2 pods, a claim, a move, ends proven, a fault": replace(_PROOFS, faults=1),
     "1 device, 2 pods, a claim, a move, ends proven, late evidence": Config(
         devices=1, claims=1, faults=0, moves=1, proofs=True
     ),
@@ -97,4 +103,4 @@ PROOFS: Mapping[str, Config] = {
         _LEASES, devices=1, claims=1, faults=1, proofs=True, kinds=_KEPT
     ),
 }
-WORLDS: Mapping[str, Config] = {**PAIRS, **OTHERS, **LEASES, **PROOFS}
+WORLDS: Mapping[str, Config] = {**DEEP, **OTHERS, **LEASES, **PROOFS}

@@ -150,6 +150,7 @@ async def twice(cluster: Cluster, rng: random.Random, *words: str | Path) -> Non
         await asyncio.gather(cluster.migrate(*words, killed_after=seconds), kill_one(cluster.agents, rng))
 
 
+@pytest.mark.deep
 async def test_there_and_back_with_agents_and_the_command_killed(cluster: Cluster, tmp_path: Path) -> None:
     rng = random.Random(16)
     await cluster.until_used("limits")

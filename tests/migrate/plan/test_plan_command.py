@@ -148,7 +148,7 @@ async def test_the_vendors_class_is_meant_where_the_cluster_has_it() -> None:
         (("--class", f"{GPU}=none"), "which driver serves DeviceClass none cannot be seen"),
         (("--explain", "x"), "--explain needs a PLAN"),
         (("--config", "x"), "--config is for --manifests"),
-        (("--keep", "-1"), "expected a whole number of devices"),
+        (("--keep", "-1"), "expected a whole number from 0 to 1000"),
     ],
 )
 async def test_bad_words_are_refused_with_what_to_do(words: tuple[str, ...], said: str) -> None:

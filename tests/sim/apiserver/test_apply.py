@@ -120,15 +120,6 @@ async def test_allocation_cannot_be_changed_through_status(api: SimApiServer, cl
     assert refused.body["details"]["causes"][0]["field"] == "status.allocation"
 
 
-async def test_status_does_not_change_through_the_main_endpoint(api: SimApiServer, client: Client) -> None:
-    allocate(api, ("a", "gpu-0"))
-    patch = {"metadata": {"labels": {"x": "y"}}, "status": {"allocation": None}}
-    done = await client("PATCH", f"{CLAIMS}/c", patch, MERGE)
-    assert done.status == 200
-    assert done.body["metadata"]["labels"] == {"x": "y"}
-    assert done.body["status"]["allocation"]["devices"]["results"][0]["device"] == "gpu-0"
-
-
 async def test_granular_authorization_by_driver_and_node(api: SimApiServer) -> None:
     allocate(api, ("a", "gpu-0"), ("b", "nic-0"))
     mine = Client(api, token=api.token("node-a", drivers=frozenset({"a"})))
@@ -150,9 +141,3 @@ async def test_applied_slice_gives_up_what_it_no_longer_says(client: Client) -> 
     assert done.status == 200
     assert done.body["metadata"]["labels"] == {"a": "1", "other": "3"}
     assert [one["operation"] for one in done.body["metadata"]["managedFields"]] == ["Apply", "Update"]
-
-
-async def test_apply_needs_a_field_manager(client: Client) -> None:
-    refused = await client("PATCH", f"{SLICES}/s", slice_body("s", "d0"), APPLY)
-    assert refused.status == 422
-    assert "fieldManager: Required value: is required for apply patch" in refused.body["message"]

@@ -9,7 +9,6 @@ import pytest
 
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.api_client import MERGE, SLICES, Client, slice_body, take
-from tests.support.waiting import PATIENCE
 
 
 def names(events: list[Any]) -> list[tuple[str, str]]:
@@ -35,28 +34,6 @@ async def test_objects_enter_and_leave_a_selection(client: Client) -> None:
         assert names(await take(events, 3)) == [("ADDED", "s0"), ("MODIFIED", "s0"), ("DELETED", "s0")]
 
 
-async def test_selectors_by_node_and_driver(client: Client) -> None:
-    query = "watch=1&fieldSelector=spec.nodeName%3Dnode-a,spec.driver%3Dd.example.com"
-    async with client.watch(f"{SLICES}?{query}") as events:
-        await client("POST", SLICES, slice_body("other-node", "d0", node="node-b"))
-        await client("POST", SLICES, slice_body("other-driver", "d0", driver="e.example.com"))
-        await client("POST", SLICES, slice_body("mine", "d0"))
-        assert names(await take(events, 1)) == [("ADDED", "mine")]
-
-
-async def test_compacted_revision_is_gone(api: SimApiServer, client: Client) -> None:
-    first = await client("POST", SLICES, slice_body("s0", "d0"))
-    await client("POST", SLICES, slice_body("s1", "d0"))
-    api.objects.store.compact()
-    revision = first.body["metadata"]["resourceVersion"]
-    async with client.watch(f"{SLICES}?watch=1&resourceVersion={revision}") as events:
-        (event,) = await take(events, 1)
-        assert event["type"] == "ERROR"
-        assert (event["object"]["code"], event["object"]["reason"]) == (410, "Expired")
-        with pytest.raises(StopAsyncIteration):
-            await anext(events)
-
-
 async def test_history_is_bounded(api: SimApiServer, client: Client) -> None:
     api.objects.store._limit = 5
     for number in range(10):
@@ -76,11 +53,6 @@ async def test_bookmark_carries_the_revision_to_go_on_from(api: SimApiServer, cl
         found = [one async for one in events]
     assert names(found) == [("ADDED", "s1"), ("BOOKMARK", "")]
     assert found[1]["object"]["metadata"] == {"resourceVersion": found[0]["object"]["metadata"]["resourceVersion"]}
-
-
-async def test_no_bookmarks_unless_asked_for(client: Client) -> None:
-    async with client.watch(f"{SLICES}?watch=1&timeoutSeconds=2") as events:
-        assert [one async for one in events] == []
 
 
 async def test_cut_stream_and_partition(api: SimApiServer, client: Client) -> None:
@@ -125,28 +97,3 @@ async def test_a_late_answer_comes_after_the_event(api: SimApiServer, client: Cl
         writing.cancel()
     api.faults.heal()
     assert (await client("POST", SLICES, slice_body("s1", "d0"))).status == 201
-
-
-async def test_watch_speaks_the_version_it_was_opened_in(api: SimApiServer, client: Client) -> None:
-    api.versions = ("v1", "v1beta1")
-    await client("POST", SLICES, slice_body("s0", {"name": "d0", "attributes": {"a": {"int": 1}}}))
-    async with client.watch(SLICES.replace("/v1/", "/v1beta1/") + "?watch=1") as events:
-        (event,) = await take(events, 1)
-    assert event["object"]["apiVersion"] == "resource.k8s.io/v1beta1"
-    assert event["object"]["spec"]["devices"] == [{"name": "d0", "basic": {"attributes": {"a": {"int": 1}}}}]
-
-
-async def test_a_closed_watch_leaves_nothing_behind(api: SimApiServer, client: Client) -> None:
-    before = len(api.objects.store._listeners)
-    async with client.watch(f"{SLICES}?watch=1") as events:
-        await client("POST", SLICES, slice_body("s0", "d0"))
-        await take(events, 1)
-        assert len(api.objects.store._listeners) == before + 1
-    for number in range(50 * PATIENCE):
-        await client("POST", SLICES, slice_body(f"t{number}", "d0"))
-        if len(api.objects.store._listeners) == before:
-            await asyncio.sleep(0.01)
-            assert api.faults.drop_watches() == 0
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("the watch is still subscribed after its client went away")

@@ -9,7 +9,7 @@ import json
 from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.kubelet.checkpoint import FILE_NAME
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
-from drabridge.sim.kubelet.runtime import LockingRuntime, MemoryRuntime
+from drabridge.sim.kubelet.runtime import LockingRuntime
 from tests.sim.kubelet.gpu_pods import NUMA, gpu_kubelet, pod
 from tests.sim.kubelet.podresources_client import PodResourcesClient, shape
 from tests.support.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
@@ -50,42 +50,6 @@ async def test_the_observed_pod_with_an_init_container() -> None:
         assert {row[1] for row in shape(listed[0].containers[1].devices)} == set(third)
 
 
-async def test_devices_by_numa_node_in_checkpoint_list_and_allocatable() -> None:
-    async with gpu_kubelet(NUMA) as (kubelet, plugin):
-        plugin.preferred = ["d1", "d2"]
-        await kubelet.run_pod(pod("p", 2))
-        document = json.loads((kubelet.node.root / "device-plugins" / FILE_NAME).read_text())
-        (entry,) = document["Data"]["PodDeviceEntries"]
-        assert entry["DeviceIDs"] == {"-1": ["d2"], "0": ["d1"], "1": ["d1"]}
-        assert list(entry["DeviceIDs"]) == ["-1", "0", "1"]
-        client = PodResourcesClient(kubelet.node.root)
-        (container,) = (await client.list()).pod_resources[0].containers
-        assert shape(container.devices) == [(GPU, "d1", 0), (GPU, "d1", 1), (GPU, "d2", None)]
-        assert shape((await client.allocatable()).devices) == [
-            (GPU, "d0", 0),
-            (GPU, "d1", 0),
-            (GPU, "d1", 1),
-            (GPU, "d2", None),
-        ], "d3 was sent with an empty TopologyInfo: counted, allocatable, and not listed"
-        assert kubelet.node_status()["capacity"] == {GPU: 4}
-
-
-async def test_the_checkpoint_is_null_when_nobody_holds_anything() -> None:
-    async with gpu_kubelet(NUMA) as (kubelet, plugin):
-        path = kubelet.node.root / "device-plugins" / FILE_NAME
-        assert '"PodDeviceEntries":null' in path.read_text()
-        before = path.stat().st_ino
-        await plugin.send(NUMA)
-        await kubelet.wait_for(lambda: path.stat().st_ino != before, what="a rewrite after an equal list")
-        spec = pod("p", 1)
-        await kubelet.run_pod(spec)
-        await kubelet.finish_pod(spec.uid)
-        assert '"PodDeviceEntries":[{' in path.read_text(), "freed lazily"
-        await PodResourcesClient(kubelet.node.root).list()
-        await plugin.send(NUMA)
-        await kubelet.wait_for(lambda: '"PodDeviceEntries":null' in path.read_text(), what="the entries to go")
-
-
 async def test_preferences_are_intersected_cut_and_filled_up() -> None:
     async with gpu_kubelet([device(f"d{i}") for i in range(6)]) as (kubelet, plugin):
         plugin.preferred = ["d5", "nonsense"]
@@ -97,24 +61,6 @@ async def test_preferences_are_intersected_cut_and_filled_up() -> None:
         assert "d4" in ids
         assert "d5" not in ids
         assert len(ids) == 2
-
-
-async def test_available_ids_come_in_an_order_that_the_seed_decides() -> None:
-    orders = []
-    for seed in (1, 1, 2):
-        async with gpu_kubelet([device(f"d{i}") for i in range(20)], seed=seed) as (kubelet, plugin):
-            await kubelet.run_pod(pod("p", 1))
-            orders.append(list(plugin.preferred_requests[0].available_deviceIDs))
-    assert orders[0] == orders[1] != orders[2]
-    assert orders[0] != sorted(orders[0])
-
-
-async def test_every_list_replaces_the_one_before() -> None:  # DF2, DF4
-    async with gpu_kubelet([device(f"d{i}") for i in range(4)]) as (kubelet, plugin):
-        for sick in ({0}, set(), {1, 2}, {2}, set()):
-            await plugin.send(device(f"d{i}", "Unhealthy" if i in sick else "Healthy") for i in range(4))
-            await kubelet.wait_for_resource(GPU, healthy=4 - len(sick))
-            assert kubelet.node_status() == {"capacity": {GPU: 4}, "allocatable": {GPU: 4 - len(sick)}}
 
 
 async def test_a_list_may_change_while_the_plugin_is_asked_for_its_preference() -> None:
@@ -148,22 +94,6 @@ async def test_sidecars_keep_their_device_plain_init_containers_do_not() -> None
         ]
 
 
-async def test_a_held_device_that_turns_unhealthy_shows_in_the_pod_status() -> None:  # PS1, DF3
-    async with gpu_kubelet([device("d3")]) as (kubelet, plugin):
-        spec = pod("p", 1)
-        await kubelet.run_pod(spec)
-        await plugin.send([device("d3", "Unhealthy")])
-        await kubelet.wait_for_resource(GPU, healthy=0)
-        assert kubelet.pod_status(spec.uid).phase is Phase.RUNNING
-        assert kubelet.allocated_resources_status(spec.uid)["a"] == [
-            {"name": GPU, "resources": [{"health": "Unhealthy", "resourceID": "d3"}]}
-        ]
-        await plugin.send([])
-        await kubelet.wait_for(lambda: not kubelet.resources[GPU].devices, what="the empty list")
-        (entry,) = kubelet.allocated_resources_status(spec.uid)["a"]
-        assert entry["resources"][0]["health"] == "Healthy", "a device that is dropped counts as healthy"
-
-
 async def test_dropping_an_id_of_an_allocate_in_flight_kills_the_kubelet() -> None:
     async with gpu_kubelet([device("d0")]) as (kubelet, plugin):
         plugin.allocate_gate.clear()
@@ -185,19 +115,7 @@ async def test_dropping_an_id_of_an_allocate_in_flight_kills_the_kubelet() -> No
         await plugin.register()
         await kubelet.wait_for_resource(GPU, healthy=1)
         kubelet.faults.pods_arrive.set()
-        await kubelet.wait_for(lambda: kubelet.pods[spec.uid].phase is Phase.RUNNING, what="re-admission")
-
-
-async def test_marking_it_unhealthy_instead_does_no_harm() -> None:
-    async with gpu_kubelet([device("d0")]) as (kubelet, plugin):
-        plugin.allocate_gate.clear()
-        running_pod = asyncio.create_task(kubelet.run_pod(pod("p", 1)))
-        await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
-        await plugin.send([device("d0", "Unhealthy")])
-        await kubelet.wait_for_resource(GPU, healthy=0)
-        plugin.allocate_gate.set()
-        assert (await running_pod).phase is Phase.RUNNING
-        assert kubelet.crashed is None
+        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="re-admission")
 
 
 async def test_a_hung_allocate_stops_every_admission_on_the_node() -> None:
@@ -210,42 +128,6 @@ async def test_a_hung_allocate_stops_every_admission_on_the_node() -> None:
         assert not other.done()
         plugin.allocate_gate.set()
         assert {(await hung).phase, (await other).phase} == {Phase.RUNNING}
-
-
-async def test_a_container_restart_replays_the_cached_answer() -> None:
-    async with gpu_kubelet([device("d0")]) as (kubelet, plugin):
-        spec = pod("p", 1)
-        await kubelet.run_pod(spec)
-        await kubelet.restart_container(spec.uid, "a")
-        runtime = kubelet.node.runtime
-        assert isinstance(runtime, MemoryRuntime)
-        first, second = (options for _, _, options in runtime.started)
-        assert first == second
-        assert second.cdi_devices == ("y.example.com/gpu=d0",)
-        assert second.envs == {"IDS": "d0"}
-        assert sum(method == "Allocate" for method, _ in plugin.calls) == 1
-        assert kubelet.pod_status(spec.uid).restarts == {"a": 1}
-
-
-async def test_pre_start_is_called_before_every_start_and_retried() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        plugin = Plugin(root, "p.sock", [device("d0")])
-        plugin.options = pb.DevicePluginOptions(pre_start_required=True)
-        plugin.pre_start_error = "reset failed"
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            spec = pod("p", 1)
-            status = await kubelet.run_pod(spec)
-            assert status.phase is Phase.PENDING
-            text = "device plugin PreStartContainer rpc failed with err: rpc error: code = Internal desc = reset failed"
-            assert status.waiting == {"a": f"CreateContainerConfigError: {text}"}
-            (call, *_) = kubelet.calls.of("PreStartContainer")
-            assert call.deadline_seconds == 30.0
-            plugin.pre_start_error = ""
-            await kubelet.wait_for(lambda: kubelet.pods[spec.uid].phase is Phase.RUNNING, what="the retry")
-            assert plugin.calls[-1] == ("PreStartContainer", ["d0"])
-            assert ("GetPreferredAllocation", ["d0"]) not in plugin.calls, "the option was not set"
 
 
 async def test_a_force_deleted_pod_gives_its_device_away_while_it_is_in_use() -> None:
@@ -267,15 +149,3 @@ async def test_a_force_deleted_pod_gives_its_device_away_while_it_is_in_use() ->
                 assert "is used by default/first/a" in status.waiting["a"]
                 assert len(runtime.conflicts) == 1
                 await kubelet.wait_for(lambda: kubelet.pods[second.uid].phase is Phase.RUNNING, what="the lock to go")
-
-
-async def test_a_pod_that_is_deleted_gracefully_holds_its_device_to_the_end() -> None:
-    async with gpu_kubelet([device("d0")]) as (kubelet, _):
-        first = pod("first", 1)
-        await kubelet.run_pod(first)
-        deletion = asyncio.create_task(kubelet.delete_pod(first.uid, linger_seconds=3))
-        await asyncio.sleep(0.05)
-        assert len((await PodResourcesClient(kubelet.node.root).list()).pod_resources) == 1
-        assert "Available: 0" in (await kubelet.run_pod(pod("second", 1))).message
-        await deletion
-        assert (await kubelet.run_pod(pod("third", 1))).phase is Phase.RUNNING

@@ -10,20 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.go_grpc import unix_channel
-from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.timings import Timings
 from podresources.wire import v1_pb2 as pb
 from podresources.wire import v1_pb2_grpc as rpc
-from tests.sim.kubelet.gpu_pods import gpu_kubelet, pod
+from tests.sim.kubelet.gpu_pods import pod
 from tests.sim.kubelet.podresources_client import PodResourcesClient, shape
 from tests.support.kubelet_peers import GPU, Plugin, device, running, serving, short_dir
-from tests.support.waiting import PATIENCE
 
 import grpc  # isort: skip
 import grpc.aio  # isort: skip
@@ -80,37 +74,6 @@ async def test_the_limit_is_a_burst_of_ten_and_then_a_hundred_a_second() -> None
             assert await call() == "ok", "tokens come back"
 
 
-async def test_get_finds_active_pods_only() -> None:  # PR9, PR10
-    async with short_dir() as root, running(root) as kubelet:
-        client = PodResourcesClient(root)
-        plugin = Plugin(root, "p.sock", [device("d0", numa=[0])])
-        async with serving(plugin):
-            await plugin.register()
-            await kubelet.wait_for_resource(GPU, healthy=1)
-            spec = pod("p", 1)
-            await kubelet.run_pod(spec)
-            assert (await client.get("default", "p")).pod_resources == (await client.list()).pod_resources[0]
-            await kubelet.finish_pod(spec.uid)
-            for name in ("p", "missing"):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await client.get("default", name)
-                assert caught.value.code() is grpc.StatusCode.UNKNOWN
-                assert caught.value.details() == f"pod {name} in namespace default not found"
-
-
-async def test_pods_without_devices_are_listed_with_empty_lists() -> None:  # PR1, PR2, PR11
-    async with short_dir() as root, running(root) as kubelet:
-        client = PodResourcesClient(root)
-        assert list((await client.list()).pod_resources) == []
-        await kubelet.run_pod(PodSpec("ns", "p", containers=(Container("c"), Container("d"))))
-        rejected = await kubelet.run_pod(PodSpec("ns", "q", containers=(Container("c"),)))
-        assert rejected.phase is Phase.RUNNING
-        await kubelet.finish_pod(next(uid for uid, r in kubelet.node.pods.items() if r.spec.name == "q"))
-        (listed,) = (await client.list()).pod_resources
-        assert (listed.namespace, listed.name) == ("ns", "p")
-        assert [(c.name, len(c.devices)) for c in listed.containers] == [("c", 0), ("d", 0)]
-
-
 async def test_allocatable_is_what_is_healthy_whether_held_or_not() -> None:
     async with short_dir() as root, running(root) as kubelet:
         client = PodResourcesClient(root)
@@ -127,26 +90,6 @@ async def test_allocatable_is_what_is_healthy_whether_held_or_not() -> None:
         assert len((await client.list()).pod_resources[0].containers[0].devices) == 1, "allocations stay"
 
 
-async def test_before_1_34_get_is_off_and_finished_pods_are_listed() -> None:
-    async with short_dir() as root, running(root, version="1.33") as kubelet:
-        client = PodResourcesClient(root)
-        spec = PodSpec("ns", "p", containers=(Container("c"),))
-        await kubelet.run_pod(spec)
-        await kubelet.finish_pod(spec.uid)
-        assert len((await client.list()).pod_resources) == 1
-        with pytest.raises(grpc.aio.AioRpcError, match="PodResources API Get method disabled"):
-            await client.get("ns", "p")
-
-
-async def test_v1alpha1_answers_on_the_same_socket() -> None:  # DP2
-    async with gpu_kubelet([device("d0", numa=[0])]) as (kubelet, _):
-        await kubelet.run_pod(pod("p", 1))
-        async with unix_channel(kubelet.node.podresources_socket) as channel:
-            old: Any = channel.unary_unary("/v1alpha1.PodResourcesLister/List")
-            answer = pb.ListPodResourcesResponse.FromString(await old(b""))
-        assert shape(answer.pod_resources[0].containers[0].devices) == [(GPU, "d0", None)]
-
-
 async def test_the_socket_is_renamed_into_place_and_kubelet_sock_is_plainly_bound() -> None:
     async with short_dir() as root, running(root) as kubelet:
         await kubelet.stop()
@@ -158,36 +101,3 @@ async def test_the_socket_is_renamed_into_place_and_kubelet_sock_is_plainly_boun
             before = list(bound())
             await kubelet.stop()
             assert bound() == before, "the end of a kubelet makes no event"
-
-
-async def test_the_directory_holds_one_socket_and_no_leftovers() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        for _ in range(3):
-            await kubelet.restart()
-        assert os.listdir(kubelet.node.podresources_socket.parent) == ["kubelet.sock"]
-
-
-@pytest.mark.parametrize("fault", [f for f in ListFault if f is not ListFault.NONE])
-async def test_faults_on_demand(fault: ListFault) -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        kubelet.faults.podresources = fault
-        async with unix_channel(kubelet.node.podresources_socket) as channel:
-            call = rpc.PodResourcesListerStub(channel).List(
-                pb.ListPodResourcesRequest(), timeout=1.0 if fault is ListFault.HANG else 30 * PATIENCE
-            )
-            if fault is ListFault.NONSENSE:
-                assert (await call).pod_resources[0].containers[0].devices[0].topology.nodes[0].ID < -1
-                return
-            if fault is ListFault.GARBAGE:
-                assert await call is None, "grpc.aio answers None to what it cannot parse"
-                return
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call
-            expected = {
-                ListFault.ERROR: grpc.StatusCode.UNKNOWN,
-                ListFault.HANG: grpc.StatusCode.DEADLINE_EXCEEDED,
-                ListFault.HUGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
-            }
-            assert caught.value.code() is expected[fault]
-            if fault is ListFault.HUGE:
-                assert "larger than max" in (caught.value.details() or "")

@@ -17,8 +17,7 @@ from drabridge.sim.kubelet.runtime import MemoryRuntime
 from drabridge.sim.kubelet.timings import Timings
 from tests.sim.kubelet.gpu_pods import REJECTED, gpu_kubelet, pod
 from tests.sim.kubelet.podresources_client import PodResourcesClient, shape
-from tests.support.kubelet_peers import GPU, Plugin, back_in_time, device, running, serving, short_dir
-from tests.support.waiting import HANG_SECONDS
+from tests.support.kubelet_peers import GPU, back_in_time, device, running, short_dir
 
 FOUR = [device(f"d{i}") for i in range(4)]
 NO_HEALTHY = REJECTED.format(f"no healthy devices present; cannot allocate unhealthy devices {GPU}")
@@ -119,23 +118,6 @@ async def test_the_pod_that_lived_keeps_its_device_and_gets_the_cached_answer() 
         assert (await kubelet.run_pod(pod("none-left", 1))).message.count("Available: 0") == 1
 
 
-async def test_a_container_that_starts_while_the_plugin_is_expired_says_why() -> None:
-    timings = Timings.fast(endpoint_grace_seconds=0.1, node_status_seconds=0.05)
-    async with gpu_kubelet(FOUR, timings=timings) as (kubelet, plugin):
-        spec = pod("p", 1)
-        await kubelet.run_pod(spec)
-        await plugin.stop()
-        await kubelet.wait_for(lambda: GPU not in kubelet.resources, what="the grace to pass")
-        restart = asyncio.create_task(kubelet.restart_container(spec.uid, "a"))
-        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).waiting, what="the start to fail")
-        assert (
-            kubelet.pod_status(spec.uid)
-            .waiting["a"]
-            .endswith(f"endpoint not found in cache for a registered resource: {GPU}")
-        )
-        restart.cancel()
-
-
 async def test_reboot_with_the_plugin_back_in_time_replays_the_allocation() -> None:
     async with gpu_kubelet(FOUR) as (kubelet, plugin):
         spec = pod("p", 1, init=1)
@@ -164,20 +146,6 @@ async def test_reboot_without_the_plugin_rejects_every_pod_with_devices() -> Non
         assert [p.name for p in (await PodResourcesClient(kubelet.node.root).list()).pod_resources] == ["plain"]
 
 
-async def test_a_device_that_came_back_unhealthy_rejects_too() -> None:
-    async with gpu_kubelet(FOUR) as (kubelet, plugin):
-        plugin.preferred = ["d1"]
-        spec = pod("p", 1)
-        await kubelet.run_pod(spec)
-        kubelet.faults.pods_arrive.clear()
-        await kubelet.reboot()
-        await plugin.send([device("d0"), device("d1", "Unhealthy")])
-        await back_in_time(plugin, kubelet, healthy=1)
-        await kubelet.process.sources_ready.wait()
-        text = f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {GPU}"
-        assert kubelet.pod_status(spec.uid).message == REJECTED.format(text)
-
-
 async def test_a_lost_checkpoint_and_a_late_plugin_start_the_container_without_its_device() -> None:
     async with gpu_kubelet(FOUR) as (kubelet, plugin):
         spec = pod("p", 1)
@@ -200,17 +168,6 @@ async def test_a_lost_checkpoint_and_a_late_plugin_start_the_container_without_i
         await kubelet.wait_for_resource(GPU, healthy=4)
         await kubelet.restart_container(spec.uid, "a")
         assert len(runtime.running[spec.uid, "a"].device_ids) == 1, "allocated again at the next start"
-
-
-async def test_a_corrupt_checkpoint_is_ignored() -> None:
-    async with gpu_kubelet(FOUR) as (kubelet, _):
-        await kubelet.run_pod(pod("p", 1))
-        await kubelet.stop()
-        path = kubelet.node.root / "device-plugins" / FILE_NAME
-        path.write_text(path.read_text().replace('"d', '"e'))
-        await kubelet.start()
-        assert "checkpoint is corrupted" in kubelet.process.manager.checkpoint_error
-        assert kubelet.resources == {}
 
 
 async def test_podresources_is_partial_until_the_sources_are_ready() -> None:
@@ -245,89 +202,3 @@ async def test_a_pod_deleted_while_the_kubelet_is_down_frees_its_device() -> Non
         assert runtime.running == {}, "killed by the new kubelet"
         assert list((await PodResourcesClient(kubelet.node.root).list()).pod_resources) == []
         assert (await kubelet.run_pod(pod("q", 1))).phase is Phase.RUNNING
-
-
-async def test_a_succeeded_pod_is_not_admitted_again() -> None:  # DP7
-    async with gpu_kubelet(FOUR) as (kubelet, plugin):
-        spec = PodSpec("default", "p", containers=(Container("a", {GPU: 1}, run_seconds=0.02),))
-        await kubelet.run_pod(spec)
-        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.SUCCEEDED, what="its end")
-        await plugin.stop()
-        await kubelet.restart()
-        await kubelet.process.sources_ready.wait()
-        assert kubelet.pod_status(spec.uid).phase is Phase.SUCCEEDED
-
-
-async def test_a_kubelet_that_ends_during_admission_rejects_nobody() -> None:
-    async with gpu_kubelet(FOUR) as (kubelet, plugin):
-        plugin.allocate_gate.clear()
-        spec = pod("p", 1)
-        admission = asyncio.create_task(kubelet.run_pod(spec))
-        await kubelet.wait_for(lambda: plugin.calls[-1][0] == "Allocate", what="Allocate")
-        await kubelet.stop()
-        assert (await admission).phase is Phase.PENDING
-        assert kubelet.events == []
-        plugin.allocate_gate.set()
-        kubelet.faults.pods_arrive.clear()
-        await kubelet.start()
-        await back_in_time(plugin, kubelet)
-        await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).phase is Phase.RUNNING, what="re-admission")
-
-
-async def test_a_pod_bound_while_the_sources_are_not_ready_is_admitted_once() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        kubelet.faults.pods_arrive.clear()
-        await kubelet.restart()
-        plugin = Plugin(root, "p.sock", FOUR)
-        async with serving(plugin):
-            await plugin.register()
-            early, late = pod("early", 1), pod("late", 1)
-            bound = asyncio.create_task(kubelet.run_pod(early))
-            await kubelet.wait_for(lambda: early.uid in kubelet.pods, what="the binding")
-            await kubelet.restart()
-            assert (await bound).phase is Phase.PENDING, "that kubelet ended, the pod stays bound"
-            await back_in_time(plugin, kubelet)
-            assert (await kubelet.run_pod(late)).phase is Phase.RUNNING
-            assert kubelet.pod_status(early.uid).phase is Phase.RUNNING
-            assert sum(method == "Allocate" for method, _ in plugin.calls) == 2
-
-
-async def test_a_kubelet_that_cannot_bind_says_so_and_may_be_started_again() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        await kubelet.stop()
-        kubelet.node.kubelet_socket.unlink()
-        kubelet.node.kubelet_socket.write_text("in the way")
-        with pytest.raises(RuntimeError):
-            await kubelet.start()
-        assert not kubelet.is_running
-        kubelet.node.kubelet_socket.unlink()
-        await kubelet.start()
-
-
-async def test_a_pod_that_was_ending_when_the_kubelet_stopped_ends_with_the_next() -> None:
-    async with short_dir() as root, running(root) as kubelet:
-        deleted, finished = (PodSpec("default", name, containers=(Container("c"),)) for name in ("d", "f"))
-        await kubelet.run_pod(deleted)
-        await kubelet.run_pod(finished)
-        kubelet.process.workers[finished.uid].finish(linger_seconds=60)
-        deletion = asyncio.create_task(kubelet.delete_pod(deleted.uid, linger_seconds=60))
-        await asyncio.sleep(0.05)
-        assert {status.running for status in kubelet.pods.values()} == {("c",)}
-        await kubelet.restart()
-        await asyncio.wait_for(deletion, HANG_SECONDS)
-        await kubelet.wait_for(lambda: list(kubelet.pods) == [finished.uid], what="the deletion")
-        await kubelet.wait_for(lambda: kubelet.pod_status(finished.uid).phase is Phase.SUCCEEDED, what="the end")
-        runtime = kubelet.node.runtime
-        assert isinstance(runtime, MemoryRuntime)
-        assert runtime.running == {}
-
-
-async def test_an_empty_plugin_directory_means_a_new_node() -> None:
-    async with gpu_kubelet(FOUR) as (kubelet, plugin):
-        await plugin.stop()
-        assert kubelet.node_status()["capacity"] == {GPU: 4}
-        await kubelet.stop()
-        assert kubelet.node_status()["capacity"] == {GPU: 4}, "the last known value"
-        kubelet.delete_device_plugin_dir()
-        await kubelet.start()
-        assert kubelet.node_status() == {"capacity": {GPU: 0}, "allocatable": {GPU: 0}}

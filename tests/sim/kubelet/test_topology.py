@@ -7,7 +7,7 @@ import pytest
 from deviceplugin.wire import v1beta1_pb2 as pb
 from drabridge.sim.kubelet.pods import Phase
 from tests.sim.kubelet.gpu_pods import gpu_kubelet, pod
-from tests.support.kubelet_peers import GPU, back_in_time, device, running, short_dir
+from tests.support.kubelet_peers import device
 
 SINGLE = {"topology_policy": "single-numa-node", "numa_nodes": (0, 1)}
 TWO_SOCKETS = [device(f"n{i // 2}-{i}", numa=[i // 2]) for i in range(4)]
@@ -42,29 +42,3 @@ async def test_devices_of_one_container_share_a_node_and_preferences_stay_within
         assert plugin.calls[-1][1][0].startswith("n0")
         await kubelet.run_pod(pod("q", 2))
         assert plugin.calls[-1] == ("Allocate", ["n1-2", "n1-3"]), "only node 1 has two left"
-
-
-async def test_without_the_policy_nothing_is_aligned() -> None:
-    async with gpu_kubelet(TWO_SOCKETS, numa_nodes=(0, 1)) as (kubelet, _):
-        assert (await kubelet.run_pod(pod("p", 3))).phase is Phase.RUNNING
-
-
-async def test_a_held_id_that_left_the_list_kills_every_new_kubelet() -> None:
-    async with gpu_kubelet(TWO_SOCKETS, **SINGLE) as (kubelet, plugin):
-        await kubelet.run_pod(pod("p", 2))
-        (held,) = [ids for method, ids in plugin.calls if method == "Allocate"]
-        await plugin.send([d for d in TWO_SOCKETS if held[0] != d.ID])
-        await kubelet.wait_for_resource(GPU, healthy=3)
-        for _ in range(2):
-            kubelet.faults.pods_arrive.clear()
-            await kubelet.restart()
-            await back_in_time(plugin, kubelet, healthy=3)
-            await kubelet.wait_for(lambda: kubelet.crashed, what="the crash")
-            assert "generateDeviceTopologyHints" in str(kubelet.crashed)
-
-
-async def test_an_unknown_policy_is_refused_at_once() -> None:
-    async with short_dir() as root:
-        with pytest.raises(ValueError, match="single-numa-node"):
-            async with running(root, topology_policy="best-effort"):
-                pass

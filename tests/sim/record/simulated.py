@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from drabridge.sim.cluster import ClusterTimings, SimCluster
@@ -46,7 +47,7 @@ def imitated(name: str, document: Json, simulated: Json) -> Json:
     if name == "discovery":
         return _discovery(document, simulated)
     if name == "http-exchanges":
-        return {one["name"]: one for one in document}
+        return {one["name"]: _exchange(one) for one in document}
     if name == "node":
         status = document["status"]
         amounts = {key: {one: status[key].get(one) for one in NODE_STATUS} for key in ("capacity", "allocatable")}
@@ -54,13 +55,26 @@ def imitated(name: str, document: Json, simulated: Json) -> Json:
     return _pod(document) if name.startswith("pod-") else document
 
 
+def _exchange(one: Json) -> Json:
+    """A request with its answer; of a refused object only that it is refused. Every release has other words for why."""
+    response = one["response"]
+    if response["status"] != HTTPStatus.UNPROCESSABLE_ENTITY:
+        return one
+    return one | {"response": {"status": response["status"], "reason": response["body"]["reason"]}}
+
+
 def _gates(gates: Json, looked_at: Json) -> Json:
     return {name: gates[name]["enabled"] for name in looked_at if name in gates}
 
 
 def _discovery(document: Json, simulated: Json) -> Json:
-    """Of what the simulation serves. The group resource.k8s.io is imitated in full."""
+    """Of what the simulation serves. The group resource.k8s.io is imitated, but for hashes of stored versions."""
     shown = dict(document)
+    own = dict(shown["/apis/resource.k8s.io/v1"])
+    own["resources"] = [
+        {name: value for name, value in one.items() if name != "storageVersionHash"} for one in own["resources"]
+    ]
+    shown["/apis/resource.k8s.io/v1"] = own
     for path in ("/api/v1", "/apis"):
         for field, key in (("resources", "name"), ("groups", "name")):
             if field in document[path]:

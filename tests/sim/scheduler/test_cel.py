@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.scheduler.cel import SelectorError, Semver, device_value, matches
+from drabridge.sim.scheduler.cel import device_value, matches
 from tests.sim.scheduler.world import DRIVER, device
 
 GPU: Any = device(
@@ -54,40 +54,8 @@ C = f'device.capacity["{DRIVER}"]'
         (f'{C}.memory.isGreaterThan(quantity("64Gi"))', False),
         (f'{C}.memory.isLessThan(quantity("1Ti"))', True),
         (f'{C}.memory == quantity("65536Mi")', True),
-        (f'{C}.memory.sub(quantity("24Gi")) == quantity("40Gi")', True),
-        (f"{C}.memory.asInteger() == 68719476736", True),
         ("device.allowMultipleAllocations", False),
     ],
 )
 def test_table(expression: str, expected: bool) -> None:
     assert matches(expression, device_value(DRIVER, GPU)) is expected
-
-
-@pytest.mark.parametrize(
-    ("expression", "words"),
-    [
-        (f'{D}.nope == "x"', "no such key: nope"),
-        ("device.driver ==", "compile error"),
-        ("device.driver", "must evaluate to bool, got StringType"),
-        (f'{D}.model > semver("1.0.0")', "runtime error"),
-        (f'{D}.driverVersion.isGreaterThan(semver("580"))', "runtime error"),
-    ],
-)
-def test_errors_say_what_is_wrong(expression: str, words: str) -> None:
-    with pytest.raises(SelectorError, match=words):
-        matches(expression, device_value(DRIVER, GPU))
-
-
-def test_semver_precedence_is_that_of_the_specification() -> None:
-    ordered = [
-        "1.0.0-alpha",
-        "1.0.0-alpha.1",
-        "1.0.0-alpha.beta",
-        "1.0.0-beta.2",
-        "1.0.0-beta.11",
-        "1.0.0-rc.1",
-        "1.0.0",
-    ]
-    assert sorted(map(Semver, reversed(ordered))) == [Semver(one) for one in ordered]
-    assert Semver("1.0.0+a") == Semver("1.0.0+b")
-    assert Semver("1.10.0") > Semver("1.9.0")

@@ -71,41 +71,6 @@ async def test_job_keeps_its_parallelism_until_it_is_complete(world: World) -> N
     assert len(phases(world)) == 3
 
 
-async def test_job_gives_up_after_its_backoff_limit(world: World) -> None:
-    world.objects.create(job(1, backoffLimit=1))
-    for _ in range(4):
-        world.step()
-        for pod in world.objects.list("pods"):
-            if pod["status"]["phase"] == "Pending":
-                world.end(pod["metadata"]["name"], "Failed")
-    status = world.get("jobs", "j")["status"]
-    assert (status["failed"], status["conditions"][0]["reason"]) == (2, "BackoffLimitExceeded")
-
-
-async def test_job_with_a_template_that_is_refused_says_so(world: World) -> None:
-    body = job(1)
-    body["spec"]["template"]["metadata"] = {"namespace": "absent"}
-    body["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"example.com/gpu": "one"}}
-    world.objects.create(body)
-    world.step()
-    (event,) = [one for one in world.objects.list("events") if one["reason"] == "FailedCreate"]
-    assert event["involvedObject"]["kind"] == "Job"
-
-
-async def test_refused_claim_of_a_template_says_so_in_the_pods_events(world: World) -> None:
-    world.template("ok", {"name": "r", "exactly": {"deviceClassName": "gpu"}})
-    label = {"resource.kubernetes.io/admin-access": "true"}
-    world.objects.modify("namespaces", "default", lambda one: one["metadata"]["labels"].update(label))
-    world.template("admin", {"name": "r", "exactly": {"deviceClassName": "gpu", "adminAccess": True}})
-    world.objects.modify("namespaces", "default", lambda one: one["metadata"].pop("labels"))
-    world.pod("p", template="admin")
-    world.step()
-    world.step()
-    (event,) = [one for one in world.objects.list("events") if one["reason"] == "FailedResourceClaimCreation"]
-    assert "admin access to devices requires" in event["message"]
-    assert world.node_of("p") == ""
-
-
 async def test_pod_waits_for_a_template_that_comes_later(world: World) -> None:
     async with looping(world) as scheduled:
         world.pod("p", template="late")
@@ -179,14 +144,6 @@ async def test_events_do_not_grow_without_end(world: World) -> None:
     kept = world.objects.peek("events")
     assert len(kept) == events.KEPT
     assert any(one["message"] == f"number {events.KEPT + 49}" for one in kept)
-
-
-async def test_a_repeated_event_is_counted(world: World) -> None:
-    pod = {"metadata": {"name": "p", "namespace": "default", "uid": "u"}}
-    for _ in range(3):
-        events.post(world.objects, "Pod", pod, "Test", "the same")
-    (event,) = world.objects.list("events")
-    assert event["count"] == 3
 
 
 async def test_generated_claim_goes_with_its_pod(world: World) -> None:

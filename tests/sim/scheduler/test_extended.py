@@ -19,19 +19,10 @@ async def world() -> World:
     return world
 
 
-def container(name: str, count: int = 0, **fields: Any) -> Any:
-    resources = {"limits": {GPU: str(count), "cpu": "1"}} if count else {}
-    return {"name": name, "resources": resources, **fields}
-
-
 def special(world: World, pod: str) -> Any:
     return world.get(
         "resourceclaims", world.get("pods", pod)["status"]["extendedResourceClaimStatus"]["resourceClaimName"]
     )
-
-
-def requests_of(claim: Any) -> dict[str, int]:
-    return {one["name"]: one["exactly"]["count"] for one in claim["spec"]["devices"]["requests"]}
 
 
 async def test_allocatable_above_zero_means_device_plugin_even_when_exhausted(world: World) -> None:
@@ -90,53 +81,6 @@ async def test_implicit_name_of_a_class_is_always_dra(world: World) -> None:
     world.step()
     (request,) = special(world, "p")["spec"]["devices"]["requests"]
     assert request["exactly"]["deviceClassName"] == "plain"
-
-
-@pytest.mark.parametrize(("newest", "expected"), [("zz", "zz"), ("", "aa")])
-async def test_newest_class_wins_then_the_first_by_name(newest: str, expected: str) -> None:
-    world = World()
-    world.slice("d0")
-    for name in ("zz", "aa"):
-        world.device_class(name, extendedResourceName=GPU)
-        stored = next(one for one in world.objects.peek("deviceclasses") if one["metadata"]["name"] == name)
-        stored["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z" if name == newest else "2026-01-01T00:00:00Z"
-    world.pod("p", limits={GPU: "1"})
-    world.step()
-    (request,) = special(world, "p")["spec"]["devices"]["requests"]
-    assert request["exactly"]["deviceClassName"] == expected
-
-
-async def test_requests_are_named_by_container_and_sorted_resource(world: World) -> None:
-    world.pod("p", containers=[container("a", 1), container("none"), container("b", 2)])
-    world.step()
-    claim, status = special(world, "p"), world.get("pods", "p")["status"]["extendedResourceClaimStatus"]
-    # cpu sorts before the resource, so the resource is request 1 of its container.
-    assert requests_of(claim) == {"container-0-request-1": 1, "container-2-request-1": 2}
-    assert [(one["containerName"], one["requestName"]) for one in status["requestMappings"]] == [
-        ("a", "container-0-request-1"),
-        ("b", "container-2-request-1"),
-    ]
-
-
-async def test_plain_init_containers_reuse_what_comes_later(world: World) -> None:
-    world.pod("p", initContainers=[container("i", 1), container("j", 2)], containers=[container("a", 2)])
-    world.pod("q", initContainers=[container("i", 1), container("j", 2)], containers=[container("a", 1)])
-    world.step()
-    assert requests_of(special(world, "p")) == {"container-2-request-1": 2}
-    world.end("p")
-    world.step()
-    assert requests_of(special(world, "q")) == {"container-0-request-1": 2, "container-2-request-1": 1}
-
-
-async def test_sidecars_count_beside_the_containers(world: World) -> None:
-    world.allocatable(example_com__gpu="2")
-    sidecar = container("s", 1, restartPolicy="Always")
-    world.pod("p", initContainers=[sidecar, container("i", 2)], containers=[container("a", 1)])
-    world.step()
-    assert world.node_of("p") == "node-a"
-    world.pod("q", containers=[container("a", 1)])
-    world.step()
-    assert world.node_of("q") == ""
 
 
 async def test_special_claim_goes_when_the_pod_ends(world: World) -> None:

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
 
 STUCK_SECONDS = 150.0
+RESERVED_SECONDS = 60.0  # a scheduler that lives gives a denied claim back at its next look, within 5 s
 """kubelet tries a failed NodePrepareResources again after 60 to 90 s (syncFrequency and its jitter, pod_workers.go);
 the scheduler tries a pod that did not fit again after at most 5 minutes, and at once when a device comes back."""
 LEASED_SECONDS = 60.0
@@ -212,9 +213,34 @@ def left_at_boot(pod: Mapping[str, Any], rebooted: float, now: float) -> bool:
     1.36.3). It would be Pending for ever.
     """
     status = pod["status"]
-    bound = [one["lastTransitionTime"] for one in status.get("conditions", ()) if one["type"] == "PodScheduled"]
-    before = any(datetime.fromisoformat(at).timestamp() < rebooted for at in bound)
-    return status.get("phase") == "Pending" and before and now - rebooted > BOOT_SECONDS
+    bound = [
+        one["lastTransitionTime"]
+        for one in status.get("conditions", ())
+        if (one["type"], one["status"]) == ("PodScheduled", "True")
+    ]
+    return status.get("phase") == "Pending" and any(map(before(rebooted), bound)) and now - rebooted > BOOT_SECONDS
+
+
+def left_reserved(pod: Mapping[str, Any], claim: Mapping[str, Any], now: float) -> bool:
+    """Tell whether a denied claim stays allocated because several pods that wait have it reserved.
+
+    A scheduler that is killed while it gives a denied claim back leaves the reservations; the next one takes back an
+    allocation only of one pod (PostFilter of pkg/scheduler/framework/plugins/dynamicresources; seen on 1.37.2).
+    """
+    status = claim["status"]
+    denied = [
+        one["lastTransitionTime"]
+        for device in status.get("devices", ())
+        for one in device.get("conditions", ())
+        if one["reason"] == "Denied"
+    ]
+    several = len(status.get("reservedFor", ())) > 1
+    return several and "nodeName" not in pod["spec"] and any(map(before(now - RESERVED_SECONDS), denied))
+
+
+def before(moment: float) -> Callable[[str], bool]:
+    """Whether a time of the API server's is before a moment in wall seconds."""
+    return lambda at: datetime.fromisoformat(at).timestamp() < moment
 
 
 class Waiting(Struct, frozen=True):

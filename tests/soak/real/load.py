@@ -29,6 +29,7 @@ BY_FAULT = ("agent away", "starting", "API away")
 """Kinds of refusals (tests.soak.run.KINDS) that this run's own faults bring about."""
 UNPREPARED = "unprepared by kubelet for another pod's end"
 LEFT = "left alone by kubelet after a reboot"
+LEFT_RESERVED = "left reserved by a scheduler that was killed"
 FAILED_PREPARE = "FailedPrepareDynamicResources"
 
 
@@ -152,7 +153,7 @@ class Load:
         self.waiting = {one.uid: one.pod for one in sample.waiting}
         self.free = max(0, min(sample.free.values()) if self.node.shared else sum(sample.free.values()))
         self.waits.observe(sample)
-        await self._look(pods)
+        await self._look(pods, claims)
         if self.running:
             self._fill()
         await self._send()
@@ -178,7 +179,7 @@ class Load:
             self.refused[uid] = kind
             self.node.log(f"refused: {pod}: {kind}")
 
-    async def _look(self, pods: dict[str, Json]) -> None:
+    async def _look(self, pods: dict[str, Json], claims: tuple[Json, ...]) -> None:
         """End what is due."""
         now = time.monotonic()
         for pod in list(self._pods.values()):
@@ -194,8 +195,11 @@ class Load:
             if pod.shape.pods > 1 and judge.unprepared_by_kubelet(found):
                 self._refuse(pod.uid, pod.name, UNPREPARED)
                 due = True  # it would wait for ever
-            if pod.uid not in self.refused and judge.left_at_boot(found, self.node.rebooted, time.time()):
+            if judge.left_at_boot(found, self.node.rebooted, time.time()):
                 self._refuse(pod.uid, pod.name, LEFT)
+                due = True
+            if any(judge.left_reserved(found, one, time.time()) for one in _claims_of(found, claims)):
+                self._refuse(pod.uid, pod.name, LEFT_RESERVED)
                 due = True
             if (ended or due) and not pod.deleted:
                 forced = pod.death == "forced" and not ended

@@ -1,0 +1,113 @@
+"""Run a program of the operator's: no shell, a bare environment, a session of its own, a deadline.
+
+The last part of its output is kept. The pipe is read until the last process that writes to it has ended, because such a
+process would die of a pipe that nobody reads. Nobody waits for that, as it may never happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+
+KEPT_BYTES = 8_000  # of the output
+READ_BYTES = 64 * 1024  # at once, as much as a pipe holds
+PAUSE_SECONDS = 0.001  # after so much output at once: a chatty program must leave the loop to others
+KILLED_SECONDS = 1.0  # to wait for a killed program: a driver that hangs may keep it for ever
+
+
+class Command:
+    """A program that was started. Use it on one loop."""
+
+    def __init__(self, process: asyncio.subprocess.Process, reading: int) -> None:
+        """Begin to read its output. ``reading``: our end of the pipe that it writes to."""
+        self.process = process
+        self._loop = asyncio.get_running_loop()
+        self._reading = reading
+        self._kept = b""
+        self._open = True
+        self._loop.add_reader(reading, self._take)
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], env: Mapping[str, str] | None = None, *, stderr: int = asyncio.subprocess.STDOUT
+    ) -> Command:
+        """Start it with these variables, and PATH. Raises OSError."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(reading, False)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writing,
+                stderr=stderr,
+                env={"PATH": os.environ.get("PATH", os.defpath), **(env or {})},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        return cls(process, reading)
+
+    async def ended(self, seconds: float) -> bool:
+        """Wait until it ends; return false if that takes too long. Then, and if the caller is cancelled, it is killed.
+
+        A killed one is waited for, for ``KILLED_SECONDS`` at most.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                await self.process.wait()
+        except BaseException as error:
+            self.kill()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILLED_SECONDS):
+                    await self.process.wait()
+            if isinstance(error, TimeoutError):
+                return False
+            raise
+        return True
+
+    def kill(self) -> None:
+        """Kill everything of its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def output(self) -> bytes:
+        """Return the last part of the output, with what waits to be read."""
+        for _ in range(16):
+            if not self._read():
+                break
+        return self._kept
+
+    def close(self) -> None:
+        """Read no more: what it has left behind dies of its next write."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._reading)
+            os.close(self._reading)
+
+    def _take(self) -> None:
+        if self._read() == READ_BYTES and self._open:
+            self._loop.remove_reader(self._reading)
+            self._loop.call_later(PAUSE_SECONDS, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._open:
+            self._loop.add_reader(self._reading, self._take)
+
+    def _read(self) -> int:
+        """Read once and return how many bytes there were; close the pipe once all writers have."""
+        if not self._open:
+            return 0
+        try:
+            data = os.read(self._reading, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self.close()
+        self._kept = (self._kept + data)[-KEPT_BYTES:]
+        return len(data)
