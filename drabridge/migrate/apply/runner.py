@@ -310,9 +310,9 @@ class Runner:
                 if move in custom:
                     continue
                 live = await find(self._cluster, step.namespace, move.object)
-                brought = live is None or not _asks_by_limits(live, self._plan.resource)
-                if not brought and installer_of(live["metadata"] if live else {}) is not None:
-                    left.append(move.object)
+                if live is not None and installer_of(live["metadata"]) is not None:
+                    pod = (maker_of_pods(live["spec"]).get("template") or {}).get("spec") or {}
+                    left += [move.object for name, _ in pod_limits(pod) if name == self._plan.resource]
             return f"{', '.join(left)} still with limits in the cluster" if left else ""
 
         await waiting.until("manifests", lacking)
@@ -483,12 +483,6 @@ def _lanes_words(step: Step) -> str:
     shown = ", ".join(f"{name}: {claims}" for name, claims in list(step.lanes.items())[:4])
     more = f" and {len(step.lanes) - 4} more nodes" if len(step.lanes) > 4 else ""
     return f"devices for claims: {shown}{more}"
-
-
-def _asks_by_limits(live: Mapping[str, Any], resource: str) -> bool:
-    """Whether a workload's pod template has limits for a resource."""
-    pod = (maker_of_pods(live["spec"]).get("template") or {}).get("spec") or {}
-    return any(name == resource for name, _ in pod_limits(pod))
 
 
 def next_step(plan: Plan, state: State) -> Step | None:

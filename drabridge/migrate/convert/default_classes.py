@@ -52,7 +52,11 @@ def default_devices(texts: Iterable[str]) -> dict[str, Device]:
     """Return the resources with a default that texts speak of, each with it, sorted by name."""
     names: set[str] = set()
     for text in texts:
-        names |= {plain_name(match[0]) for match in _VENDORS.finditer(text)} if _speaks(text) else set()
+        names |= (
+            {plain_name(match[0]) for match in _VENDORS.finditer(text)}
+            if any(word in text for word in WORDS)
+            else set()
+        )
         names |= {GPU} if speaks_of_gpus(text) else set()
     return {name: device for name in sorted(names) if (device := default_device(name)) is not None}
 
@@ -79,7 +83,3 @@ def of_classes(classes: Mapping[str, str], texts: Iterable[str]) -> tuple[dict[s
         elif default is not None:
             without.append(resource)
     return found, without
-
-
-def _speaks(text: str) -> bool:
-    return any(word in text for word in WORDS)

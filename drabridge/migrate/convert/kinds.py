@@ -251,7 +251,9 @@ def pod_specs(manifest: Manifest, own_paths: Mapping[str, tuple[str, ...]]) -> l
         return list(_argo_templates(manifest))
     predictor = at(manifest.body, ("spec", "predictor"))
     if manifest.kind == "InferenceService" and isinstance(predictor, dict) and any(key in predictor for key in MODELS):
-        return list(_predictor(manifest, predictor))
+        standard = text_at(at(manifest.body, ("metadata", "annotations")), _KSERVE_MODE) in _WITHOUT_KNATIVE
+        whole = standard and "workerSpec" not in predictor
+        return [PodSpec((*manifest.path, "spec", "predictor"), form=Form.MODEL)] if whole else []
     found: dict[Path, PodSpec] = {}
     for pattern in (*own_paths.get(manifest.kind, ()), *POD_SPECS.get(manifest.kind, ())):
         for path in matching(manifest.body, tuple(pattern.split("."))):
@@ -279,12 +281,6 @@ def _argo_templates(manifest: Manifest) -> Iterator[PodSpec]:
         template = at(manifest.body, path)
         if isinstance(template, dict) and any(key in template for key in _ARGO_PODS):
             yield PodSpec((*manifest.path, *path), form=Form.ARGO)
-
-
-def _predictor(manifest: Manifest, predictor: dict[str, Value]) -> Iterator[PodSpec]:
-    mode = text_at(at(manifest.body, ("metadata", "annotations")), _KSERVE_MODE)
-    if mode in _WITHOUT_KNATIVE and "workerSpec" not in predictor:
-        yield PodSpec((*manifest.path, "spec", "predictor"), form=Form.MODEL)
 
 
 def _shaped(body: Value, path: Path) -> Iterator[Path]:

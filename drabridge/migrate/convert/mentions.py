@@ -134,17 +134,14 @@ def _of_value(node: Scalar, path: Path, pattern: re.Pattern[str]) -> Iterator[Me
             continue
         seen.add(name)
         whole = name == plain_name(node.text.strip())
-        yield Mention(node.start, path, name, _place(path, name) if whole else _place_of_text(name), node.text)
+        of_text = Place.ENVIRONMENT if _VARIABLES.fullmatch(name) else Place.TEXT
+        yield Mention(node.start, path, name, _place(path, name) if whole else of_text, node.text)
 
 
 def plain_name(text: str) -> str:
     """Return a name without what a JSON pointer or a shell put into it, nor a quota's prefix."""
     text = text.replace("~1", "/").replace("\\", "")
     return text.removeprefix("requests.").removeprefix("limits.")
-
-
-def _place_of_text(name: str) -> Place:
-    return Place.ENVIRONMENT if _VARIABLES.fullmatch(name) else Place.TEXT
 
 
 _WORDS: tuple[tuple[frozenset[str], Place], ...] = (

@@ -119,14 +119,9 @@ class _Lines:
         return self._known[text]
 
 
-def is_converted(text: str) -> bool:
-    """Return whether a conversion has left its block in the text."""
-    return BEGIN in text
-
-
 def undone(text: str) -> str:
     """Return the text as it was before it was converted. Raises CannotUndoError."""
-    while is_converted(text):
+    while BEGIN in text:
         text = _undone_once(text)
     return text
 
