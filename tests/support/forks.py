@@ -51,6 +51,7 @@ AGENT = (
 )
 HAS = AGENT  # what a server imports before it is asked
 HAS_UNDER_UMOCKDEV = (*AGENT, "tests.support.agent_on_cluster", "tests.support.machines", "tests.support.kubelet_peers")
+PLAIN = ("drabridge", "tests.support.umockdev_agent")  # programs that are the same with all imported
 POLL_SECONDS = 0.005
 NUMBER_BYTES = 8  # of a pid or an exit status on the connection
 
@@ -101,8 +102,11 @@ def wanted() -> bool:
 async def start(
     words: tuple[str, ...], output: Path, environment: Mapping[str, str]
 ) -> asyncio.subprocess.Process | Forked:
-    """Start ``python WORDS``, by a fork in a test; ``output`` gets all it says."""
-    if wanted():
+    """Start ``python WORDS``, by a fork where that is the same; ``output`` gets all it says.
+
+    A program that changes what the agent imports before it does so is started as usual.
+    """
+    if wanted() and words[0] == "-m" and words[1] in PLAIN:
         return fork(words, output, environment)
     with output.open("ab") as log:
         return await asyncio.create_subprocess_exec(sys.executable, *words, stdout=log, stderr=log, env=environment)
