@@ -134,7 +134,7 @@ def fork(
     errors: Path | None = None,
     under_umockdev: bool = False,
 ) -> Forked:
-    """Fork a process that does what ``python WORDS`` does; they begin with ``-m``, ``-c`` or ``-W error``.
+    """Fork a process that does what ``python WORDS`` does; they begin with ``-m`` or ``-W error -m``.
 
     ``output`` gets all it says, or ``errors`` its standard error.
     """
@@ -259,17 +259,13 @@ def _become(asked: dict[str, Any]) -> NoReturn:
 
 
 def _run(flag: str, what: str, *words: str) -> int:
-    """Do what Python does for ``-m MODULE`` and ``-c CODE``; returns the exit status."""
+    """Do what Python does for ``-m MODULE``; returns the exit status."""
     try:
         if flag == "-W":
             warnings.simplefilter(what)  # type: ignore[arg-type]
             return _run(*words)
         sys.argv = [what, *words]
-        if flag == "-m":
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
-        else:
-            sys.argv[0] = "-c"
-            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102  # what a test wrote
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
