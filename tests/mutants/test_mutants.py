@@ -70,6 +70,7 @@ def test_the_tests_of_a_module_are_found() -> None:
     assert "tests/lanes/test_shared.py" in importers(Path("drabridge/lanes/shared.py"))
 
 
+@pytest.mark.deep
 def test_a_fault_is_seen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sys,

@@ -51,6 +51,7 @@ AGENT = (
 )
 HAS = AGENT  # what a server imports before it is asked
 HAS_UNDER_UMOCKDEV = (*AGENT, "tests.support.agent_on_cluster", "tests.support.machines", "tests.support.kubelet_peers")
+PLAIN = ("drabridge", "tests.support.umockdev_agent")  # programs that are the same with all imported
 POLL_SECONDS = 0.005
 NUMBER_BYTES = 8  # of a pid or an exit status on the connection
 
@@ -101,8 +102,11 @@ def wanted() -> bool:
 async def start(
     words: tuple[str, ...], output: Path, environment: Mapping[str, str]
 ) -> asyncio.subprocess.Process | Forked:
-    """Start ``python WORDS``, by a fork in a test; ``output`` gets all it says."""
-    if wanted():
+    """Start ``python WORDS``, by a fork where that is the same; ``output`` gets all it says.
+
+    A program that changes what the agent imports before it does so is started as usual.
+    """
+    if wanted() and words[0] == "-m" and words[1] in PLAIN:
         return fork(words, output, environment)
     with output.open("ab") as log:
         return await asyncio.create_subprocess_exec(sys.executable, *words, stdout=log, stderr=log, env=environment)
@@ -130,7 +134,7 @@ def fork(
     errors: Path | None = None,
     under_umockdev: bool = False,
 ) -> Forked:
-    """Fork a process that does what ``python WORDS`` does; they begin with ``-m``, ``-c`` or ``-W error``.
+    """Fork a process that does what ``python WORDS`` does; they begin with ``-m`` or ``-W error -m``.
 
     ``output`` gets all it says, or ``errors`` its standard error.
     """
@@ -255,17 +259,13 @@ def _become(asked: dict[str, Any]) -> NoReturn:
 
 
 def _run(flag: str, what: str, *words: str) -> int:
-    """Do what Python does for ``-m MODULE`` and ``-c CODE``; returns the exit status."""
+    """Do what Python does for ``-m MODULE``; returns the exit status."""
     try:
         if flag == "-W":
             warnings.simplefilter(what)  # type: ignore[arg-type]
             return _run(*words)
         sys.argv = [what, *words]
-        if flag == "-m":
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
-        else:
-            sys.argv[0] = "-c"
-            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102  # what a test wrote
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
