@@ -104,7 +104,7 @@ def read_named(path: Path, most_bytes: int = MOST_BYTES) -> bytes | None:
     try:
         return read(real, most_bytes)
     except UnreadableFileError as error:
-        raise UnreadableFileError(path, error.reason) from error
+        raise UnreadableFileError(path, error.reason) from error.__cause__
 
 
 def leads_out(path: Path, roots: Collection[Path]) -> bool:

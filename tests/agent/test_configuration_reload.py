@@ -10,12 +10,9 @@ import shutil
 import signal
 import time
 
-import pytest
-
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings
-from tests.support import forks
 from tests.support.agent_checks import plugin_socket
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, end_claim, held_by_claim, pools
 from tests.support.agent_process import CONFIG, DRIVER, RESOURCE, AgentProcess, metric, node, pod, reload
@@ -194,8 +191,7 @@ async def test_a_reload_signal_never_ends_an_agent() -> None:
         await other.stop()
 
 
-async def test_a_change_that_fails_for_a_moment_is_applied_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(forks.SERVER, "off")  # a fork has imported the loader, whose own error is not tried again
+async def test_a_change_that_fails_for_a_moment_is_applied_later() -> None:
     async with node() as (agent, _):
         before = len((await agent.status())["devices"])
         assert agent.process is not None
