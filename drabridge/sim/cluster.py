@@ -20,7 +20,7 @@ from drabridge.sim.apiserver.faults import Faults
 from drabridge.sim.apiserver.kinds import BY_KIND, BY_PLURAL
 from drabridge.sim.apiserver.objects import Objects, Writer, timestamp
 from drabridge.sim.apiserver.server import SimApiServer
-from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.apiserver.status import JSON, ApiError
 from drabridge.sim.kubelet.admission import status_message
 from drabridge.sim.kubelet.kubelet import KubeletDownError, SimKubelet
 from drabridge.sim.kubelet.pod_json import pod_from_manifest
@@ -32,7 +32,6 @@ from drabridge.sim.scheduler.claim_controller import ended
 from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
 
-JSON = dict[str, Any]
 RUN_SECONDS_ANNOTATION = "sim.drabridge/run-seconds"
 """On a pod: its containers end by themselves after so long. Programs are not run, so something must say it."""
 LINGER_SECONDS_ANNOTATION = "sim.drabridge/linger-seconds"

@@ -37,7 +37,6 @@ class Resource:
     """The feature gate that the kind is behind."""
     beta_gate: str = ""
     """Releases that do not serve the kind serve it as v1beta1 with this gate (and their runtime-config)."""
-    delete_returns_object: bool = False
     blank: Mapping[str, object] = field(default_factory=dict)
     """What Go prints for an empty object of the kind: the body of bookmarks, the zero of field ownership."""
 
@@ -48,6 +47,11 @@ class Resource:
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def delete_returns_object(self) -> bool:
+        """Whether the answer to a deletion is the object, and not a Status (recorded)."""
+        return self.group == DRA_GROUP or self.plural == "pods"
 
     @property
     def has_status(self) -> bool:
@@ -94,7 +98,6 @@ RESOURCES: tuple[Resource, ...] = (
         DRA_GROUP,
         namespaced=False,
         counts_generations=True,
-        delete_returns_object=True,
         blank={"spec": {}},
     ),
     Resource(
@@ -107,7 +110,6 @@ RESOURCES: tuple[Resource, ...] = (
         optional=True,
         gate="DRADeviceTaintRules",
         counts_generations=True,
-        delete_returns_object=True,
         blank={"spec": {"taint": {"key": "", "effect": ""}}, "status": {}},
     ),
     Resource(
@@ -116,7 +118,6 @@ RESOURCES: tuple[Resource, ...] = (
         schema_dra.RESOURCE_CLAIM,
         DRA_GROUP,
         subresources=("status",),
-        delete_returns_object=True,
         blank=_CLAIM_BLANK,
     ),
     Resource(
@@ -124,7 +125,6 @@ RESOURCES: tuple[Resource, ...] = (
         "ResourceClaimTemplate",
         schema_dra.RESOURCE_CLAIM_TEMPLATE,
         DRA_GROUP,
-        delete_returns_object=True,
         blank={"spec": {"metadata": {}, "spec": {"devices": {}}}},
     ),
     Resource(
@@ -135,7 +135,6 @@ RESOURCES: tuple[Resource, ...] = (
         namespaced=False,
         selectable=("spec.nodeName", "spec.driver", "spec.pool.name"),
         counts_generations=True,
-        delete_returns_object=True,
         blank=_SLICE_BLANK,
     ),
     Resource(
@@ -155,7 +154,6 @@ RESOURCES: tuple[Resource, ...] = (
             "status.nominatedNodeName",
         ),
         counts_generations=True,
-        delete_returns_object=True,
         blank={"spec": {}, "status": {}},
     ),
     Resource(

@@ -6,17 +6,16 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 from drabridge.sim.apiserver.objects import timestamp
 from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.releases import Release
 from drabridge.sim.scheduler import consumable
 from drabridge.sim.scheduler.cel import Selectors
 from drabridge.sim.scheduler.pools import Device, DeviceId, Pool, node_term
 from drabridge.sim.scheduler.taints import blocking
 
-JSON = dict[str, Any]
 MAX_RESULTS = 32
 """AllocationResultsMaxSize (resource/v1 types.go)."""
 
@@ -301,8 +300,7 @@ class _Search:
             names = constraint.get("requests", [])
             if names and pick.wanted.request not in names and pick.wanted.base not in names:
                 continue
-            same = "matchAttribute" in constraint
-            attribute = constraint["matchAttribute"] if same else constraint["distinctAttribute"]
+            attribute = constraint["matchAttribute"]
             value = pick.device.attribute(attribute)
             if value is None:
                 return False
@@ -312,7 +310,7 @@ class _Search:
                 if one.wanted.claim == pick.wanted.claim
                 and (not names or one.wanted.request in names or one.wanted.base in names)
             ]
-            if any((other == value) is not same for other in others):
+            if any(other != value for other in others):
                 return False
         return True
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.apiserver.status import JSON
 
-JSON = dict[str, Any]
 Amounts = Mapping[str, Quantity]
 
 
