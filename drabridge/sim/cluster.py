@@ -37,6 +37,9 @@ RUN_SECONDS_ANNOTATION = "sim.drabridge/run-seconds"
 LINGER_SECONDS_ANNOTATION = "sim.drabridge/linger-seconds"
 """On a pod: its containers go on for so long after its object is gone, as force-deleted ones do."""
 
+JOB_POD_SECONDS = 0.2
+"""How long the containers of a Job's pods run without the annotation."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeTimings:
@@ -44,8 +47,6 @@ class NodeTimings:
 
     sync_seconds: float = 0.02
     """How often pods and statuses are compared; a real kubelet reacts to its watch and batches its writes."""
-    job_pod_seconds: float = 0.5
-    """How long the containers of a Job's pods run without the annotation."""
 
 
 class StoreApi:
@@ -167,7 +168,7 @@ class ClusterNode:
         """The manifest with the time its containers take, where something says it."""
         given = pod["metadata"].get("annotations", {}).get(RUN_SECONDS_ANNOTATION)
         of_job = any(one["kind"] == "Job" for one in pod["metadata"].get("ownerReferences", []))
-        seconds = float(given) if given else (self._timings.job_pod_seconds if of_job else None)
+        seconds = float(given) if given else (JOB_POD_SECONDS if of_job else None)
         if seconds is None:
             return pod
         spec = pod["spec"]
@@ -261,7 +262,7 @@ class ClusterTimings:
     @classmethod
     def fast(cls) -> ClusterTimings:
         """What tests use: waits that nobody measures are 20 to 300 times shorter."""
-        return cls(Timings.fast(), SchedulerTimings.fast(), NodeTimings(sync_seconds=0.01, job_pod_seconds=0.2))
+        return cls(Timings.fast(), SchedulerTimings.fast(), NodeTimings(sync_seconds=0.01))
 
 
 class SimCluster:
