@@ -20,7 +20,7 @@ from drabridge.sim.apiserver.faults import Faults
 from drabridge.sim.apiserver.kinds import BY_KIND, BY_PLURAL
 from drabridge.sim.apiserver.objects import Objects, Writer, timestamp
 from drabridge.sim.apiserver.server import SimApiServer
-from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.apiserver.status import JSON, ApiError
 from drabridge.sim.kubelet.admission import status_message
 from drabridge.sim.kubelet.kubelet import KubeletDownError, SimKubelet
 from drabridge.sim.kubelet.pod_json import pod_from_manifest
@@ -32,11 +32,13 @@ from drabridge.sim.scheduler.claim_controller import ended
 from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
 
-JSON = dict[str, Any]
 RUN_SECONDS_ANNOTATION = "sim.drabridge/run-seconds"
 """On a pod: its containers end by themselves after so long. Programs are not run, so something must say it."""
 LINGER_SECONDS_ANNOTATION = "sim.drabridge/linger-seconds"
 """On a pod: its containers go on for so long after its object is gone, as force-deleted ones do."""
+
+JOB_POD_SECONDS = 0.2
+"""How long the containers of a Job's pods run without the annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,6 @@ class NodeTimings:
 
     sync_seconds: float = 0.02
     """How often pods and statuses are compared; a real kubelet reacts to its watch and batches its writes."""
-    job_pod_seconds: float = 0.5
-    """How long the containers of a Job's pods run without the annotation."""
 
 
 class StoreApi:
@@ -168,7 +168,7 @@ class ClusterNode:
         """The manifest with the time its containers take, where something says it."""
         given = pod["metadata"].get("annotations", {}).get(RUN_SECONDS_ANNOTATION)
         of_job = any(one["kind"] == "Job" for one in pod["metadata"].get("ownerReferences", []))
-        seconds = float(given) if given else (self._timings.job_pod_seconds if of_job else None)
+        seconds = float(given) if given else (JOB_POD_SECONDS if of_job else None)
         if seconds is None:
             return pod
         spec = pod["spec"]
@@ -262,7 +262,7 @@ class ClusterTimings:
     @classmethod
     def fast(cls) -> ClusterTimings:
         """What tests use: waits that nobody measures are 20 to 300 times shorter."""
-        return cls(Timings.fast(), SchedulerTimings.fast(), NodeTimings(sync_seconds=0.01, job_pod_seconds=0.2))
+        return cls(Timings.fast(), SchedulerTimings.fast(), NodeTimings(sync_seconds=0.01))
 
 
 class SimCluster:

@@ -64,15 +64,14 @@ class Freezer:
 
 
 @pytest.mark.parametrize(
-    ("case", "when", "fails", "text"),
+    ("when", "fails"),
     [
-        ("DR3", ("begin", "GetInfo"), "GetInfo", "failed to get plugin info using RPC GetInfo"),
-        ("DR4", ("end", "GetInfo"), "NotifyRegistrationStatus", "failed to send registration status"),
+        pytest.param(("begin", "GetInfo"), "GetInfo", id="DR3"),
+        pytest.param(("end", "GetInfo"), "NotifyRegistrationStatus", id="DR4"),
     ],
-    ids=lambda value: value if isinstance(value, str) and value.startswith("DR") else "",
 )
 async def test_dr3_dr4_an_agent_that_hangs_during_its_registration_is_registered_when_it_goes_on(
-    case: str, when: tuple[str, str], fails: str, text: str
+    when: tuple[str, str], fails: str
 ) -> None:
     freezer = Freezer()
     async with alone(freezer) as (agent, kubelet):
@@ -82,7 +81,6 @@ async def test_dr3_dr4_an_agent_that_hangs_during_its_registration_is_registered
         await kubelet.restart()
         try:
             await until(lambda: any(call.error for call in registration_calls(kubelet, fails)[before:]), 10, agent.text)
-            await until(lambda: any(text in line for line in kubelet.node.log), 10, lambda: case)
         finally:
             freezer.signal(signal.SIGCONT)
         await until(

@@ -52,6 +52,7 @@ class Reply:
 
     writer: asyncio.StreamWriter
     status: int = 0
+    sent_bytes: int = 0
     keep_alive: bool = True
     streaming: bool = False
 
@@ -60,6 +61,7 @@ class Reply:
         data = body if isinstance(body, bytes) else dump(body)
         self._head(status, f"Content-Length: {len(data)}")
         self.writer.write(data)
+        self.sent_bytes += len(data)
         await self.writer.drain()
 
     async def start_stream(self) -> None:
@@ -69,6 +71,7 @@ class Reply:
 
     async def chunk(self, data: bytes) -> None:
         self.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.sent_bytes += len(data)
         await self.writer.drain()
 
     async def end_stream(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from drabridge.sim.apiserver import schema, schema_dra
 from drabridge.sim.apiserver.schema import Schema
@@ -37,7 +38,6 @@ class Resource:
     """The feature gate that the kind is behind."""
     beta_gate: str = ""
     """Releases that do not serve the kind serve it as v1beta1 with this gate (and their runtime-config)."""
-    delete_returns_object: bool = False
     blank: Mapping[str, object] = field(default_factory=dict)
     """What Go prints for an empty object of the kind: the body of bookmarks, the zero of field ownership."""
 
@@ -48,6 +48,11 @@ class Resource:
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def delete_returns_object(self) -> bool:
+        """Whether the answer to a deletion is the object, and not a Status (recorded)."""
+        return self.group == DRA_GROUP or self.plural == "pods"
 
     @property
     def has_status(self) -> bool:
@@ -82,127 +87,102 @@ class Served:
         return self.release.slice_selectors if resource.plural == "resourceslices" else resource.selectable
 
 
-_SLICE_BLANK = {"spec": {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}}
-_BLANK: dict[str, object] = {"spec": {}, "status": {}}
-_CLAIM_BLANK: dict[str, object] = {"spec": {"devices": {}}, "status": {}}
+_NODE_SELECTORS = ("spec.nodeName", "spec.driver", "spec.pool.name")
+_POD_SELECTORS = ("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "status.phase", "status.podIP")
+_EVENT_SELECTORS = (
+    *(f"involvedObject.{name}" for name in ("kind", "namespace", "name", "uid")),
+    *("reason", "reportingComponent", "source", "type"),
+)
+_WITH_STATUS: dict[str, object] = {"spec": {}, "status": {}}
+_SPEC_ALONE: dict[str, object] = {"spec": {}}
+
+
+def _dra(plural: str, kind: str, schema: Schema, blank: Mapping[str, object], **more: Any) -> Resource:
+    return Resource(plural, kind, schema, DRA_GROUP, blank=blank, **more)
+
+
+def _open(plural: str, kind: str, group: str = "", **more: Any) -> Resource:
+    """A kind whose fields are kept as they come: an agent reads few of them."""
+    return Resource(plural, kind, schema.OPEN_KIND, group, **more)
+
 
 RESOURCES: tuple[Resource, ...] = (
-    Resource(
+    _dra(
         "deviceclasses",
         "DeviceClass",
         schema_dra.DEVICE_CLASS,
-        DRA_GROUP,
+        _SPEC_ALONE,
         namespaced=False,
         counts_generations=True,
-        delete_returns_object=True,
-        blank={"spec": {}},
     ),
-    Resource(
+    _dra(
         "devicetaintrules",
         "DeviceTaintRule",
         schema_dra.DEVICE_TAINT_RULE,
-        DRA_GROUP,
+        {"spec": {"taint": {"key": "", "effect": ""}}, "status": {}},
         namespaced=False,
         subresources=("status",),
         optional=True,
         gate="DRADeviceTaintRules",
         counts_generations=True,
-        delete_returns_object=True,
-        blank={"spec": {"taint": {"key": "", "effect": ""}}, "status": {}},
     ),
-    Resource(
+    _dra(
         "resourceclaims",
         "ResourceClaim",
         schema_dra.RESOURCE_CLAIM,
-        DRA_GROUP,
+        {"spec": {"devices": {}}, "status": {}},
         subresources=("status",),
-        delete_returns_object=True,
-        blank=_CLAIM_BLANK,
     ),
-    Resource(
+    _dra(
         "resourceclaimtemplates",
         "ResourceClaimTemplate",
         schema_dra.RESOURCE_CLAIM_TEMPLATE,
-        DRA_GROUP,
-        delete_returns_object=True,
-        blank={"spec": {"metadata": {}, "spec": {"devices": {}}}},
+        {"spec": {"metadata": {}, "spec": {"devices": {}}}},
     ),
-    Resource(
+    _dra(
         "resourceslices",
         "ResourceSlice",
         schema_dra.RESOURCE_SLICE,
-        DRA_GROUP,
+        {"spec": {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}},
         namespaced=False,
-        selectable=("spec.nodeName", "spec.driver", "spec.pool.name"),
+        selectable=_NODE_SELECTORS,
         counts_generations=True,
-        delete_returns_object=True,
-        blank=_SLICE_BLANK,
     ),
-    Resource(
-        "nodes", "Node", schema.NODE, namespaced=False, subresources=("status",), blank={"spec": {}, "status": {}}
-    ),
+    Resource("nodes", "Node", schema.NODE, namespaced=False, subresources=("status",), blank=_WITH_STATUS),
     Resource(
         "pods",
         "Pod",
         schema.POD,
         subresources=("status", "binding", "eviction"),
-        selectable=(
-            "spec.nodeName",
-            "spec.restartPolicy",
-            "spec.schedulerName",
-            "status.phase",
-            "status.podIP",
-            "status.nominatedNodeName",
-        ),
+        selectable=_POD_SELECTORS,
         counts_generations=True,
-        delete_returns_object=True,
-        blank={"spec": {}, "status": {}},
+        blank=_WITH_STATUS,
     ),
-    Resource(
-        "events",
-        "Event",
-        schema.OPEN_KIND,
-        selectable=(
-            "involvedObject.kind",
-            "involvedObject.namespace",
-            "involvedObject.name",
-            "involvedObject.uid",
-            "reason",
-            "reportingComponent",
-            "source",
-            "type",
-        ),
-    ),
-    Resource(
+    _open("events", "Event", selectable=_EVENT_SELECTORS),
+    _open(
         "namespaces",
         "Namespace",
-        schema.OPEN_KIND,
         namespaced=False,
         subresources=("status",),
         selectable=("status.phase",),
-        blank={"spec": {}, "status": {}},
+        blank=_WITH_STATUS,
     ),
-    Resource("configmaps", "ConfigMap", schema.OPEN_KIND),
-    Resource("leases", "Lease", schema.OPEN_KIND, "coordination.k8s.io", blank={"spec": {}}),
-    Resource("resourcequotas", "ResourceQuota", schema.OPEN_KIND, blank=_BLANK),
-    Resource("replicasets", "ReplicaSet", schema.OPEN_KIND, "apps", blank=_BLANK),
-    *(
-        Resource(
-            plural, kind, schema.OPEN_KIND, "apps", subresources=("status",), counts_generations=True, blank=_BLANK
-        )
-        for plural, kind in (("deployments", "Deployment"), ("statefulsets", "StatefulSet"))
-    ),
-    Resource("daemonsets", "DaemonSet", schema.OPEN_KIND, "apps", blank=_BLANK),
-    Resource("cronjobs", "CronJob", schema.OPEN_KIND, "batch", blank=_BLANK),
-    Resource(
+    _open("configmaps", "ConfigMap"),
+    _open("leases", "Lease", "coordination.k8s.io", blank=_SPEC_ALONE),
+    _open("resourcequotas", "ResourceQuota", blank=_WITH_STATUS),
+    _open("replicasets", "ReplicaSet", "apps", blank=_WITH_STATUS),
+    _open("deployments", "Deployment", "apps", subresources=("status",), counts_generations=True, blank=_WITH_STATUS),
+    _open("statefulsets", "StatefulSet", "apps", subresources=("status",), counts_generations=True, blank=_WITH_STATUS),
+    _open("daemonsets", "DaemonSet", "apps", blank=_WITH_STATUS),
+    _open("cronjobs", "CronJob", "batch", blank=_WITH_STATUS),
+    _open(
         "mutatingadmissionpolicies",
         "MutatingAdmissionPolicy",
-        schema.OPEN_KIND,
         "admissionregistration.k8s.io",
         namespaced=False,
         optional=True,
         beta_gate="MutatingAdmissionPolicy",
-        blank={"spec": {}},
+        blank=_SPEC_ALONE,
     ),
     Resource("jobs", "Job", schema.JOB, "batch", subresources=("status",), counts_generations=True),
 )

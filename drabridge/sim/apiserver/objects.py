@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from drabridge.sim.apiserver import admission, selectors, status
 from drabridge.sim.apiserver.apply import Manager, after_update, apply, managers_of, write_managers
@@ -18,20 +19,9 @@ from drabridge.sim.apiserver.codec import check_typed, decode
 from drabridge.sim.apiserver.convert import from_version
 from drabridge.sim.apiserver.defaults import set_defaults
 from drabridge.sim.apiserver.gates import drop_disabled
-from drabridge.sim.apiserver.kinds import BY_PLURAL, DRA_GROUP, Resource
+from drabridge.sim.apiserver.kinds import BY_KIND, BY_PLURAL, DRA_GROUP, Resource
 from drabridge.sim.apiserver.status import JSON, bad_request, clone
 from drabridge.sim.apiserver.store import Key, Store, key_of
-from drabridge.sim.apiserver.writes import (
-    applicable,
-    bare,
-    counted_spec,
-    grace_period,
-    kept_metadata,
-    precondition_text,
-    resource_of,
-    sections,
-    settled,
-)
 from drabridge.sim.releases import DEFAULT, RELEASES, Release
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
@@ -118,7 +108,7 @@ class Objects:
 
     def create(self, body: JSON, *, namespace: str = "", by: Writer = SIMULATOR) -> JSON:
         """Store a new object; ``namespace`` is that of the URL, "default" stands in where neither names one."""
-        return self._insert(resource_of(body), body, namespace, by, None)
+        return self._insert(_resource_of(body), body, namespace, by, None)
 
     def _insert(
         self, resource: Resource, body: JSON, namespace: str, by: Writer, managers: Sequence[Manager] | None
@@ -154,7 +144,7 @@ class Objects:
 
         A stale resourceVersion is a conflict; none at all is no condition.
         """
-        resource = resource_of(body)
+        resource = _resource_of(body)
         new = self._decode(resource, body, by)
         self._enter_namespace(resource, new.setdefault("metadata", {}), namespace)
         old = self._require(resource, key_of(new))
@@ -188,9 +178,9 @@ class Objects:
             raise bad_request("metadata.managedFields must be nil")
         old = self.store.get(resource, (namespace, name))
         self._guard_apply(resource, name, old, meta, subresource)
-        wanted = applicable(resource, stored_form, subresource)
+        wanted = _applicable(resource, stored_form, subresource)
         manager = self._manager(resource, by, "Apply", subresource)
-        live = bare(old) if old is not None else {}
+        live = _bare(old) if old is not None else {}
         merged, managers = apply(
             resource.schema, live, wanted, manager, managers_of(old) if old else [], force=by.force
         )
@@ -224,15 +214,15 @@ class Objects:
                 resource.group,
                 resource.kind,
                 name,
-                precondition_text("UID", uid, meta["uid"], "deleted and then recreated"),
+                _precondition_text("UID", uid, meta["uid"], "deleted and then recreated"),
             )
         if resource_version and resource_version != meta["resourceVersion"]:
-            why = precondition_text("ResourceVersion", resource_version, meta["resourceVersion"], "modified")
+            why = _precondition_text("ResourceVersion", resource_version, meta["resourceVersion"], "modified")
             raise status.conflict(resource.group, resource.kind, name, why)
         admission.check(resource, old, old, by.user, deleting=True, gates=self.gates)
         if plural == "namespaces" and not by.dry_run:
             self._empty_namespace(name)
-        grace = grace_period(old, grace_seconds) if plural == "pods" else 0
+        grace = _grace_period(old, grace_seconds) if plural == "pods" else 0
         if not meta.get("finalizers") and grace == 0:
             return self._shown(resource, self._remove(resource, old, by))
         if meta.get("deletionTimestamp") and meta.get("deletionGracePeriodSeconds", 0) <= grace:
@@ -305,22 +295,22 @@ class Objects:
         ``managers`` is given by apply, which has worked them out.
         """
         self._guard(resource, old, body["metadata"])
-        new = sections(resource, old, body, subresource)
-        new["metadata"] = kept_metadata(
+        new = _sections(resource, old, body, subresource)
+        new["metadata"] = _kept_metadata(
             old["metadata"], body["metadata"], frozen=bool(subresource) and resource.group == DRA_GROUP
         )
         set_defaults(resource.plural, new, timestamp())
         drop_disabled(resource.plural, new, self.gates, self.release)
         admission.forget_deallocated(resource, new, old)
-        if resource.counts_generations and counted_spec(resource, new) != counted_spec(resource, old):
+        if resource.counts_generations and _counted_spec(resource, new) != _counted_spec(resource, old):
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
         if managers is None:
             writer = self._manager(resource, by, "Update", subresource)
-            managers = after_update(managers_of(old), writer, resource.schema, bare(old), bare(new))
-        entries = settled(write_managers(managers), old, unchanged=bare(old) == bare(new))
+            managers = after_update(managers_of(old), writer, resource.schema, _bare(old), _bare(new))
+        entries = _settled(write_managers(managers), old, unchanged=_bare(old) == _bare(new))
         new["metadata"]["managedFields"] = entries  # admission sees who has written what
         self._check(resource, new, old, subresource, by)
-        if bare(old) == bare(new) and entries == old["metadata"].get("managedFields", []):
+        if _bare(old) == _bare(new) and entries == old["metadata"].get("managedFields", []):
             return self._shown(resource, old)
         if (
             new["metadata"].get("deletionTimestamp")
@@ -369,3 +359,103 @@ class Objects:
     @staticmethod
     def _shown(resource: Resource, obj: JSON) -> JSON:
         return {"kind": resource.kind, "apiVersion": resource.api_version, **clone(obj)}
+
+
+# --- what a write may change, and what it keeps ---------------------------------------------------------------------
+
+
+def _resource_of(body: JSON) -> Resource:
+    kind = body.get("kind", "")
+    if kind not in BY_KIND:
+        raise bad_request(f'no kind "{kind}" is registered for version "{body.get("apiVersion", "")}"')
+    return BY_KIND[kind]
+
+
+def _precondition_text(field: str, given: str, stored: str, what_happened: str) -> str:
+    """Why a delete with preconditions is refused."""
+    return (
+        f"the {field} in the precondition ({given}) does not match the {field} in record ({stored}). "
+        f"The object might have been {what_happened}"
+    )
+
+
+def _grace_period(pod: JSON, asked: int | None) -> int:
+    """Seconds until a pod may be removed: none before it has a node, or once it has ended."""
+    if not pod.get("spec", {}).get("nodeName") or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return 0
+    return int(pod["spec"].get("terminationGracePeriodSeconds", 30)) if asked is None else asked
+
+
+def _bare(obj: JSON) -> JSON:
+    """The object without what a write changes by itself."""
+    meta = {name: value for name, value in obj["metadata"].items() if name not in ("managedFields", "resourceVersion")}
+    return {**obj, "metadata": meta}
+
+
+def _sections(resource: Resource, old: JSON, body: JSON, subresource: str) -> JSON:
+    """Return which top-level parts a write may change.
+
+    Through /status it is the status alone, otherwise everything but the status.
+    """
+    if subresource == "status":
+        return {**clone(old), "status": body.get("status", {})}
+    if resource.has_status:
+        kept = {"status": clone(old["status"])} if "status" in old else {}
+        return {name: value for name, value in body.items() if name != "status"} | kept
+    return dict(body)
+
+
+def _kept_metadata(old: JSON, new: JSON, *, frozen: bool) -> JSON:
+    """Return the metadata after a write.
+
+    Identity is the server's. Through /status of DRA kinds nothing of it changes.
+    """
+    mine = (
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+        "resourceVersion",
+    )
+    if frozen:
+        return {**old}
+    meta = {name: value for name, value in new.items() if name not in (*mine, "managedFields")}
+    meta |= {name: old[name] for name in (*mine, "name", "namespace", "generateName") if name in old}
+    return meta
+
+
+def _applicable(resource: Resource, config: JSON, subresource: str) -> JSON:
+    """Return the part of an applied configuration that the endpoint owns.
+
+    The rest is reset, as ``GetResetFields`` does.
+    """
+    if subresource == "status":
+        return {"status": config.get("status", {})}
+    kept = {name: value for name, value in config.items() if not (name == "status" and resource.has_status)}
+    meta = {name: value for name, value in config.get("metadata", {}).items() if name != "resourceVersion"}
+    return {**kept, "metadata": meta}
+
+
+def _settled(entries: list[JSON], old: JSON, *, unchanged: bool) -> list[JSON]:
+    """Entries whose fields did not change keep their time while the object did not change."""
+    before: dict[tuple[Any, ...], JSON] = {_identity(one): one for one in old["metadata"].get("managedFields", [])}
+    out = []
+    for entry in entries:
+        previous = before.get(_identity(entry))
+        same = previous is not None and previous["fieldsV1"] == entry["fieldsV1"]
+        out.append(previous if same and unchanged and previous is not None else entry)
+    return out
+
+
+def _identity(entry: JSON) -> tuple[Any, ...]:
+    return entry["manager"], entry["operation"], entry["apiVersion"], entry.get("subresource", "")
+
+
+def _counted_spec(resource: Resource, obj: JSON) -> JSON:
+    """Return the part of the spec whose changes count as generations.
+
+    Binding a pod to a node does not count (recorded).
+    """
+    spec: JSON = obj.get("spec", {})
+    return {name: value for name, value in spec.items() if not (resource.plural == "pods" and name == "nodeName")}

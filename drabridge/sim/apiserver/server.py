@@ -33,7 +33,7 @@ from drabridge.sim.releases import DEFAULT, release_of
 class Request:
     """One request as the server saw it, for counting writes and for comparing with a role's rules.
 
-    ``status`` is filled in when it ends.
+    ``status`` and ``sent_bytes``, of the answer's body, are filled in when it ends.
     """
 
     verb: str
@@ -50,8 +50,12 @@ class Request:
     content_type: str
     at_seconds: float
     """Clock of the event loop at arrival."""
+    received_bytes: int
+    sent_bytes: int = 0
     status: int = 0
     """0 while it is in progress, or when it was never answered."""
+    events: int = 0
+    """Watch events sent, bookmarks included."""
 
     @property
     def is_write(self) -> bool:
@@ -247,7 +251,7 @@ class SimApiServer:
             text = f"Internal error occurred: {error!r}"
             await reply.send(500, ApiError(500, text, "InternalError").body)
         finally:
-            entry.status = reply.status
+            entry.status, entry.sent_bytes = reply.status, reply.sent_bytes
 
     def _logged(self, request: HttpRequest, user: User | None, target: Target | None, verb: str) -> Request:
         resource = target.resource if target else None
@@ -264,6 +268,7 @@ class SimApiServer:
             user.name if user else "system:anonymous",
             request.headers.get("content-type", ""),
             asyncio.get_running_loop().time(),
+            len(request.body),
         )
         self.requests.append(entry)
         if len(self.requests) > REQUESTS_KEPT:
@@ -291,7 +296,7 @@ class SimApiServer:
             return
         call = Call(request, target, user, request.query)
         if entry.verb == "watch":
-            await self._watch(call, reply)
+            await self._watch(call, reply, entry)
             return
         if entry.verb not in VERBS:
             raise ApiError(405, "the server does not allow this method on the requested resource", "MethodNotAllowed")
@@ -314,7 +319,7 @@ class SimApiServer:
 
     # -- watch
 
-    async def _watch(self, call: Call, reply: Reply) -> None:
+    async def _watch(self, call: Call, reply: Reply, entry: Request) -> None:
         query, target = call.query, call.target
         initial = query.get("sendInitialEvents", "") in _TRUE
         if initial and query.get("resourceVersionMatch") != "NotOlderThan":
@@ -345,6 +350,8 @@ class SimApiServer:
             ) as events:
                 async for kind, obj in events:
                     await reply.chunk(self._event(call, kind, obj))
+                    entry.events += 1
+                    entry.sent_bytes = reply.sent_bytes
             await reply.end_stream()
         finally:
             del self._replies[reply]

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 
 from drabridge.sim.kubelet.pods import PodSpec
 
-UNEXPECTED = "UnexpectedAdmissionError"  # pkg/kubelet/lifecycle/handlers.go and cm/admission/errors.go
-
 
 class RejectedError(Exception):
     """A pod is refused for good; ``reason`` and the message are what its status and its event carry."""
@@ -21,8 +19,8 @@ class RejectedError(Exception):
 
 
 def allocate_failed(error: Exception) -> RejectedError:
-    """cm/admission/errors.go, GetPodAdmitResult; observed."""
-    return RejectedError(UNEXPECTED, f"Allocate failed due to {error}, which is unexpected")
+    """Return the rejection that an error of Allocate becomes (cm/admission/errors.go, GetPodAdmitResult); observed."""
+    return RejectedError("UnexpectedAdmissionError", f"Allocate failed due to {error}, which is unexpected")
 
 
 def status_message(message: str) -> str:

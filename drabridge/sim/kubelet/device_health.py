@@ -10,7 +10,6 @@ from drabridge.sim.kubelet.device_accounting import DeviceState
 from drabridge.sim.kubelet.dra_claims import ClaimInfo, Key, claim_refs
 from drabridge.sim.kubelet.pods import Container, PodSpec
 
-MESSAGE_LIMIT = 1024  # pkg/kubelet/cm/dra/manager.go: longer texts are cut to 1021 and "..."
 _NAMES = {0: "Unknown", 1: "Healthy", 2: "Unhealthy"}  # enum HealthStatus of the health contract
 
 
@@ -38,8 +37,6 @@ class HealthBook:
         """
         known = self.drivers.setdefault(driver, {})
         for pool, device, status, timeout, text in devices:
-            if len(text) > MESSAGE_LIMIT:
-                text = text[: MESSAGE_LIMIT - 3] + "..."
             known[pool, device] = Health(_NAMES.get(status, "Unknown"), text, now + (timeout or default_timeout))
 
     def clear(self, driver: str) -> None:

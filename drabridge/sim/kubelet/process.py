@@ -26,7 +26,6 @@ from drabridge.sim.kubelet.pod_worker import PodWorker
 from drabridge.sim.kubelet.podresources import PodResources, PodResourcesServer
 from drabridge.sim.kubelet.pods import Phase, PodRecord
 from drabridge.sim.kubelet.registration import Registration
-from drabridge.sim.kubelet.topology import TopologyAffinityError
 
 
 class LeakySockets:
@@ -209,9 +208,6 @@ class KubeletProcess:
                 return None
             except AllocationError as error:
                 await self._reject(record, admission.allocate_failed(error))
-                return None
-            except TopologyAffinityError as error:
-                await self._reject(record, admission.RejectedError(type(error).__name__, str(error)))
                 return None
             except admission.RejectedError as error:
                 await self._reject(record, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from drabridge.sim.kubelet.admission import RejectedError
 from drabridge.sim.kubelet.device_accounting import DeviceState
 
 NONE = "none"
@@ -15,14 +16,11 @@ SINGLE_NUMA_NODE = "single-numa-node"
 POLICIES = (NONE, SINGLE_NUMA_NODE)
 
 
-class TopologyAffinityError(Exception):
-    """The pod's reason is this class's name.
-
-    The text is the policy's (cm/topologymanager/topology_manager.go).
-    """
+class TopologyAffinityError(RejectedError):
+    """No NUMA node has all of a container's devices (cm/topologymanager/topology_manager.go)."""
 
     def __init__(self) -> None:
-        super().__init__("Resources cannot be allocated with Topology locality")
+        super().__init__("TopologyAffinityError", "Resources cannot be allocated with Topology locality")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,15 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 from drabridge.sim.apiserver.objects import timestamp
 from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.releases import Release
-from drabridge.sim.scheduler import consumable
 from drabridge.sim.scheduler.cel import Selectors
 from drabridge.sim.scheduler.pools import Device, DeviceId, Pool, node_term
 from drabridge.sim.scheduler.taints import blocking
 
-JSON = dict[str, Any]
 MAX_RESULTS = 32
 """AllocationResultsMaxSize (resource/v1 types.go)."""
 
@@ -253,7 +251,7 @@ class _Search:
 
     def _whole(self, wanted: Wanted, device: Device) -> Pick | None:
         requests = wanted.spec.get("capacity", {}).get("requests", {})
-        if not consumable.covers(device.spec.get("capacity", {}), requests):
+        if not _covers(device.spec.get("capacity", {}), requests):
             return None
         mine = any(pick.device.id == device.id and pick.wanted.request == wanted.request for pick in self.picks)
         taken = device.id in self._in_use.devices or any(
@@ -263,7 +261,7 @@ class _Search:
 
     def _share(self, wanted: Wanted, device: Device) -> Pick | None:
         capacities = device.spec.get("capacity", {})
-        amounts = consumable.consumed(capacities, wanted.spec.get("capacity", {}).get("requests", {}))
+        amounts = _consumed(capacities, wanted.spec.get("capacity", {}).get("requests", {}))
         if amounts is None:
             return None
         used = dict(self._in_use.capacity.get(device.id, {}))
@@ -271,7 +269,7 @@ class _Search:
             if pick.device.id == device.id and pick.consumed is not None and not pick.wanted.admin:
                 for name, amount in pick.consumed.items():
                     used[name] = used.get(name, Quantity(Fraction(0))) + amount
-        if not wanted.admin and not consumable.fits(capacities, used, amounts):
+        if not wanted.admin and not _fits(capacities, used, amounts):
             return None
         return Pick(wanted, device, amounts)
 
@@ -301,8 +299,7 @@ class _Search:
             names = constraint.get("requests", [])
             if names and pick.wanted.request not in names and pick.wanted.base not in names:
                 continue
-            same = "matchAttribute" in constraint
-            attribute = constraint["matchAttribute"] if same else constraint["distinctAttribute"]
+            attribute = constraint["matchAttribute"]
             value = pick.device.attribute(attribute)
             if value is None:
                 return False
@@ -312,7 +309,7 @@ class _Search:
                 if one.wanted.claim == pick.wanted.claim
                 and (not names or one.wanted.request in names or one.wanted.base in names)
             ]
-            if any((other == value) is not same for other in others):
+            if any(other != value for other in others):
                 return False
         return True
 
@@ -322,6 +319,64 @@ def _counter(device: Device, group: str, name: str) -> Quantity:
         if one["counterSet"] == group and name in one["counters"]:
             return Quantity.parse(one["counters"][name]["value"])
     return Quantity(Fraction(0))
+
+
+# --- consumable capacity (KEP-5075): what one share of a device takes, rounded by its request policy ------------------
+
+
+def _consumed(capacities: Mapping[str, JSON], requests: Mapping[str, str]) -> dict[str, Quantity] | None:
+    """Amount per capacity that a share takes; None when the device cannot serve the requests at all.
+
+    Without a request a policy's default is taken, without a policy all of the capacity.
+    """
+    if not requests.keys() <= capacities.keys():
+        return None
+    taken: dict[str, Quantity] = {}
+    for name, capacity in capacities.items():
+        whole = Quantity.parse(capacity["value"])
+        amount = _rounded(requests.get(name), capacity.get("requestPolicy"), whole)
+        if amount is None or amount > whole:
+            return None
+        taken[name] = amount
+    return taken
+
+
+def _covers(capacities: Mapping[str, JSON], requests: Mapping[str, str]) -> bool:
+    """Whether a device that is given as a whole is large enough."""
+    return all(
+        name in capacities and Quantity.parse(capacities[name]["value"]) >= Quantity.parse(amount)
+        for name, amount in requests.items()
+    )
+
+
+def _fits(capacities: Mapping[str, JSON], used: Mapping[str, Quantity], wanted: Mapping[str, Quantity]) -> bool:
+    """Whether what is used and what is wanted stay within every capacity together."""
+    zero = Quantity(Fraction(0))
+    return all(
+        used.get(name, zero) + amount <= Quantity.parse(capacities[name]["value"]) for name, amount in wanted.items()
+    )
+
+
+def _rounded(asked: str | None, policy: JSON | None, whole: Quantity) -> Quantity | None:
+    if policy is None or "default" not in policy:
+        return Quantity.parse(asked) if asked is not None else whole
+    wanted = Quantity.parse(asked if asked is not None else policy["default"])
+    if "validValues" in policy:
+        larger = [value for value in map(Quantity.parse, policy["validValues"]) if value >= wanted]
+        return min(larger, default=None)
+    if "validRange" not in policy:
+        return wanted
+    span = policy["validRange"]
+    low = Quantity.parse(span["min"])
+    if wanted <= low:
+        return low
+    if "step" in span:
+        step = Quantity.parse(span["step"]).value
+        steps = -((low.value - wanted.value) // step)
+        wanted = Quantity(low.value + steps * step, low.format)
+    if "max" in span and wanted > Quantity.parse(span["max"]):
+        return None
+    return wanted
 
 
 # --- from picked devices to claim.status.allocation -------------------------------------------------------------------

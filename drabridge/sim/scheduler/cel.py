@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 from drabridge.errors import HostError
 from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.scheduler.pools import Device
-
-JSON = dict[str, Any]
 
 
 class SelectorError(ValueError):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any
 
 from drabridge.sim.apiserver.objects import Objects
-from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.apiserver.status import JSON, ApiError
 from drabridge.sim.releases import Release
 
-JSON = dict[str, Any]
 FINALIZER = "resource.kubernetes.io/delete-protection"
 POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 EXTENDED_ANNOTATION = "resource.kubernetes.io/extended-resource-claim"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 from drabridge.sim.apiserver.objects import Objects, timestamp
+from drabridge.sim.apiserver.status import JSON
 
-JSON = dict[str, Any]
 KEPT = 1000
 """Events in the store; the oldest go first. Stands for their one hour to live (apiserver ``--event-ttl``)."""
 

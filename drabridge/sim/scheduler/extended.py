@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.releases import Release
 from drabridge.sim.scheduler.claim_controller import EXTENDED_ANNOTATION, ended, pod_owner
 
-JSON = dict[str, Any]
 IMPLICIT_PREFIX = "deviceclass.resource.kubernetes.io/"
 
 

@@ -6,12 +6,10 @@ N pods from a template, counted until complete. One that fails is replaced, howe
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 from drabridge.sim.apiserver.objects import Objects, timestamp
+from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.scheduler.claim_controller import ended
-
-JSON = dict[str, Any]
 
 
 def sync_jobs(objects: Objects) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from drabridge.sim.apiserver.quantity import Quantity
+from drabridge.sim.apiserver.status import JSON
 
-JSON = dict[str, Any]
 DeviceId = tuple[str, str, str]
 """(driver, pool, device)."""
 

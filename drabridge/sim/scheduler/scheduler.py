@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drabridge.sim.apiserver.objects import Objects, timestamp
-from drabridge.sim.apiserver.status import ApiError
+from drabridge.sim.apiserver.status import JSON, ApiError
 from drabridge.sim.apiserver.store import Change
 from drabridge.sim.scheduler import claim_controller, extended
 from drabridge.sim.scheduler.allocator import InUse, Pick, UnsatisfiableError, allocate, allocation, check_classes
@@ -25,8 +25,6 @@ from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.jobs import sync_jobs
 from drabridge.sim.scheduler.pools import gather, selects
 from drabridge.sim.scheduler.taints import evict, slices_with_rules
-
-JSON = dict[str, Any]
 
 
 class NodeCache:

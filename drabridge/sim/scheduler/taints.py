@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from drabridge.sim.apiserver.objects import Objects
+from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.scheduler.claim_controller import EXTENDED_ANNOTATION, ended
 from drabridge.sim.scheduler.events import post
 
-JSON = dict[str, Any]
 BLOCKING = ("NoSchedule", "NoExecute")
 
 
