@@ -138,14 +138,15 @@ class ClaimFiles:
 
         None of them when what the file should say is not known: it stays as it is.
         """
-        snapshot, plans = self._ports.inventory(), []
+        snapshot, written = self._ports.inventory(), list[DevicePlan]()
         with self._telling(record):
+            plans = []
             for device in record.devices:
                 with contextlib.suppress(NotReadyError):  # the inventory does not know it: unplugged while we were away
                     plans.append(self._planner.again(record.claim.uid, device, snapshot, record.devices))
             await self._write_cdi(record.claim, plans)
-            return plans
-        return []
+            written = plans
+        return written
 
     async def _write_metadata_again(self, record: ClaimRecord, plans: Sequence[DevicePlan]) -> None:
         """Bring a claim's metadata up to date if all of its devices are here."""
