@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -139,28 +139,25 @@ class ClaimFiles:
         None of them when what the file should say is not known: it stays as it is.
         """
         snapshot, plans = self._ports.inventory(), []
-        with self._telling(record):
-            for device in record.devices:
-                with contextlib.suppress(NotReadyError):  # the inventory does not know it: unplugged while we were away
-                    plans.append(self._planner.again(record.claim.uid, device, snapshot, record.devices))
-            await self._write_cdi(record.claim, plans)
-            return plans
-        return []
+        try:
+            with reading(f"claim {record.claim}"):
+                for device in record.devices:
+                    with contextlib.suppress(NotReadyError):  # not in the inventory: unplugged while we were away
+                        plans.append(self._planner.again(record.claim.uid, device, snapshot, record.devices))
+                await self._write_cdi(record.claim, plans)
+        except DrabridgeError as error:  # a profile that no longer fits its device, perhaps: other claims go on
+            self._unreadable.tell(str(record.claim), error)
+            return []
+        return plans
 
     async def _write_metadata_again(self, record: ClaimRecord, plans: Sequence[DevicePlan]) -> None:
         """Bring a claim's metadata up to date if all of its devices are here."""
         metadata = self._metadata
         if metadata is None or len(plans) != len(record.devices):
             return
-        with self._telling(record):
-            facts = metadata_facts(plans)
-            await self._disk.promptly(lambda: metadata.write(record.claim, record.pod_claim_name, facts))
-
-    @contextlib.contextmanager
-    def _telling(self, record: ClaimRecord) -> Iterator[None]:
-        """Report what is wrong with one claim, as a profile that no longer fits its device: the others go on."""
         try:
             with reading(f"claim {record.claim}"):
-                yield
+                facts = metadata_facts(plans)
+                await self._disk.promptly(lambda: metadata.write(record.claim, record.pod_claim_name, facts))
         except DrabridgeError as error:
             self._unreadable.tell(str(record.claim), error)

@@ -63,16 +63,13 @@ class Planner:
 
     def plan(self, allocation: ClaimAllocation, snapshot: Snapshot) -> tuple[DevicePlan, ...]:
         """Plan a claim. Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
-        devices = [self._device(result, snapshot) for result in allocation.results]
-        pairs = tuple(zip(allocation.results, devices, strict=True))
-        by_place = {(result.pool, result.device): device for result, device in pairs}
-        rules = {place: self._rules(device) for place, device in by_place.items()}
+        devices = {(one.pool, one.device): self._device(one, snapshot) for one in allocation.results}
 
         def rules_of(result: AllocationResult) -> ClaimConfig:
-            return rules[result.pool, result.device]
+            return self._rules(devices[result.pool, result.device])
 
         def type_of(result: AllocationResult) -> str:
-            return str(describe(by_place[result.pool, result.device])[0].get("type", {}).get("string", ""))
+            return str(describe(devices[result.pool, result.device])[0].get("type", {}).get("string", ""))
 
         choices = resolve(allocation.config, allocation.results, rules_of, self.config.driver, type_of)
         prepared = [
@@ -80,8 +77,7 @@ class Planner:
             for result, choice in zip(allocation.results, choices, strict=True)
         ]
         plans = tuple(
-            self._planned(allocation.claim.uid, one, device, prepared)
-            for one, device in zip(prepared, devices, strict=True)
+            self._planned(allocation.claim.uid, one, devices[one.pool, one.device], prepared) for one in prepared
         )
         for request, several in _by_request(plans).items():
             if problem := one_path_for_two([(plan.device.name, plan.given) for plan in several]):
@@ -93,27 +89,22 @@ class Planner:
     ) -> DevicePlan:
         """Plan a recorded device as it is now: its nodes may have other numbers.
 
-        Raises NotReadyError, ConfigError.
+        Raises NotReadyError, ConfigError, HostError.
         """
-        if is_fabric_pool(prepared.pool):
-            device = self._fabric_device(prepared.pool, prepared.device)
-            if device is None:  # not NotReadyError: its container may run on, and its file stays as it is
-                raise HostError(_not_listed(prepared.pool, prepared.device), hint=_LIST_IT)
-        else:
-            device = snapshot.by_name().get(prepared.device)
+        device = self._find(prepared.pool, prepared.device, snapshot)
+        if device is None and is_fabric_pool(prepared.pool):
+            # Not NotReadyError: its container may run on, and its file stays as it is.
+            raise HostError(_not_listed(prepared.pool, prepared.device), hint=_LIST_IT)
         if device is None:
             raise NotReadyError(f"device {prepared.device}, which this claim was given, is gone", hint=_GONE)
         return self._planned(uid, prepared, device, all_of_claim)
 
     def _device(self, result: AllocationResult, snapshot: Snapshot) -> Device:
-        if is_fabric_pool(result.pool):
-            found = self._fabric_device(result.pool, result.device)
-            if found is None:  # worth waiting a little: the ConfigMap may be on its way to this node
-                raise NotReadyError(_not_listed(result.pool, result.device), hint=_LIST_IT)
-            return found
-        if result.pool != self.pool:
+        device = self._find(result.pool, result.device, snapshot)
+        if device is None and is_fabric_pool(result.pool):  # the ConfigMap may be on its way to this node
+            raise NotReadyError(_not_listed(result.pool, result.device), hint=_LIST_IT)
+        if result.pool != self.pool and not is_fabric_pool(result.pool):
             raise PeerError(f"device {result.device} is in the pool {result.pool!r}; this node's pool is {self.pool!r}")
-        device = snapshot.by_name().get(result.device)
         if device is None:
             raise NotReadyError(f"there is no device {result.device} on this node", hint=_GONE)
         if device.presence is not Presence.PRESENT:
@@ -125,7 +116,9 @@ class Planner:
     def _fabric_entry(self, name: str) -> FabricDevice | None:
         return next((entry for entry in self.config.fabric if entry.name == name), None)
 
-    def _fabric_device(self, pool: str, name: str) -> Device | None:
+    def _find(self, pool: str, name: str, snapshot: Snapshot) -> Device | None:
+        if not is_fabric_pool(pool):
+            return snapshot.by_name().get(name)
         entry, driver = self._fabric_entry(name), self.config.driver
         return fabric_device(entry, driver) if entry is not None and entry.pool_name(driver) == pool else None
 

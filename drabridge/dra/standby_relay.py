@@ -115,7 +115,11 @@ class Relay(grpc.GenericRpcHandler):
         name = method.rpartition("/")[2]
 
         async def call(request: bytes, context: _Context) -> bytes:  # grpc.aio looks whether it is a coroutine function
-            return await self._call(method, request, context)
+            self._calls += 1
+            try:
+                return await self._answer(method, request, context)
+            finally:
+                self._calls -= 1
 
         async def watch(request: bytes, context: _Context) -> AsyncIterator[bytes]:
             async for message in self._watch(method, request):
@@ -124,13 +128,6 @@ class Relay(grpc.GenericRpcHandler):
         if name in _CALLS:
             return grpc.unary_unary_rpc_method_handler(call)
         return grpc.unary_stream_rpc_method_handler(watch) if name == _STREAM else None
-
-    async def _call(self, method: str, request: bytes, context: _Context) -> bytes:
-        self._calls += 1
-        try:
-            return await self._answer(method, request, context)
-        finally:
-            self._calls -= 1
 
     async def _answer(self, method: str, request: bytes, context: _Context) -> bytes:
         loop = asyncio.get_running_loop()

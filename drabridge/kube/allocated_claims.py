@@ -27,10 +27,6 @@ class ClaimInUse(Struct, frozen=True):
     devices: tuple[str, ...]
     pods: tuple[str, ...]
 
-    def __str__(self) -> str:
-        who = f", reserved for pod {', '.join(self.pods)}" if self.pods else ""
-        return f"claim {self.namespace}/{self.name} has {', '.join(self.devices)} of {', '.join(self.nodes)}{who}"
-
 
 class Usage(Struct, frozen=True):
     """``claims`` hold devices. ``offered``: node -> how many devices the scheduler may give to claims."""
