@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from drabridge.agent.api_watches import CORDONS, LABELS, LANES, ApiWatches
 from drabridge.agent.components import Components, Foundation, release_policy
@@ -202,7 +203,11 @@ class ServingAgent:
         watches = watches or ApiWatches(cluster, parts.options.node_name, parts.current.config.driver, self._resources)
         watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds
         watches.begin()
-        on_node = {LANES: parts.desired.annotate, CORDONS: parts.cordons.annotate, LABELS: self._labels_seen}
+        on_node: Mapping[str, Callable[[Any], None]] = {
+            LANES: parts.desired.annotate,
+            CORDONS: parts.cordons.annotate,
+            LABELS: self._labels_seen,
+        }
         watches.notify(parts.evidence.hurry, on_node, self._resources)
         parts.turns.watches = watches
         parts.others.pods = watches.pods

@@ -101,7 +101,7 @@ def _of_node(**changes: object) -> Stepper:
     """The real step with another state of the node."""
 
     def mutated(ledger: Ledger, event: ev.Event, policy: LedgerPolicy) -> Step:
-        node = replace(ledger.node, **changes)  # type: ignore[arg-type]
+        node = replace(ledger.node, **changes)
         return apply_event.step(ledger.replace((), node=node, seq=ledger.seq), event, policy)
 
     return mutated
