@@ -60,7 +60,7 @@ def values(text: str) -> Iterator[Value]:
 
 
 def text(source: str, registry: str) -> str:
-    """The README of a chart with these values, which is pushed to this registry."""
+    """Return the README of a chart with these values, which is pushed to this registry."""
     rows = [
         f"| `{one.path}` | {f'`{one.default}`' if one.default else ''} | {one.comment.replace('|', chr(92) + '|')} |\n"
         for one in values(source)

@@ -51,7 +51,7 @@ def _object(properties: Json, description: str = "", *, required: tuple[str, ...
 
 
 def _without(keys: tuple[str, ...]) -> Json:
-    """An object without the keys that the chart sets, or has values of its own for: YAML would have them twice."""
+    """Return an object without the keys that the chart sets or has values for: YAML would have them twice."""
     return {"type": "object", "not": {"anyOf": [{"required": [key]} for key in keys]}}
 
 
@@ -79,7 +79,7 @@ _PATH: Json = {"type": "string", "pattern": "^/[^ ]*[^/ ]$"}
 
 
 def for_go(value: Any) -> Any:
-    """The schema with patterns that Go's regexp can read: it has no lookahead, which becomes ``not`` and ``allOf``."""
+    """Return the schema with patterns that Go's regexp can read: a lookahead becomes ``not`` and ``allOf``."""
     if isinstance(value, list):
         return [for_go(item) for item in value]
     if not isinstance(value, dict):
@@ -96,7 +96,7 @@ def for_go(value: Any) -> Any:
 
 
 def values_schema() -> Json:
-    """The JSON Schema of the chart's values; ``config`` is the agent's configuration model."""
+    """Return the JSON Schema of the chart's values; ``config`` is the agent's configuration model."""
     config = json_schema()
     definitions = config.pop("$defs")
     config.pop("$schema")
@@ -177,7 +177,7 @@ HELM_LABELS = ("helm.sh/chart", "app.kubernetes.io/managed-by")
 
 
 def without_helm(obj: Json) -> Json:
-    """The object without the labels that say that Helm installed it."""
+    """Return the object without the labels that say that Helm installed it."""
     metadata = dict(obj["metadata"])
     if "labels" in metadata:
         metadata["labels"] = {key: value for key, value in metadata["labels"].items() if key not in HELM_LABELS}
@@ -185,7 +185,7 @@ def without_helm(obj: Json) -> Json:
 
 
 def base() -> list[Json]:
-    """The objects of the kustomize base: the namespace, and the chart's default render."""
+    """Return the objects of the kustomize base: the namespace, and the chart's default render."""
     return [NAMESPACE_OBJECT, *map(without_helm, manifests(name="drabridge", namespace=NAMESPACE))]
 
 
@@ -231,14 +231,14 @@ def registry() -> str:
 
 
 def addressed(path: Path) -> str:
-    """The file as it is, with the registry in place of the one that the chart's values had, and the version's tag."""
+    """Return the file with the registry in place of the one in the chart's values, and the version's tag."""
     before = yaml.safe_load(VALUES.read_text(encoding="utf-8"))["image"]["repository"].removesuffix("/drabridge")
     text = path.read_text(encoding="utf-8").replace(f"{before}/", f"{registry()}/")
     return re.sub(rf"({re.escape(registry())}/drabridge):[0-9]\S*", rf"\1:{__version__}", text)
 
 
 def krew(path: Path) -> str:
-    """A file of kubectl's plugin, with the package's version and address in place of those that the chart had."""
+    """Return a file of kubectl's plugin, with the package's version and address in place of the chart's."""
     before = yaml.safe_load(ABOUT.read_text(encoding="utf-8"))
     text = path.read_text(encoding="utf-8").replace(before["version"], __version__)
     return text.replace(before["home"], repository())

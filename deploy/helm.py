@@ -75,7 +75,7 @@ def templates(
     namespace: str = "drabridge",
     chart: Path = CHART,
 ) -> dict[str, str]:
-    """Rendered text by template file name. Raises HelmRefusedError for values that schema or templates refuse."""
+    """Return the rendered text by template file name. Raises HelmRefusedError for values that are refused."""
     job = {"do": "render", "chart": str(chart), "values": values or {}, "name": name, "namespace": namespace}
     return {Path(path).name: text for path, text in _run(json.dumps(job)).items()}
 
@@ -98,7 +98,7 @@ def hooks(
     namespace: str = "drabridge",
     when: str = "pre-delete",
 ) -> list[Json]:
-    """What Helm makes only while it does something: while it asks whether it may uninstall, or for ``helm test``."""
+    """Return what Helm makes only for a while: to ask whether it may uninstall, or for ``helm test``."""
     return [obj for obj in _objects(values, name, namespace, CHART) if _annotations(obj).get(HOOK) == when]
 
 
@@ -119,7 +119,7 @@ def _objects(values: Mapping[str, Any] | None, name: str, namespace: str, chart:
 
 
 def lint(values: Mapping[str, Any] | None = None, *, kube_version: str = "v1.36.0", chart: Path = CHART) -> list[Json]:
-    """What ``helm lint --strict`` complains about: warnings and errors, with their path."""
+    """Return what ``helm lint --strict`` complains about: warnings and errors, with their path."""
     job = {"do": "lint", "chart": str(chart), "values": values or {}, "kube_version": kube_version}
     report = _run(json.dumps(job))
     return [message for message in report["messages"] if message["severity"] >= 2]
@@ -132,6 +132,6 @@ def push(chart: Path, remote: str, *, plain_http: bool = False, user: str = "", 
 
 
 def one(objects: list[Json], kind: str) -> Json:
-    """The only object of a kind."""
+    """Return the only object of a kind."""
     (found,) = (each for each in objects if each["kind"] == kind)
     return found

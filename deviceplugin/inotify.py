@@ -144,7 +144,7 @@ class Subscription:
         self.blind = not self._watcher.refresh(self.watched)
 
     def wake_from_thread(self) -> None:
-        """Called in watchdog's thread."""
+        """Take an event, in watchdog's thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to wake
             self._loop.call_soon_threadsafe(self._wake)
 

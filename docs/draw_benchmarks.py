@@ -22,7 +22,7 @@ Run = dict[str, Any]
 
 
 def picture(runs: Sequence[Run]) -> str:
-    """An SVG that loads nothing and follows the reader's light or dark scheme."""
+    """Return an SVG that loads nothing and follows the reader's light or dark scheme."""
     shown = runs[-MOST_RUNS:]
     names = list(dict.fromkeys(name for run in reversed(shown) for name in run["figures"]))
     rows = -(-len(names) // COLUMNS)
@@ -63,7 +63,7 @@ def _chart(name: str, runs: Sequence[Run], x: int, y: int) -> Iterator[str]:
 
 
 def part(name: str, value: float, budget: float) -> float:
-    """The figure as a part of its budget; for a rate, of which more is better, the budget as a part of the figure."""
+    """Return the figure as a part of its budget; for a rate, where more is better, the other way round."""
     if name.endswith("_per_second"):
         value, budget = budget, value
     if not budget:

@@ -191,7 +191,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def generated(name: str) -> str:
-    """The text that the page of this name has to have."""
+    """Return the text that the page of this name has to have."""
     title, _, text = PAGES[name]().partition("\n\n")
     return f"{title}\n\n{NOTE}\n\n{text}"
 

@@ -74,7 +74,7 @@ def run_demo() -> str:
 
 
 def chosen(output: str) -> str:
-    """The steps of the output that the picture shows, each with a blank line before it."""
+    """Return the steps of the output that the picture shows, each with a blank line before it."""
     blocks = re.split(r"\n(?=(?:\x1b\[[0-9;]*m)?[0-9]+\. )", output)
     steps = {
         int(found[1]): block.rstrip("\n")
@@ -85,7 +85,7 @@ def chosen(output: str) -> str:
 
 
 def draw(text: str) -> str:
-    """An SVG of a terminal with this text. The same text makes the same picture."""
+    """Return an SVG of a terminal with this text. The same text makes the same picture."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=False)
     return console.export_svg(title="make demo", theme=THEME, code_format=FORMAT, unique_id="demo")

@@ -24,7 +24,7 @@ def known_holes(pinned: Path) -> list[str] | None:
 
 
 def of_report(text: str) -> list[str] | None:
-    """What pip-audit's JSON says; None when it is no report, or not about all packages."""
+    """Return what pip-audit's JSON says; None when it is no report, or not about all packages."""
     try:
         packages = json.loads(text)["dependencies"]
     except (ValueError, KeyError, TypeError):

@@ -39,7 +39,7 @@ class Package(Struct, frozen=True, order=True):
 
 
 def of_lock(text: str, licences: dict[str, str]) -> list[Package]:
-    """The packages of a lock of pip's. ``licences``: by canonical name."""
+    """Return the packages of a lock of pip's. ``licences``: by canonical name."""
     return sorted(
         Package("pypi", canonicalize_name(name), version, licences.get(canonicalize_name(name), UNKNOWN))
         for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^\s\\]+)", text, re.MULTILINE)
@@ -47,7 +47,7 @@ def of_lock(text: str, licences: dict[str, str]) -> list[Package]:
 
 
 def of_metadata(text: str) -> Package:
-    """The package that a METADATA file of a wheel is about."""
+    """Return the package that a METADATA file of a wheel is about."""
     fields = HeaderParser().parsestr(text)
     classifiers = [
         one.rpartition(" :: ")[2] for one in fields.get_all("Classifier", []) if one.startswith("License ::")
@@ -58,7 +58,7 @@ def of_metadata(text: str) -> Package:
 
 
 def of_image(archive: Path) -> list[Package]:
-    """The packages in an OCI archive's files: every METADATA of Python, and Debian's list of installed packages.
+    """Return the packages in an OCI archive's files: every METADATA of Python, and Debian's list of installed packages.
 
     A file that a later layer removes still counts: it is shipped.
     """
@@ -71,7 +71,7 @@ def of_image(archive: Path) -> list[Package]:
 
 
 def digest_of(archive: Path) -> str:
-    """The digest of the manifest in an OCI archive, by which a registry knows the image: ``sha256:...``."""
+    """Return the digest of the manifest in an OCI archive, by which a registry knows the image: ``sha256:...``."""
     with tarfile.open(archive) as image:
         index = image.extractfile("index.json")
         assert index is not None
@@ -91,7 +91,7 @@ def _of_layer(blob: bytes) -> Iterator[Package]:
 
 
 def cyclonedx(name: str, version: str, packages: Iterable[Package], epoch: int, *, container: bool = False) -> str:
-    """A CycloneDX 1.6 document in JSON. The same packages and date give the same text."""
+    """Return a CycloneDX 1.6 document in JSON. The same packages and date give the same text."""
     licences = LicenseFactory()
     subject = Component(
         name=name,

@@ -10,7 +10,7 @@ class NoSectionError(Exception):
 
 
 def of_version(changelog: str, version: str) -> str:
-    """The text below ``## VERSION``, without its heading. Raises NoSectionError."""
+    """Return the text below ``## VERSION``, without its heading. Raises NoSectionError."""
     heading = re.compile(rf"^## \[?{re.escape(version)}\]?( .*)?$", re.MULTILINE)
     found = heading.search(changelog)
     if not found:

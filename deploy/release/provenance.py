@@ -21,13 +21,13 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file in hex."""
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def statement(files: Iterable[Path], commit: str, materials: Mapping[str, str], builder: str) -> dict[str, Any]:
-    """The statement about ``files``. ``materials``: what else went in, SHA-256 by name. ``builder``: a URI."""
+    """Return the statement about ``files``. ``materials``: what else went in, SHA-256 by name. ``builder``: a URI."""
     dependencies = [{"uri": f"git+commit:{commit}", "digest": {"gitCommit": commit}}]
     dependencies += [{"uri": name, "digest": {"sha256": digest}} for name, digest in sorted(materials.items())]
     return {
@@ -46,7 +46,7 @@ def statement(files: Iterable[Path], commit: str, materials: Mapping[str, str], 
 
 
 def envelope(payload: bytes, key: ec.EllipticCurvePrivateKey) -> str:
-    """The statement in a DSSE envelope, signed: one line of JSON."""
+    """Return the statement in a DSSE envelope, signed: one line of JSON."""
     signed = b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
     signature = key.sign(signed, ec.ECDSA(hashes.SHA256()))
     return json.dumps(

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _chart(folder: Path, wanted: str) -> Path:
-    """The packed chart. Raises PushError for one that names the image in another registry."""
+    """Return the packed chart. Raises PushError for one that names the image in another registry."""
     path = folder / f"drabridge-{__version__}.tgz"
     if not path.exists():
         raise PushError(f"{path} is not there: run make release")

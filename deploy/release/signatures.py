@@ -36,7 +36,7 @@ def private_key(path: Path, password: str | None = None) -> ec.EllipticCurvePriv
 
 
 def public_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The public key that belongs to it, as ``cosign.pub`` has it."""
+    """Return the public key that belongs to it, as ``cosign.pub`` has it."""
     return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -49,7 +49,7 @@ def sign(path: Path, key: ec.EllipticCurvePrivateKey) -> Path:
 
 
 def image_payload(repository: str, digest: str) -> str:
-    """What cosign signs of an image: push the signature with ``cosign attach signature --payload ... --signature``.
+    """Return what cosign signs of an image; ``cosign attach signature --payload ... --signature`` pushes it.
 
     https://github.com/containers/image/blob/main/docs/containers-signature.5.md
     """

@@ -54,7 +54,7 @@ class Cordons:
         api_server: ApiServer,
         files: IoThread,
     ) -> None:
-        """``changed`` is called when the ledger is to hear of :attr:`devices`. ``files``: whose thread waits for disks.
+        """Call ``changed`` when the ledger is to hear of :attr:`devices`. ``files``: whose thread waits for disks.
 
         Without an API server nobody could take back an old annotation.
         """

@@ -102,7 +102,7 @@ class ClaimsLeft:
         return sorted(found.values(), key=lambda row: (row["namespace"], row["name"], row["uid"]))
 
     async def allocated(self) -> Sequence[ClaimDevices] | None:
-        """What the API server shows allocated here, asked at most every 5 s. None: it cannot be asked."""
+        """Return what the API server shows allocated here, asked at most every 5 s. None: it cannot be asked."""
         if self._queries.nobody_to_ask:  # no claims are served, and what were served are on record
             return ()
         if time.monotonic() >= self._list_due:

@@ -56,7 +56,7 @@ class Endpoints:
     def __init__(
         self, views: Views, requests: Mapping[str, Answer], port: Port, control_socket: Path, page_for: str
     ) -> None:
-        """``requests``: who answers those of OPERATOR_ROUTES, by path.
+        """Serve ``requests``, which answer OPERATOR_ROUTES, by path.
 
         ``port`` may be bound already, by the standby that this agent was, or be another agent's until that ends.
 

@@ -99,7 +99,7 @@ class History:
         self._failed = ""
 
     def _append(self, text: bytes) -> None:
-        """Raises OSError; a part that was written all the same is a cut line, and then its whole lines come twice."""
+        """Append lines. Raises OSError; what was written all the same is a cut line, and its lines come twice."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(descriptor).st_size

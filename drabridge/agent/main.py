@@ -41,7 +41,7 @@ class Agent:
     """One agent on one node. :meth:`run` returns after :meth:`stop` or SIGTERM."""
 
     def __init__(self, options: Options, *, now: Callable[[], float] | None = None) -> None:
-        """Raises ConfigError (every fault at once) before anything of the node is touched."""
+        """Read what is needed. Raises ConfigError (every fault at once) before anything of the node is touched."""
         self._options = options
         self._config_file = identity_of(options.config)  # before it is read
         self._config = load(options.config)

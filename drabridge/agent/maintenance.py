@@ -51,7 +51,7 @@ class TurnKeeper:
     """Keeps whose turn it is to get shared devices."""
 
     def __init__(self, ledger_service: LedgerService, changed: Callable[[], None]) -> None:
-        """``changed`` is called when time alone has changed it."""
+        """Call ``changed`` when time alone has changed it."""
         self._ledger_service = ledger_service
         self._changed = changed
         self._seen = ledger_service.ledger

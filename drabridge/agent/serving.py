@@ -96,7 +96,7 @@ class ServingAgent:
             log.info("stopped")
 
     async def _open_endpoints(self) -> None:
-        """A port that is taken is an operator's error, unless it may be the one of the agent before this one."""
+        """Listen. A port that is taken is an operator's error, unless the agent before this one may have it."""
         if self._standby is None:
             await self._port.bind()
         await self._parts.endpoints.open()
@@ -215,7 +215,7 @@ class ServingAgent:
         self._watches = watches
 
     async def _leave_cluster(self) -> None:
-        """A reload says that no API server is to be talked to. What it said last counts no more."""
+        """Leave the API server, as a reload says. What it said last counts no more."""
         await self._end_watches()
         self._parts.api_server.disconnect()
         self._parts.events.cluster = None

@@ -217,7 +217,7 @@ class Standby:
         return watches
 
     async def step_aside(self) -> None:
-        """The agent serves now: close the standby's socket, and end an inventory that the agent did not take."""
+        """Close the standby's socket, and end an inventory that the agent, which serves now, did not take."""
         if self._inventory_task is not None:
             self._inventory_task.cancel()
             await asyncio.gather(self._inventory_task, return_exceptions=True)

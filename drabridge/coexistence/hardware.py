@@ -47,7 +47,7 @@ def held_devices(ledger: Ledger) -> Iterator[KnownDevice]:
 
 
 def _grace(entry: Entry) -> float | None:
-    """The longest grace period of the entry's holders; None if one is not known."""
+    """Return the longest grace period of the entry's holders; None if one is not known."""
     known = [hold.grace for hold in (entry.hold,) if hold] + [held.grace or None for held in entry.holders]
     return max((seconds for seconds in known if seconds is not None), default=None) if None not in known else None
 

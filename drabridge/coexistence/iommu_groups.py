@@ -49,7 +49,7 @@ class Function(Struct, frozen=True):
 
 
 def to_bind(functions: Sequence[Function], address: str) -> list[Function]:
-    """The function itself, and those of its group whose drivers would keep vfio from opening it. Pure."""
+    """Return the function itself, and those of its group whose drivers would keep vfio from opening it. Pure."""
     return [one for one in functions if one.address == address or does_dma(one.driver)]
 
 
@@ -105,12 +105,12 @@ class IommuGroups:
         return "" if seen else "the agent does not see who on the node has devices open: it needs hostPID"
 
     def read(self, address: str) -> list[Function]:
-        """The functions of a function's IOMMU group, in the order of their addresses; none when it is in no group."""
+        """Return the functions of a function's IOMMU group by address; none when it is in no group."""
         folder = self._sys / "bus/pci/devices" / address / "iommu_group/devices"
         return [found for name in names_in(folder) if (found := self._function(name)) is not None]
 
     def group_of(self, address: str) -> str:
-        """The IOMMU group of a function; "" when it is in none, or there is no such function."""
+        """Return the IOMMU group of a function; "" when it is in none, or there is no such function."""
         try:
             return os.path.basename(os.readlink(self._sys / "bus/pci/devices" / address / "iommu_group"))
         except OSError:
@@ -197,7 +197,7 @@ class IommuGroups:
                 yield f"{name} is {_OF_SEVERAL_DISKS.get(kind, 'in a RAID')}"
 
     def _signature(self, number: Number) -> str:
-        """What udev found on a disk: ``LVM2_member``."""
+        """Return what udev found on a disk: ``LVM2_member``."""
         with contextlib.suppress(OSError):
             for line in (self._udev_database / f"b{number}").read_text(errors="replace").splitlines():
                 if line.startswith("E:ID_FS_TYPE="):
@@ -214,7 +214,7 @@ class IommuGroups:
                         yield os.path.basename(place), f"{node.major}:{node.minor}"
 
     def _nvidia(self, address: str) -> list[DeviceNode]:
-        """The node of a GPU, which sysfs does not show."""
+        """Return the node of a GPU, which sysfs does not show."""
         with contextlib.suppress(OSError, ValueError):
             text = (self._proc / "driver/nvidia/gpus" / address / "information").read_text(errors="replace")
             return [DeviceNode("", "", major=_NVIDIA_MAJOR, minor=int(parse_information(text).get("minor", "")))]
@@ -225,7 +225,7 @@ class IommuGroups:
         return {one: str((self._sys / "bus/pci/devices" / one).resolve()) for one in addresses}
 
     def own_nodes(self, address: str) -> set[str]:
-        """The paths of the nodes, for IOMMUFD, that a function has while it is bound to vfio-pci (Linux 6.6)."""
+        """Return the paths of the nodes, for IOMMUFD, that a function has while it is bound to vfio-pci (Linux 6.6)."""
         return {f"{VFIO}devices/{name}" for name in names_in(self._sys / "bus/pci/devices" / address / "vfio-dev")}
 
     def opened(self, functions: Sequence[Function]) -> str:
@@ -291,7 +291,7 @@ def _has_address(name: str) -> bool:
 
 
 def _node(place: Path) -> DeviceNode | None:
-    """The node of a device in sysfs."""
+    """Return the node of a device in sysfs."""
     try:
         major, minor = map(int, (place / "dev").read_text().split(":"))
         block = os.path.basename(os.readlink(place / "subsystem")) == "block"

@@ -72,7 +72,7 @@ class VendorManagers:
 
 
 def _vendor(device: UdevDevice | None) -> str:
-    """The PCI vendor id of the device's function, ``10de``; empty for a device on no PCI bus."""
+    """Return the PCI vendor id of the device's function, ``10de``; empty for a device on no PCI bus."""
     function = pci_function(device) if device is not None else None
     if function is None:
         return ""

@@ -97,7 +97,7 @@ class VendorSoftware:
         yield from (path for path in paths if path.is_socket() and not is_dead(path))
 
     def _registrations(self) -> Iterator[Path]:
-        """The vendor's registration sockets. Ours with a token, a standby's, has another form.
+        """Yield the vendor's registration sockets. Ours with a token, a standby's, has another form.
 
         Go's kubeletplugin library: ``<driver>-reg.sock``, or with the pod's UID for rolling updates.
         """

@@ -124,7 +124,7 @@ class VfioBinder:
         return [*filter(None, [self.error]), *self._stays.values()]
 
     def paused(self, devices: Mapping[str, Device]) -> dict[str, str]:
-        """The devices that nobody new gets because a function of theirs was taken, each with the reason."""
+        """Return the devices that nobody new gets because a function of theirs was taken, each with the reason."""
         if not self._taken:
             return {}
         found = {}
@@ -137,7 +137,7 @@ class VfioBinder:
         return found
 
     def rule(self, resource: str) -> Vfio | None:
-        """What a resource says of vfio-pci; None if its devices are not bound to it."""
+        """Return what a resource says of vfio-pci; None if its devices are not bound to it."""
         try:
             return self._config().resource(resource).vfio
         except KeyError:
@@ -316,7 +316,7 @@ class VfioBinder:
         return [entry.owner if (entry := one.entries.get(name)) else Owner.NONE for one in ledgers]
 
     def _save(self) -> None:
-        """Raises HostError: then nothing may be touched."""
+        """Write the file. Raises HostError: then nothing may be touched."""
         try:
             file = _File(1, self._boot_id.read_text().strip(), dict(self._taken))
             write_atomically(self._path, msgspec.json.encode(file))
@@ -336,7 +336,7 @@ class VfioBinder:
 
 
 def _taken(before: Taken | None, now: Binding, device: str, group: str, place: str) -> Taken:
-    """What a function is taken from. Of one that was taken before and is on its way to vfio-pci, what it was then."""
+    """Return what a function is taken from; of one that is on its way to vfio-pci, what it was taken from then."""
     driver, override = now.driver, now.override
     if before is not None and driver in ("", VFIO_PCI):
         driver = before.driver

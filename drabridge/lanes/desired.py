@@ -260,7 +260,7 @@ class DesiredLanes:
             log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
 
     def reconfigured(self) -> None:
-        """The configuration changed, and with it what an annotation may ask for."""
+        """Ask again what an annotation may ask for: the configuration changed."""
         for text in self._annotation_text:
             self.annotate(text)
 
@@ -295,7 +295,7 @@ class DesiredLanes:
             return {}
 
     def _save(self, path: Path, overrides: Overrides) -> None:
-        """Raises OSError."""
+        """Write the file. Raises OSError."""
         write_atomically(path, encode(overrides))
         self._unreadable.pop(path, None)
 

@@ -56,7 +56,7 @@ def parse(text: str) -> Overrides:
 
 
 def encode(overrides: Overrides) -> bytes:
-    """The text that :func:`parse` reads."""
+    """Return the text that :func:`parse` reads."""
     return json.dumps({name: override.asked for name, override in overrides.items()}, indent=1).encode()
 
 

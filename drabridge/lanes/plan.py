@@ -39,7 +39,7 @@ class LaneTarget(Struct, frozen=True):
     why_pinned: str = "chosen by the operator"
 
     def lane_of(self, name: str) -> Lane | None:
-        """The lane of a pinned device; None for another."""
+        """Return the lane of a pinned device; None for another."""
         return self.pinned.get(name) if self.pinned else None
 
     def beside_wholes(self, ledger: Ledger, devices: Iterable[Device], new: Mapping[str, Lane]) -> LaneTarget:
@@ -284,7 +284,7 @@ def _choose(candidates: list[_Group], all_groups: list[_Group], missing: int, ta
 
 
 def _turn(group: _Group) -> int:
-    """The turn of a group: 0 on its way, 1 free, 2 held; 3 to 5 the same for groups that do not work."""
+    """Return the turn of a group: 0 on its way, 1 free, 2 held; 3 to 5 the same for groups that do not work."""
     return (0 if group.on_its_way else 2 if group.held else 1) + (0 if group.works else 3)
 
 
@@ -297,7 +297,7 @@ def _cell_rank(
     target: Lane,
     direction: int,
 ) -> tuple[int, int]:
-    """The rank of a cell, best first: one that has devices in ``target``, one that can go whole, then by position."""
+    """Return a cell's rank, best first: one with devices in ``target``, one that can go whole, then by position."""
     members = [group for group in all_groups if group.cell == cell]
     there = sum(group.size for group in members if group.lane is target or group in chosen)
     ready = sum(group.size for group in left if group.cell == cell)

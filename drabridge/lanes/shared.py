@@ -69,5 +69,5 @@ def _lane(entry: Entry, planned: Mapping[str, LaneChange]) -> Lane:
 
 
 def _rank(entry: Entry) -> tuple[bool, bool]:
-    """What works first, then what is shared now: a sort that is stable keeps the order otherwise."""
+    """Rank what works first, then what is shared now: a sort that is stable keeps the order otherwise."""
     return entry.device.presence is not Presence.PRESENT, _target(entry) is not Lane.SHARED

@@ -169,7 +169,7 @@ class LaneTargets:
         return wanted, notes if devices else []
 
     def _selected(self, selection: Selection, lane: Lane, devices: Sequence[Device]) -> Iterator[str]:
-        """A device that is away matches nothing: it stays selected for the lane that it has."""
+        """Yield the selected devices. One that is away matches nothing: it stays selected for the lane that it has."""
         entries = self._ledger_service.ledger.entries
         for device in devices:
             record = self._inventory.udev_device(device.name)

@@ -415,7 +415,7 @@ def _forgotten(tx: Transaction, event: ev.Forgotten) -> None:
 
 
 def _refused(tx: Transaction, event: ev.Event) -> Step:
-    """The step that changes nothing. The side that believed the device free is sent the current offers at once.
+    """Return the step that changes nothing. The side that believed the device free is sent the current offers at once.
 
     A person hears of a refusal with the answer that kubelet gets. For Allocate that is this one; a Prepare tries
     several times inside one call of kubelet (:func:`refusal_effects` comes with the last).

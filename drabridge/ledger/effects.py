@@ -141,7 +141,7 @@ class Step(Struct, frozen=True):
         return bool(self.changes or self.removed or self.node is not None)
 
     def applied_to(self, ledger: Ledger) -> Ledger:
-        """The ledger after this step."""
+        """Return the ledger after this step."""
         if not self:
             return ledger
         return ledger.replace(self.changes, self.removed, self.node)

@@ -68,7 +68,7 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane]) -> bool:
 
 
 def cordoned_by(ledger: Ledger, entry: Entry) -> Entry | None:
-    """The entry by which a device is out of service: itself, or one whose hardware overlaps; None if it is not.
+    """Return the entry by which a device is out of service: itself, or one whose hardware overlaps; None if it is not.
 
     Nobody new gets it, and who has it keeps it.
     """
@@ -84,7 +84,7 @@ def leasable(ledger: Ledger, entry: Entry) -> bool:
 
 
 def blocking_relative(ledger: Ledger, entry: Entry) -> Entry | None:
-    """The entry whose hardware overlaps with a free device's and keeps that from being offered; None if there is none.
+    """Return the entry whose hardware overlaps with a free device's and keeps that from being offered, or None.
 
     It is held, or it is in another lane and not merely a former name of a place.
     """

@@ -219,7 +219,7 @@ class LedgerDevice(Struct, frozen=True):
 
     @classmethod
     def of(cls, device: Device, *, shareable: bool = False) -> LedgerDevice:
-        """What the ledger needs of an inventory device; ``shareable`` is the operator's choice, not the hardware's."""
+        """Return what the ledger needs of an inventory device; ``shareable`` is the operator's choice."""
         return cls(
             device.name,
             device.resource,
@@ -300,7 +300,7 @@ class Entry(Struct, frozen=True):
         return (own, self.hold.resource) if self.hold is not None and self.counted_elsewhere else (own,)
 
     def claim(self, uid: str) -> ClaimHold | None:
-        """The hold of the claim ``uid`` on this device; None if it has none, or admin access alone."""
+        """Return the hold of the claim ``uid`` on this device; None if it has none, or admin access alone."""
         return next((held for held in self.holders if held.claim.uid == uid), None)
 
 
@@ -369,7 +369,7 @@ class Ledger(Struct, frozen=True):
         return Ledger(entries, node, self.seq + 1 if seq is None else seq, by_root, by_claim, by_place)
 
     def relatives(self, device: LedgerDevice) -> tuple[Entry, ...]:
-        """The entries whose hardware overlaps with the device's.
+        """Return the entries whose hardware overlaps with the device's.
 
         They are the whole of a part, the parts of a whole, other names for the same place, devices that are also at
         one of its places, and devices whose holder may still have one of its nodes.
@@ -444,7 +444,7 @@ def _places(entry: Entry | None) -> tuple[str, ...]:
 
 
 def _place_key(place: str) -> str:
-    """The key of a place in ``by_place``: a device node is one place, a companion's or not."""
+    """Return the key of a place in ``by_place``: a device node is one place, a companion's or not."""
     return place[1:] if place[:1] == COMPANION else place
 
 

@@ -35,7 +35,7 @@ class KubeletAnswer:
             self._units.setdefault((unit[0], device_id_of(unit[1])), []).append(unit)
 
     def units(self, entry: Entry, other_resource: str = "") -> Sequence[Unit]:
-        """The units that kubelet shows with a pod and that belong to the device, or are named by its hold.
+        """Return the units that kubelet shows with a pod and that belong to the device, or are named by its hold.
 
         With ``other_resource``: the units of that resource whose ids equal the device's.
         """
@@ -49,7 +49,7 @@ class KubeletAnswer:
         return tuple(dict.fromkeys((*found, *others, *former)))
 
     def pods(self, entry: Entry, other_resource: str = "") -> tuple[PodRef, ...]:
-        """The containers that kubelet shows with these units."""
+        """Return the containers that kubelet shows with these units."""
         units = self.units(entry, other_resource)
         if len(units) == 1:
             return self._shown[units[0]]
@@ -78,7 +78,7 @@ class EvidenceRound:
         )
 
     def about(self, entry: Entry) -> DeviceEvidence:
-        """What this round says about one device."""
+        """Return what this round says about one device."""
         listed, checkpoint = self._listed, self._checkpoint
         answers = (listed, checkpoint)
         in_doubt = entry.owner is Owner.QUARANTINE  # then claims are asked for as well
@@ -132,7 +132,7 @@ class EvidenceRound:
 
 
 def shown_on(answers: Sequence[KubeletAnswer], entry: Entry, other_resource: str = "") -> DeviceEvidence | None:
-    """What kubelet's answers together show on a device; None if no pod. The first answer with pods names them."""
+    """Return what kubelet's answers together show on a device, or None. The first answer with pods names them."""
     showing = [answer for answer in answers if answer.pods(entry, other_resource)]
     if not showing:
         return None
@@ -157,7 +157,7 @@ def unknown_units(ledger: Ledger, resource: str, shown: Iterable[Unit]) -> froze
 def record_lost_by_unknown_units(
     ledger: Ledger, resource: str, units: Collection[str], at: float
 ) -> ev.RecordLost | None:
-    """The event that follows from :func:`unknown_units`: their pods may have any device. None: there is no device."""
+    """Return the event that follows from :func:`unknown_units`: their pods may have any device. None: there is none."""
     ours = tuple(entry.name for entry in ledger.entries.values() if resource in entry.counted_as)
     reason = f"pods have {', '.join(sorted(units))} of {resource}, and no device here has such an id"
     return ev.RecordLost(at, ours, reason) if ours else None

@@ -185,7 +185,7 @@ def obstacle(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
 
 
 def cordon(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
-    """The refusal if the device is out of service; None for a claim that has it already."""
+    """Return the refusal if the device is out of service; None for a claim that has it already."""
     if (by := cordoned_by(tx.ledger, entry)) is None:
         return None
     held = entry.claim(uid)
@@ -195,7 +195,7 @@ def cordon(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
 
 
 def overlap(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
-    """The refusal if somebody else holds overlapping hardware; None if it is free or has the same holder."""
+    """Return the refusal if somebody else holds overlapping hardware; None if it is free or has the same holder."""
     for relative in tx.relatives(entry):
         if relative.owner is not Owner.NONE and not _same_holder(tx, entry, relative, uid):
             return refusals.overlaps(entry, relative, tx.at)

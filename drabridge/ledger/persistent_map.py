@@ -32,14 +32,14 @@ class PersistentMap(Mapping[str, T], Generic[T]):
     @overload
     def get(self, key: str, /, default: D | T) -> D | T: ...
     def get(self, key: str, /, default: D | T | None = None) -> D | T | None:
-        """The value of ``key``, or ``default``."""
+        """Return the value of ``key``, or ``default``."""
         return self._parts[hash(key) & _LAST].get(key, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(chain.from_iterable(self._parts)))
 
     def values(self) -> ValuesView[T]:
-        """The values in the order of the keys; ten times as fast as Mapping's own."""
+        """Return the values in the order of the keys; ten times as fast as Mapping's own."""
         return dict(sorted(chain.from_iterable(part.items() for part in self._parts))).values()
 
     def __len__(self) -> int:

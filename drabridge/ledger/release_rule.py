@@ -186,7 +186,7 @@ def _has_ended(uid: str, evidence: DeviceEvidence) -> bool:
 
 
 def _with_uid(pod: PodRef, before: Iterable[PodRef]) -> PodRef:
-    """The pod with the UID that the API server gave it at some time; PodResources does not know UIDs."""
+    """Return the pod with the UID that the API server gave it at some time; PodResources does not know UIDs."""
     if pod.uid or not pod.name:
         return pod
     return next((known for known in before if replace(known, uid="") == pod), pod)
@@ -260,7 +260,7 @@ def _grace_seconds(hold: Hold, evidence: DeviceEvidence, policy: LedgerPolicy) -
 
 
 def _held(hold: Hold, because: HeldBecause, unseen_since: float | None = None) -> Hold:
-    """The hold goes on for this reason; absences are counted anew."""
+    """Let the hold go on for this reason; absences are counted anew."""
     unseen_since = hold.unseen_since if unseen_since is None else unseen_since
     if hold.because is because and not hold.absences and hold.unseen_since == unseen_since:
         return hold

@@ -178,7 +178,7 @@ ROWS: tuple[Row, ...] = (
 
 
 def compile_rows(rows: Iterable[Row]) -> Mapping[tuple[DeviceSignal, Owner, Lane], Transition]:
-    """The table as a mapping; :exc:`ValueError` names the first combination that no row covers, or two do."""
+    """Return the table as a mapping; :exc:`ValueError` names the first combination that no row covers, or two do."""
     table: dict[tuple[DeviceSignal, Owner, Lane], Transition] = {}
     for row in rows:
         for owner in row.owners:

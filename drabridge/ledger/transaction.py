@@ -33,7 +33,7 @@ class Transaction(Struct):
     """Claims that lost a device in this step, and so their lease; why."""
 
     def get(self, name: str) -> Entry | None:
-        """The entry as this step has it so far; None if there is no such device."""
+        """Return the entry as this step has it so far; None if there is no such device."""
         return self.touched.get(name) or self.ledger.entries.get(name)
 
     @property

@@ -165,7 +165,7 @@ class ClusterNode:
             return  # the next kubelet finds the pod in the node's list, or the next pass brings it
 
     def _with_run_seconds(self, pod: JSON) -> JSON:
-        """The manifest with the time its containers take, where something says it."""
+        """Return the manifest with the time its containers take, where something says it."""
         given = pod["metadata"].get("annotations", {}).get(RUN_SECONDS_ANNOTATION)
         of_job = any(one["kind"] == "Job" for one in pod["metadata"].get("ownerReferences", []))
         seconds = float(given) if given else (JOB_POD_SECONDS if of_job else None)
@@ -187,7 +187,7 @@ class ClusterNode:
         self._linger.pop(meta["uid"], None)
 
     async def _forget(self, uid: str) -> None:
-        """The object is gone (force deletion, or removed while nobody looked)."""
+        """Forget an object that is gone (force deletion, or removed while nobody looked)."""
         linger = self._linger.pop(uid, 0.0)
         if uid in self._kubelet.node.pods:
             await self._kubelet.delete_pod(uid, force=True, linger_seconds=linger)
@@ -261,7 +261,7 @@ class ClusterTimings:
 
     @classmethod
     def fast(cls) -> ClusterTimings:
-        """What tests use: waits that nobody measures are 20 to 300 times shorter."""
+        """Return what tests use: waits that nobody measures are 20 to 300 times shorter."""
         return cls(Timings.fast(), SchedulerTimings.fast(), NodeTimings(sync_seconds=0.01))
 
 
@@ -361,7 +361,7 @@ class SimCluster:
         return done
 
     def get(self, plural: str, name: str, namespace: str = "default") -> JSON | None:
-        """A copy of an object, or None; the namespace does not matter for cluster-scoped kinds."""
+        """Return a copy of an object, or None; the namespace does not matter for cluster-scoped kinds."""
         scoped = BY_PLURAL[plural].namespaced
         return self.api.objects.find(plural, name, namespace if scoped else "")
 
@@ -393,7 +393,7 @@ class SimCluster:
     async def wait_pod(
         self, name: str, phase: str = "Running", namespace: str = "default", *, timeout: float = 60.0
     ) -> JSON:
-        """The pod once it is in ``phase``."""
+        """Return the pod once it is in ``phase``."""
 
         def there() -> bool:
             pod = self.get("pods", name, namespace)

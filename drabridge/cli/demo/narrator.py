@@ -37,7 +37,7 @@ class Narrator:
         self._print("step", f"{self._step}. {title}")
 
     def note(self, text: str) -> None:
-        """An explanation, wrapped."""
+        """Print an explanation, wrapped."""
         for line in textwrap.wrap(" ".join(text.split()), 96):
             self._print("note", f"   {line}")
 

@@ -256,12 +256,12 @@ class Story:
             )
 
     def _healthy(self) -> frozenset[str]:
-        """What kubelet would give out, or has given out."""
+        """Return what kubelet would give out, or has given out."""
         view = self._kubelet.resources.get(RESOURCE)
         return frozenset(view.healthy) if view else frozenset()
 
     def _published(self) -> list[str]:
-        """What the scheduler could give to claims, or has given."""
+        """Return what the scheduler could give to claims, or has given."""
         slices = self._cluster.api.objects.peek("resourceslices")
         devices = [device for one in slices for device in one["spec"].get("devices") or ()]
         return sorted(device["name"] for device in devices if not device.get("taints"))
@@ -338,7 +338,7 @@ def _pod(name: str, resources: dict[str, Any], claim: str = "") -> dict[str, Any
 
 
 def _short(message: Any) -> str:
-    """A protobuf message on one line, as JSON, cut."""
+    """Return a protobuf message on one line, as JSON, cut."""
     from google.protobuf.json_format import MessageToDict
 
     text = json.dumps(MessageToDict(message, preserving_proto_field_name=True))

@@ -138,7 +138,7 @@ def _join(tx: Transaction, entry: Entry, request: RequestedUse, phase: ClaimPhas
 
 
 def _overcommitted(entry: Entry, share: ClaimShare) -> Refusal | None:
-    """The refusal if a new share asks for more than the others leave. The scheduler counts first; this is a check."""
+    """Refuse a new share that asks for more than the others leave. The scheduler counts first; this is a check."""
     total = dict(entry.device.capacity)
     for name, wanted in share.consumed:
         if name not in total:

@@ -12,20 +12,20 @@ from drabridge.ledger.transaction import Outcome, Transaction
 
 
 def ignore(tx: Transaction, entry: Entry, argument: Any) -> Outcome:
-    """The signal means nothing here."""
+    """Change nothing: the signal means nothing here."""
     return entry
 
 
 def refuse_held(tx: Transaction, entry: Entry, argument: Any) -> Outcome:
-    """The device has a holder."""
+    """Refuse: the device has a holder."""
     return refusals.held(entry, tx.at)
 
 
 def refuse_to_pods(tx: Transaction, entry: Entry, argument: Any) -> Outcome:
-    """The device is free, but not for pods with resource limits."""
+    """Refuse: the device is free, but not for pods with resource limits."""
     return obstacle(tx, entry) or refusals.other_lane(entry, Side.LEGACY)
 
 
 def refuse_to_claims(tx: Transaction, entry: Entry, argument: Any) -> Outcome:
-    """The device is free, but not for claims."""
+    """Refuse: the device is free, but not for claims."""
     return obstacle(tx, entry) or refusals.other_lane(entry, Side.DRA)

@@ -177,7 +177,7 @@ def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Ou
 
 
 def _with_allocated(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> tuple[ClaimHold, ...]:
-    """A quarantined device's claims and those that the scheduler gave it to, also where such a one was denied it."""
+    """Return a quarantined device's claims and those that the scheduler gave it to, denied ones as well."""
     shares: dict[ClaimRef, tuple[ClaimShare, ...]] = {}
     for claim, use in evidence.allocated or ():
         if not use.admin:

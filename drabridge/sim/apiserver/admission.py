@@ -16,7 +16,7 @@ _IMMUTABLE = ("resourceclaims", "resourceclaimtemplates")
 
 
 def validate(resource: Resource, new: JSON, old: JSON | None, subresource: str, release: Release) -> None:
-    """Raises ApiError 422 with every complaint."""
+    """Check an object. Raises ApiError 422 with every complaint."""
     name, errors = new["metadata"]["name"], validation.Complaints()
     if old is None and not re.fullmatch(validation.SUBDOMAIN, name):
         errors.append(FieldError("metadata.name", f"Invalid value: {name}: must match {validation.SUBDOMAIN}"))
@@ -33,7 +33,7 @@ def validate(resource: Resource, new: JSON, old: JSON | None, subresource: str, 
 def check(
     resource: Resource, new: JSON, old: JSON | None, user: User, *, deleting: bool, gates: Mapping[str, bool]
 ) -> None:
-    """Raises ApiError 403 where the user's node or drivers do not allow the write."""
+    """Check a write. Raises ApiError 403 where the user's node or drivers do not allow the write."""
     refusal = None
     if resource.plural == "resourceslices":
         refusal = check_own_node(user, new, old)
@@ -44,7 +44,7 @@ def check(
 
 
 def forget_deallocated(resource: Resource, new: JSON, old: JSON) -> None:
-    """The server itself removes entries of status.devices whose device has just been deallocated."""
+    """Remove entries of status.devices whose device has just been deallocated, as the server itself does."""
     if resource.plural != "resourceclaims" or not new.get("status", {}).get("devices"):
         return
     was, held = validation.allocated(old.get("status", {})), validation.allocated(new["status"])

@@ -157,7 +157,7 @@ def _remove(schema: Schema, value: Any, path: Path) -> None:
 
 
 def _conflict(conflicts: Sequence[tuple[Manager, Path]]) -> ApiError:
-    """The words of apimachinery's ``getConflictMessage``, recorded for two conflicts."""
+    """Return the words of apimachinery's ``getConflictMessage``, recorded for two conflicts."""
     causes = [
         {"reason": "FieldManagerConflict", "message": f"conflict with {manager}", "field": shown(path)}
         for manager, path in conflicts

@@ -36,7 +36,7 @@ SYSTEM = User("system:sim", ("system:masters",))
 
 
 def check_own_node(user: User, obj: JSON, old: JSON | None) -> ApiError | None:
-    """The ValidatingAdmissionPolicy that a node agent is deployed with: slices of its own node only."""
+    """Return the ValidatingAdmissionPolicy that a node agent is deployed with: slices of its own node only."""
     if not user.node:
         return None
     name = obj["metadata"].get("name", "")
@@ -80,7 +80,7 @@ def _changed_drivers(new: JSON, old: JSON) -> set[str]:
 
 
 def allocation_node(claim: JSON) -> str:
-    """The one node of an allocation for ``metadata.name In [node]``; empty for every other selector."""
+    """Return the one node of an allocation for ``metadata.name In [node]``; empty for every other selector."""
     selector = claim.get("status", {}).get("allocation", {}).get("nodeSelector", {})
     match selector:
         case {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}:

@@ -15,7 +15,7 @@ _Body = Callable[[JSON], JSON]
 
 
 def to_version(resource: Resource, obj: JSON, version: str) -> JSON:
-    """A stored object as ``version`` shows it, with kind and apiVersion first."""
+    """Return a stored object as ``version`` shows it, with kind and apiVersion first."""
     group = f"{resource.group}/" if resource.group else ""
     shown = {"kind": resource.kind, "apiVersion": f"{group}{version}"}
     shown |= {name: value for name, value in obj.items() if name not in ("kind", "apiVersion")}
@@ -25,7 +25,7 @@ def to_version(resource: Resource, obj: JSON, version: str) -> JSON:
 
 
 def from_version(resource: Resource, obj: JSON, version: str) -> JSON:
-    """A client's object in stored form."""
+    """Return a client's object in stored form."""
     stored = dict(obj)
     if version == "v1beta1" and resource.group == DRA_GROUP:
         _convert(resource, stored, device=_from_basic, request=_from_inline)

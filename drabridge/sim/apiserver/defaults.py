@@ -48,7 +48,7 @@ def _template(obj: JSON, now: str) -> None:
 
 
 def _slice(obj: JSON, now: str) -> None:
-    """A taint without a time gets the time of the write, at one second's precision (KEP-5055)."""
+    """Date a taint without a time by the write, at one second's precision (KEP-5055)."""
     for device in obj.get("spec", {}).get("devices", []):
         for taint in device.get("taints", []):
             taint.setdefault("timeAdded", now)

@@ -82,7 +82,7 @@ class Faults:
         self.rules.clear()
 
     def take(self, verb: str, resource: str) -> Fault | None:
-        """The fault for this request, counted down."""
+        """Return the fault for this request, counted down."""
         for fault in self.rules:
             if fault.matches(verb, resource):
                 fault.times -= 1

@@ -46,7 +46,7 @@ def item_key(schema: Schema, item: Any) -> str:
 
 
 def entries(schema: Schema, value: Any) -> dict[str, tuple[Schema, Any]] | None:
-    """The children that apply looks into, by path element; None when the value is a leaf to it."""
+    """Return the children that apply looks into, by path element; None when the value is a leaf to it."""
     if not schema.merges:
         return None
     if schema.is_list:
@@ -102,7 +102,7 @@ def changed(schema: Schema, old: Any, new: Any, path: Path = ()) -> tuple[set[Pa
 
 
 def to_fields_v1(paths: Fields | set[Path]) -> JSON:
-    """The nested form that goes over the wire."""
+    """Return the nested form that goes over the wire."""
     root: JSON = {}
     for path in sorted(paths):
         node = root
@@ -130,7 +130,7 @@ def from_fields_v1(fields: JSON, path: Path = ()) -> set[Path]:
 
 
 def shown(path: Path) -> str:
-    """The spelling of conflicts: ``.status.devices[device="gpu-0",driver="d"].conditions``."""
+    """Return the spelling of conflicts: ``.status.devices[device="gpu-0",driver="d"].conditions``."""
     out = ""
     for element in path:
         kind, rest = element.split(":", 1)

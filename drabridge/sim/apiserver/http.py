@@ -57,7 +57,7 @@ class Reply:
     streaming: bool = False
 
     async def send(self, status: int, body: Any) -> None:
-        """A whole answer: JSON, or bytes that are JSON already."""
+        """Send a whole answer: JSON, or bytes that are JSON already."""
         data = body if isinstance(body, bytes) else dump(body)
         self._head(status, f"Content-Length: {len(data)}")
         self.writer.write(data)
@@ -123,7 +123,7 @@ async def serve(reader: asyncio.StreamReader, reply_to: asyncio.StreamWriter, ha
 
 
 async def read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
-    """The next request, or None at the end of the connection. Raises BadRequestError."""
+    """Return the next request, or None at the end of the connection. Raises BadRequestError."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:

@@ -102,7 +102,7 @@ def _dra(plural: str, kind: str, schema: Schema, blank: Mapping[str, object], **
 
 
 def _open(plural: str, kind: str, group: str = "", **more: Any) -> Resource:
-    """A kind whose fields are kept as they come: an agent reads few of them."""
+    """Return a kind whose fields are kept as they come: an agent reads few of them."""
     return Resource(plural, kind, schema.OPEN_KIND, group, **more)
 
 

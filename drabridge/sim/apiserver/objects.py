@@ -68,7 +68,7 @@ class Objects:
     # -- reading
 
     def get(self, plural: str, name: str, namespace: str = "") -> JSON:
-        """A copy of one object in storage version, with kind and apiVersion. ApiError 404."""
+        """Return a copy of one object in storage version, with kind and apiVersion. ApiError 404."""
         resource = BY_PLURAL[plural]
         return self._shown(resource, self._require(resource, (namespace, name)))
 
@@ -79,12 +79,12 @@ class Objects:
         return self._shown(resource, found) if found is not None else None
 
     def list(self, plural: str, namespace: str | None = None, *, labels: str = "", fields: str = "") -> Sequence[JSON]:
-        """Copies in order of (namespace, name); ``namespace`` None means all of them."""
+        """Return copies in order of (namespace, name); ``namespace`` None means all of them."""
         resource = BY_PLURAL[plural]
         return [self._shown(resource, obj) for obj in self.peek(plural, namespace, labels=labels, fields=fields)]
 
     def peek(self, plural: str, namespace: str | None = None, *, labels: str = "", fields: str = "") -> Sequence[JSON]:
-        """The stored objects themselves, for reading only (no kind and apiVersion in them)."""
+        """Return the stored objects themselves, for reading only (no kind and apiVersion in them)."""
         resource = BY_PLURAL[plural]
         wanted = selectors.both(
             selectors.field_predicate(fields, resource.selectable, f" for {resource.kind}"),
@@ -101,7 +101,7 @@ class Objects:
         return self.store.count(BY_PLURAL[plural])
 
     def oldest(self, plural: str) -> JSON | None:
-        """The stored object that was created first, for reading only."""
+        """Return the stored object that was created first, for reading only."""
         return self.store.oldest(BY_PLURAL[plural])
 
     # -- writing
@@ -387,7 +387,7 @@ def _grace_period(pod: JSON, asked: int | None) -> int:
 
 
 def _bare(obj: JSON) -> JSON:
-    """The object without what a write changes by itself."""
+    """Return the object without what a write changes by itself."""
     meta = {name: value for name, value in obj["metadata"].items() if name not in ("managedFields", "resourceVersion")}
     return {**obj, "metadata": meta}
 

@@ -48,7 +48,7 @@ class Quantity:
 
     @classmethod
     def parse(cls, text: str | int) -> Quantity:
-        """Raises ValueError with the server's own words. Finer than a nano is rounded away from zero."""
+        """Read it. Raises ValueError with the server's words. Finer than a nano is rounded away from zero."""
         match = _NUMBER.match(str(text))
         if match is None:
             raise ValueError(MALFORMED)

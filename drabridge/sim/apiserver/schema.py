@@ -30,7 +30,7 @@ class Schema:
     """Replaced as a whole by apply, whatever is inside."""
 
     def child(self, name: str) -> Schema | None:
-        """Schema of one field or map value; None means undeclared."""
+        """Return the schema of one field or map value; None means undeclared."""
         if name in self.fields:
             return self.fields[name]
         if self.values is not None:
@@ -53,12 +53,12 @@ OPAQUE = Schema(open=True, atomic=True)
 
 
 def struct(**fields: Schema) -> Schema:
-    """A closed object: unknown fields are dropped, or refused by strict clients and by apply."""
+    """Return a closed object: unknown fields are dropped, or refused by strict clients and by apply."""
     return Schema(fields=MappingProxyType(fields))
 
 
 def partly(**fields: Schema) -> Schema:
-    """An object of which we declare only what merging needs."""
+    """Return an object of which we declare only what merging needs."""
     return Schema(fields=MappingProxyType(fields), open=True)
 
 

@@ -164,7 +164,7 @@ class SimApiServer:
         return self._certificate
 
     def token(self, node_name: str, *, account: str = "drabridge", drivers: frozenset[str] | None = None) -> str:
-        """A token as kubelet projects one into the agent's pod: bound to ``node_name``.
+        """Return a token as kubelet projects one into the agent's pod: bound to ``node_name``.
 
         ``drivers`` limits the entries of claim.status.devices that it may write; None does not.
         """
@@ -176,7 +176,7 @@ class SimApiServer:
         return self._admin_token
 
     def revoke(self, token: str) -> None:
-        """The token expires: 401 from now on."""
+        """Let the token expire: 401 from now on."""
         self._users.pop(token, None)
 
     def _issue(self, user: User) -> str:
@@ -185,7 +185,7 @@ class SimApiServer:
         return token
 
     def _user(self, authorization: str) -> User | None:
-        """The user of an ``Authorization`` header; None when there is none or the token is unknown."""
+        """Return the user of an ``Authorization`` header; None when there is none or the token is unknown."""
         scheme, _, token = authorization.partition(" ")
         return self._users.get(token.strip()) if scheme.lower() == "bearer" else None
 

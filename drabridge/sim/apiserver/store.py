@@ -70,7 +70,7 @@ class Store:
         return len(self._objects[resource.plural])
 
     def oldest(self, resource: Resource) -> JSON | None:
-        """The object that was created first (a dict keeps the order of insertion, updates do not move a key)."""
+        """Return the object that was created first (a dict keeps the order of insertion, updates do not move a key)."""
         return next(iter(self._objects[resource.plural].values()), None)
 
     def listed(self, resource: Resource, *, revision: int | None = None) -> list[JSON]:
@@ -90,7 +90,7 @@ class Store:
         return [objects[key] for key in sorted(objects)]
 
     def since(self, resource: Resource, revision: int) -> list[Change]:
-        """Changes after ``revision``, oldest first."""
+        """Return the changes after ``revision``, oldest first."""
         return [change for change in self._history if change.revision > revision and change.resource is resource]
 
     def put(self, resource: Resource, obj: JSON) -> JSON:

@@ -41,14 +41,14 @@ class Target:
     shows_empty_devices: bool = False
 
     def shown(self, obj: JSON) -> JSON:
-        """A stored object as the request's version has it."""
+        """Return a stored object as the request's version has it."""
         shown = to_version(self.resource, obj, self.version)
         if self.shows_empty_devices and self.resource.plural == "resourceslices":
             shown["spec"] = {"devices": None, **shown["spec"]}
         return shown
 
     def verb(self, method: str, *, watch: bool) -> str:
-        """The verb that RBAC would be asked about; empty when the method does not exist here."""
+        """Return the verb that RBAC would be asked about; empty when the method does not exist here."""
         if self.name:
             return _NAMED_VERBS.get(method, "")
         verb = _LIST_VERBS.get(method, "")
@@ -117,7 +117,7 @@ class Call:
         )
 
     def body(self) -> Any:
-        """The body as JSON (YAML for apply). Raises ApiError 400."""
+        """Return the body as JSON (YAML for apply). Raises ApiError 400."""
         try:
             if self.content_type in ("application/yaml", *APPLY_TYPES):
                 return yaml.safe_load(self.http.body)
@@ -126,7 +126,7 @@ class Call:
             raise bad_request(f"the object provided is unrecognized: {error}") from error
 
     def object(self) -> JSON:
-        """The body as an object of the addressed kind and version."""
+        """Return the body as an object of the addressed kind and version."""
         resource, body = self.target.resource, self.body()
         if not isinstance(body, dict):
             raise bad_request("the body of the request must be an object")
@@ -151,7 +151,7 @@ class Call:
         return body
 
     def wanted(self) -> Predicate:
-        """The request's selectors. Raises ApiError 400."""
+        """Return the request's selectors. Raises ApiError 400."""
         resource = self.target.resource
         what = f" for {resource.group}/{self.target.version}, Kind={resource.kind}" if resource.group else ""
         fields = selectors.field_predicate(self.query.get("fieldSelector", ""), self.target.selectable, what)
@@ -284,7 +284,7 @@ def _delete_options(call: Call) -> dict[str, Any]:
 
 
 def deletecollection(objects: Objects, call: Call) -> Answer:
-    """Deletes what the selectors match and answers with the list as it was before (recorded)."""
+    """Delete what the selectors match, and answer with the list as it was before (recorded)."""
     page = _page(objects, call)
     options = {"grace_seconds": _delete_options(call)["grace_seconds"]}
     for obj in page.items:
@@ -294,7 +294,7 @@ def deletecollection(objects: Objects, call: Call) -> Answer:
 
 
 def number(query: Mapping[str, str], name: str) -> int:
-    """A parameter that counts something, 0 when it is absent. Raises ApiError 400."""
+    """Return a parameter that counts something, 0 when it is absent. Raises ApiError 400."""
     text = query.get(name, "") or "0"
     if not text.isdecimal():
         raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')

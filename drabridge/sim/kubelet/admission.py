@@ -24,12 +24,12 @@ def allocate_failed(error: Exception) -> RejectedError:
 
 
 def status_message(message: str) -> str:
-    """The event has the bare text, ``status.message`` this one (kubelet.go, rejectPod); observed."""
+    """Give the event the bare text, ``status.message`` this one (kubelet.go, rejectPod); observed."""
     return f"Pod was rejected: {message}"
 
 
 def pod_requests(pod: PodSpec) -> dict[str, int]:
-    """Extended resources a pod counts for; what a claim serves is left out (lifecycle/predicate.go).
+    """Return the extended resources a pod counts for; what a claim serves is left out (lifecycle/predicate.go).
 
     Sidecars add up with the containers; plain init containers run before and only raise the maximum.
     """
@@ -56,7 +56,7 @@ def _own_limits(pod: PodSpec, container: str) -> dict[str, int]:
 def check_node_fits(
     pod: PodSpec, others: Iterable[PodSpec], allocatable: Mapping[str, int], held: Mapping[str, int]
 ) -> None:
-    """The predicate that follows allocation. Raises RejectedError ``OutOf<resource>``.
+    """Check the predicate that follows allocation. Raises RejectedError ``OutOf<resource>``.
 
     ``allocatable`` is the kubelet's cached Node; ``held`` is how many devices are allocated, which raises it where the
     Node lags behind (manager.go, sanitizeNodeAllocatable). A resource the Node does not name at all is ignored: the

@@ -49,7 +49,7 @@ class CallLog:
         return len(self._calls)
 
     def of(self, method: str, peer: str | None = None) -> list[Call]:
-        """Calls of one method, oldest first; of one peer if given."""
+        """Return the calls of one method, oldest first; of one peer if given."""
         return [c for c in self._calls if c.method == method and (peer is None or c.peer == peer)]
 
     def note(self, call: Call) -> Call:

@@ -43,7 +43,7 @@ def _entry(key: tuple[str, str, str], allocation: Allocation) -> dict[str, Any]:
 
 
 def encode(held: Mapping[tuple[str, str, str], Allocation], registered: Mapping[str, Iterable[str]]) -> str:
-    """The file's text. ``PodDeviceEntries`` is ``null`` when nobody holds anything: a nil slice in Go."""
+    """Return the file's text. ``PodDeviceEntries`` is ``null`` when nobody holds anything: a nil slice in Go."""
     entries = [_entry(key, allocation) for key, allocation in held.items()]
     data = {
         "PodDeviceEntries": entries or None,

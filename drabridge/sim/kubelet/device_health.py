@@ -40,7 +40,7 @@ class HealthBook:
             known[pool, device] = Health(_NAMES.get(status, "Unknown"), text, now + (timeout or default_timeout))
 
     def clear(self, driver: str) -> None:
-        """The stream ended: nothing is known any more."""
+        """Forget what a stream said that ended: nothing is known any more."""
         self.drivers.pop(driver, None)
 
     def of(self, driver: str, pool: str, device: str, now: float) -> Health:

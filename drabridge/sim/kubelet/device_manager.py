@@ -82,7 +82,7 @@ class DeviceManager:
         return capacity, allocatable, removed
 
     def write_checkpoint(self) -> None:
-        """A directory that is gone is logged by the real kubelet and no more than that."""
+        """Pass over a directory that is gone: the real kubelet logs it, and no more than that."""
         with contextlib.suppress(OSError):
             checkpoint.write(self._node.device_plugin_dir, checkpoint.encode(self.state.held, self.state.healthy))
 
@@ -305,11 +305,11 @@ class _Picker:
         self._rng = rng
 
     def within(self, allocated: set[str]) -> None:
-        """The manager recounted while the plugin was asked; go on with its new set."""
+        """Go on with the manager's new set: it recounted while the plugin was asked."""
         self._allocated = allocated
 
     def take(self, candidates: Iterable[str]) -> bool:
-        """True once nothing more is needed."""
+        """Return True once nothing more is needed."""
         for id_ in go_map_order(set(candidates) - set(self.ids), self._rng):
             self._allocated.add(id_)
             self.ids.append(id_)
@@ -327,7 +327,7 @@ def go_map_order(items: Iterable[T], rng: random.Random) -> list[T]:
 
 
 def _client(endpoint: EndpointRecord, resource: str) -> PluginClient:
-    """Raises PluginCallError for an endpoint that stopped (endpoint.go, errEndpointStopped)."""
+    """Return its client. Raises PluginCallError for an endpoint that stopped (endpoint.go, errEndpointStopped)."""
     client = endpoint.client
     if endpoint.stopped_at is not None or not isinstance(client, PluginClient):
         raise PluginCallError(f"endpoint {resource} has been stopped")

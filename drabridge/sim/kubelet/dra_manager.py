@@ -184,7 +184,7 @@ class DraManager:
                 raise PluginCallError(f"NodeUnprepareResources failed for ResourceClaim {info.name}: {error_text}")
 
     def _save(self) -> None:
-        """The state file is there from the first claim on; before that there is nothing to remember."""
+        """Write the state file, from the first claim on; before that there is nothing to remember."""
         path = self._node.root / dra_claims.FILE_NAME
         if self.cache or path.exists():
             text = dra_claims.encode(self.cache.values(), share_ids=self._node.release.share_ids)

@@ -23,7 +23,7 @@ class PluginRefusedError(Exception):
 
 
 def choose_service(driver: str, endpoint: str, offered: Sequence[str], release: Release) -> str:
-    """The first of the plugin's own list that this kubelet knows. Raises PluginRefusedError."""
+    """Return the first of the plugin's own list that this kubelet knows. Raises PluginRefusedError."""
     if not offered:
         raise PluginRefusedError(f"empty list for supported versions of DRA plugin {driver}")
     for service in offered:
@@ -56,7 +56,7 @@ class DraPlugins:
         self._wipers: dict[str, asyncio.Task[None]] = {}
 
     def register(self, driver: str, endpoint: Path, offered: Sequence[str]) -> DraClient:
-        """Raises PluginRefusedError."""
+        """Register a driver. Raises PluginRefusedError."""
         service = choose_service(driver, str(endpoint), offered, self._node.release)
         if any(client.endpoint == endpoint for client in self._clients.get(driver, ())):
             raise PluginRefusedError(f"endpoint {endpoint} already registered for DRA driver plugin {driver}")
@@ -132,7 +132,7 @@ class DraPlugins:
         await client.close()
 
     async def close(self) -> None:
-        """The process ends."""
+        """End, as the process does."""
         for wiper in self._wipers.values():
             wiper.cancel()
         await asyncio.gather(*self._wipers.values(), return_exceptions=True)

@@ -143,13 +143,13 @@ class SimKubelet:
             await self._dying
 
     async def restart(self, *, downtime_seconds: float = 0.0) -> None:
-        """A new process: sockets wiped, checkpoint restored, every pod admitted again."""
+        """Begin a new process: sockets wiped, checkpoint restored, every pod admitted again."""
         await self.stop()
         await asyncio.sleep(downtime_seconds)
         await self.start()
 
     async def reboot(self, *, downtime_seconds: float = 0.0) -> None:
-        """The machine restarts: no container runs, the checkpoint is kept, every pod is admitted again.
+        """Restart the machine: no container runs, the checkpoint is kept, every pod is admitted again.
 
         CDI files belong to the caller: they are the host's, not the kubelet's.
         """
@@ -192,7 +192,7 @@ class SimKubelet:
         self.faults.running.set()
 
     def _panic(self, reason: str) -> None:
-        """The real process would be dead now; containers and files stay."""
+        """Be dead as the real process would be; containers and files stay."""
         if self._process is None:
             return
         self.crashed = reason
@@ -243,7 +243,7 @@ class SimKubelet:
             await process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
 
     async def restart_container(self, uid: str, container: str) -> None:
-        """A container crashed and is started again from the cached answers, without Allocate."""
+        """Start a crashed container again from the cached answers, without Allocate."""
         await self.process.workers[uid].restart_container(container)
 
     def pod_status(self, uid: str) -> PodStatus:
@@ -301,7 +301,7 @@ class SimKubelet:
         )
 
     def node_status(self) -> NodeStatus:
-        """What the kubelet would publish now; the last known values while it is down."""
+        """Return what the kubelet would publish now; the last known values while it is down."""
         if self._process is not None:
             self._process.refresh_status()
         return self.node.live.status()
@@ -341,7 +341,7 @@ class SimKubelet:
     # -- faults
 
     async def drop_stream(self, resource: str) -> None:
-        """The connections to the plugins of this resource break."""
+        """Break the connections to the plugins of this resource."""
         await self.process.registration.drop_stream(resource)
 
     def delete_device_plugin_dir(self) -> None:

@@ -30,7 +30,7 @@ class ClusterApi(Protocol):
     """
 
     async def get_claim(self, namespace: str, name: str) -> Mapping[str, Any] | None:
-        """A ResourceClaim of ``resource.k8s.io/v1`` as its JSON object, or None if there is none."""
+        """Return a ResourceClaim of ``resource.k8s.io/v1`` as its JSON object, or None if there is none."""
 
     async def delete_slices(self, node_name: str, driver: str | None) -> None:
         """DeleteCollection of ResourceSlices by ``spec.nodeName``, and by ``spec.driver`` unless it is None."""

@@ -42,7 +42,7 @@ def pod_from_manifest(manifest: Mapping[str, Any]) -> PodSpec:
 
 
 def _container(container: Mapping[str, Any]) -> Container:
-    """Extended resources are the limits with a domain; ``runSeconds`` is ours."""
+    """Read a pod: extended resources are the limits with a domain; ``runSeconds`` is ours."""
     resources = container.get("resources", {})
     return Container(
         container["name"],

@@ -136,7 +136,7 @@ class KubeletProcess:
         self._servers.append(server)
 
     async def stop(self) -> None:
-        """The process ends: sockets stay as stale files, containers go on, nobody says goodbye."""
+        """End the process: sockets stay as stale files, containers go on, nobody says goodbye."""
         self._sockets.forget()
         current = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not current]
@@ -231,7 +231,7 @@ class KubeletProcess:
             self.workers.pop(worker.record.spec.uid, None)
 
     def forget(self, uid: str) -> None:
-        """The pod is gone from the API server, whatever still runs."""
+        """Take the pod from the API server, whatever still runs."""
         self.known.pop(uid, None)
         record = self._node.pods.pop(uid, None)
         if record is not None and record.running:
@@ -281,7 +281,7 @@ class KubeletProcess:
     # -- node status
 
     def refresh_status(self) -> None:
-        """What the next update of the Node would say."""
+        """Return what the next update of the Node would say."""
         self._node.live.apply(*self.manager.capacity())
 
     async def _publish_status(self) -> None:

@@ -56,7 +56,7 @@ class RefusedRegistrationError(Exception):
 
 
 def check_request(request: pb.RegisterRequest) -> None:
-    """Raises RefusedRegistrationError with the observed text."""
+    """Check a registration. Raises RefusedRegistrationError with the observed text."""
     if request.version != VERSION:
         raise RefusedRegistrationError(
             f'requested API version "{request.version}" is not supported by kubelet. Supported version is ["{VERSION}"]'
@@ -145,12 +145,12 @@ class Registration(rpc.RegistrationServicer):
         return sum(client.resource == resource for client in self._streams.values())
 
     async def drop_stream(self, resource: str) -> None:
-        """A fault: the connections of this resource break under their streams."""
+        """Break the connections of this resource under their streams: a fault."""
         for client in [c for c in self._streams.values() if c.resource == resource]:
             await client.close()
 
     async def close(self) -> None:
-        """The process ends: connections break, nobody is told anything."""
+        """End, as the process does: connections break, nobody is told anything."""
         tasks = dict(self._streams)
         for task in tasks:
             task.cancel()

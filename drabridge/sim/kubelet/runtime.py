@@ -38,10 +38,10 @@ class Runtime(Protocol):
     """A container runtime. It outlives the kubelet, as containerd does."""
 
     async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
-        """Raises ContainerStartError."""
+        """Start a container. Raises ContainerStartError."""
 
     async def stop_container(self, pod_uid: str, container: str) -> None:
-        """Stopping what does not run succeeds."""
+        """Stop a container. It succeeds if it does not run."""
 
 
 class MemoryRuntime:

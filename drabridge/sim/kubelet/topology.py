@@ -66,7 +66,7 @@ def demand(
 
 
 def single_numa_node(demands: Mapping[str, Demand], numa_nodes: Collection[int]) -> frozenset[int] | None:
-    """The affinity for a container: one node, or None where no resource has a preference.
+    """Return the affinity for a container: one node, or None where no resource has a preference.
 
     Raises TopologyAffinityError when no single node of the machine serves every resource.
     """

@@ -79,7 +79,7 @@ class Pick:
     consumed: Mapping[str, Quantity] | None = None
 
     def result(self) -> JSON:
-        """The entry of ``allocation.devices.results``."""
+        """Return the entry of ``allocation.devices.results``."""
         device, spec = self.device, self.wanted.spec
         out: JSON = {
             "request": self.wanted.request,
@@ -101,7 +101,7 @@ class Pick:
 
 
 def check_classes(claims: Sequence[JSON], classes: Mapping[str, JSON]) -> None:
-    """Raises UnsatisfiableError for a request, or an alternative, whose class does not exist."""
+    """Check the classes. Raises UnsatisfiableError for a request, or an alternative, whose class does not exist."""
     for claim in claims:
         for request in _requests(claim):
             for name, spec in _named(request):
@@ -112,7 +112,7 @@ def check_classes(claims: Sequence[JSON], classes: Mapping[str, JSON]) -> None:
 def allocate(
     claims: Sequence[JSON], pools: Sequence[Pool], classes: Mapping[str, JSON], in_use: InUse, selectors: Selectors
 ) -> list[list[Pick]]:
-    """Picks for each claim, in order. Every class exists.
+    """Return picks for each claim, in order. Every class exists.
 
     Raises UnsatisfiableError, or SelectorError for a broken expression.
     """
@@ -132,7 +132,7 @@ def _requests(claim: JSON) -> list[JSON]:
 
 
 def _named(request: JSON) -> list[tuple[str, JSON]]:
-    """What may serve a request, each with the name that the results will say."""
+    """Return what may serve a request, each with the name that the results will say."""
     subs = [(f"{request['name']}/{sub['name']}", sub) for sub in request.get("firstAvailable", [])]
     return subs or [(request["name"], request["exactly"])]
 
@@ -234,7 +234,7 @@ class _Search:
         return False
 
     def _try(self, wanted: Wanted, device: Device) -> Pick | None:
-        """The pick, when nothing forbids it: results left, taints, holders, capacity, counters, constraints."""
+        """Return the pick, when nothing forbids it: results left, taints, holders, capacity, counters, constraints."""
         self._tries += 1
         if self._tries > MAX_TRIES:
             raise UnsatisfiableError("timed out trying to allocate devices")
@@ -383,7 +383,7 @@ def _rounded(asked: str | None, policy: JSON | None, whole: Quantity) -> Quantit
 
 
 def allocation(claim: JSON, picks: Sequence[Pick], node: str, release: Release, *, dated: bool) -> JSON:
-    """The allocation as it is written into the claim's status; ``dated`` with the time, which binding counts from."""
+    """Return the allocation as the claim's status has it; ``dated`` with the time that binding counts from."""
     devices: JSON = {"results": [pick.result() for pick in picks]}
     config = [*_from_classes(picks), *_from_claim(claim, picks, release)]
     if release.configurations_for_all_name_none:
@@ -411,7 +411,7 @@ def _from_classes(picks: Sequence[Pick]) -> list[JSON]:
 
 
 def _from_claim(claim: JSON, picks: Sequence[Pick], release: Release) -> list[JSON]:
-    """The claim's configurations, except those for alternatives that were not taken."""
+    """Return the claim's configurations, except those for alternatives that were not taken."""
     taken = {pick.wanted.base: pick.wanted.request for pick in picks}
     out: list[JSON] = []
     for one in claim["spec"].get("devices", {}).get("config", []):
@@ -424,7 +424,7 @@ def _from_claim(claim: JSON, picks: Sequence[Pick], release: Release) -> list[JS
 
 
 def _for_all(config: JSON, claim: JSON, picks: Sequence[Pick]) -> JSON:
-    """The configuration without its requests, if it is for every request of the claim."""
+    """Return the configuration without its requests, if it is for every request of the claim."""
     named = set(config.get("requests", []))
     taken = {pick.wanted.base: pick.wanted.request for pick in picks}
     if not all({one["name"], taken.get(one["name"])} & named for one in _requests(claim)):

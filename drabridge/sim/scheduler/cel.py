@@ -57,7 +57,7 @@ class Semver:
 
 
 def _celpy() -> Any:
-    """Imported at first use: only clusters whose classes or claims select pay for it."""
+    """Import CEL at first use: only clusters whose classes or claims select pay for it."""
     try:
         import celpy
     except ImportError as error:
@@ -101,7 +101,7 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
 
 @lru_cache(maxsize=512)
 def compiled(expression: str) -> _Program:
-    """Raises SelectorError for what does not parse."""
+    """Compile an expression. Raises SelectorError for what does not parse."""
     celpy = _celpy()
     try:
         environment = celpy.Environment()
@@ -198,7 +198,7 @@ class Selectors:
         self._values: dict[tuple[str, str], Any] = {}
 
     def match(self, expression: str, device: Device) -> bool:
-        """Raises SelectorError."""
+        """Tell whether a device matches. Raises SelectorError."""
         key = (expression, device.revision, device.name)
         if key not in self._answers:
             if len(self._answers) > _LIMIT:

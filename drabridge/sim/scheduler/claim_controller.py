@@ -24,7 +24,7 @@ def ended(pod: JSON) -> bool:
 
 
 def pod_owner(pod: JSON, release: Release) -> JSON:
-    """The owner reference of generated claims."""
+    """Return the owner reference of generated claims."""
     meta = pod["metadata"]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
     return owner | ({"blockOwnerDeletion": True} if release.claims_block_owner else {})

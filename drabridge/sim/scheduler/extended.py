@@ -54,7 +54,7 @@ def asks(pod: JSON) -> list[Ask]:
 
 
 def total(pod_asks: Iterable[Ask], resource: str) -> int:
-    """What a pod needs of a resource at once: plain init containers run before the others, one at a time."""
+    """Return what a pod needs of a resource at once: plain init containers run before the others, one at a time."""
     mine = [ask for ask in pod_asks if ask.resource == resource]
     running = sum(ask.count for ask in mine if not ask.plain_init)
     return max([running, *(ask.count for ask in mine if ask.plain_init)])
@@ -120,7 +120,7 @@ def split(
 
 
 def special_claim(pod: JSON, by_claim: Mapping[str, str], release: Release) -> tuple[JSON, list[JSON]]:
-    """(the claim, ``requestMappings``) for the resources that go through DRA.
+    """Return (the claim, ``requestMappings``) for the resources that go through DRA.
 
     Every container has a request of its own. Real plain init containers share those of later ones.
     """

@@ -72,7 +72,7 @@ class Pool:
 
 
 def node_term(node: str) -> JSON:
-    """The selector of exactly one node, as allocations carry it."""
+    """Return the selector of exactly one node, as allocations carry it."""
     field_term = {"key": "metadata.name", "operator": "In", "values": [node]}
     return {"nodeSelectorTerms": [{"matchFields": [field_term]}]}
 

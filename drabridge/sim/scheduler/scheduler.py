@@ -34,14 +34,14 @@ class NodeCache:
         self._steps: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
 
     def note(self, node: JSON, at_seconds: float) -> None:
-        """A node was written at ``at_seconds`` on the clock that :meth:`allocatable` is asked with."""
+        """Note that a node was written at ``at_seconds`` on the clock that :meth:`allocatable` is asked with."""
         steps = self._steps.setdefault(node["metadata"]["name"], [])
         amounts = dict(node.get("status", {}).get("allocatable", {}))
         if not steps or steps[-1][1] != amounts:
             steps.append((at_seconds, amounts))
 
     def allocatable(self, node: str, at_seconds: float) -> Mapping[str, str]:
-        """The newest amounts that are not newer than ``at_seconds``; older ones are forgotten."""
+        """Return the newest amounts that are not newer than ``at_seconds``; older ones are forgotten."""
         steps = self._steps.get(node, [])
         index = bisect_right([at for at, _ in steps], at_seconds)
         if index == 0:
@@ -180,7 +180,7 @@ class Scheduler:
             post(self.objects, "Pod", pod, "FailedScheduling", str(error))
 
     def _usable(self, claim: JSON) -> JSON:
-        """The claim, without an allocation whose binding failed."""
+        """Return the claim, without an allocation whose binding failed."""
         meta, status = claim["metadata"], claim["status"]
         if meta["uid"] not in self._failed and not claim_controller.binding_failure(claim):
             return claim
@@ -201,7 +201,7 @@ class Scheduler:
         self._resting[uid] = asyncio.get_running_loop().call_later(delay, over)
 
     def _plan(self, pod: JSON, claims: Sequence[JSON]) -> Plan:
-        """The first node that fits. Raises UnsatisfiableError with the reasons of all."""
+        """Return the first node that fits. Raises UnsatisfiableError with the reasons of all."""
         nodes = self.objects.peek("nodes")
         classes = {one["metadata"]["name"]: one for one in self.objects.peek("deviceclasses")}
         try:

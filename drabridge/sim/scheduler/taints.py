@@ -14,7 +14,7 @@ BLOCKING = ("NoSchedule", "NoExecute")
 
 
 def tolerates(toleration: JSON, taint: JSON) -> bool:
-    """An empty key (with Exists) matches every key, an empty effect every effect."""
+    """Match: an empty key (with Exists) matches every key, an empty effect every effect."""
     if toleration.get("effect") and toleration["effect"] != taint["effect"]:
         return False
     if toleration.get("key") and toleration["key"] != taint["key"]:
@@ -25,7 +25,7 @@ def tolerates(toleration: JSON, taint: JSON) -> bool:
 
 
 def blocking(taints: Iterable[JSON], tolerations: Sequence[JSON]) -> JSON | None:
-    """The first taint that keeps a request off the device. Effect None never does."""
+    """Return the first taint that keeps a request off the device. Effect None never does."""
     for taint in taints:
         if taint["effect"] in BLOCKING and not any(tolerates(one, taint) for one in tolerations):
             return taint
