@@ -83,7 +83,7 @@ SharedName = Annotated[str, Check(_shared_name)]
 Duration = Annotated[
     str, Meta(pattern=r"^(infinite|0|[+-]?(\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))*)$")
 ]
-ListStrategy = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
+ListStrategy = Literal["", "envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]  # "": NVIDIA's default
 
 
 class _Plugin(Model, frozen=True):
@@ -300,7 +300,7 @@ class _Conversion:
         if roots:
             named = " and ".join(dict.fromkeys(roots))
             yield f"The paths below {named} must be in the agent's pod: name them in the chart's extraHostPaths."
-        strategies = plugin.device_list_strategy or ()
+        strategies = [one for one in plugin.device_list_strategy or () if one]
         if strategies and not any(strategy.startswith("cdi-") for strategy in strategies):
             yield (
                 f"flags.plugin.deviceListStrategy: {', '.join(strategies)} leaves devices to NVIDIA's runtime. Here "
