@@ -145,6 +145,12 @@ def test_what_the_examples_promise() -> None:
     machines = load(EXAMPLES / "kubevirt/config.yaml")
     assert [one.vfio is not None for one in machines.resources] == [False, True]
     assert {str(one.lanes) for one in machines.resources} == {str(machines.resources[0].lanes)}
+    names = [one.device_class.name for one in machines.resources if one.device_class]
+    assert (machines.driver, *names) == (
+        "gpu.nvidia.com",
+        "gpu.nvidia.com",
+        "vfio.gpu.nvidia.com",
+    )
     kvm = load(EXAMPLES / "kvm.yaml").resource("example.com/kvm")
     assert (kvm.replicas.count, kvm.replicas.max_per_request) == (1000, 1)
     sticks = load(EXAMPLES / "rtl-sdr.yaml").resource("example.com/rtl-sdr")
