@@ -88,7 +88,10 @@ class Served:
 
 
 _NODE_SELECTORS = ("spec.nodeName", "spec.driver", "spec.pool.name")
-_POD_SELECTORS = ("spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "status.phase", "status.podIP")
+_POD_SELECTORS = (
+    *("spec.nodeName", "spec.restartPolicy", "spec.schedulerName"),
+    *("status.phase", "status.podIP", "status.nominatedNodeName"),
+)
 _EVENT_SELECTORS = (
     *(f"involvedObject.{name}" for name in ("kind", "namespace", "name", "uid")),
     *("reason", "reportingComponent", "source", "type"),
