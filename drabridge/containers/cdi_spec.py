@@ -28,6 +28,7 @@ from drabridge.inventory.model import Device, DeviceNode, Mount
 BASE_VERSION = "0.3.0"  # nodes, env, mounts, hooks
 RENAMED_NODE_VERSION = "0.5.0"  # deviceNodes[].hostPath
 JOINED_GROUP_VERSION = "0.7.0"  # additionalGids
+DIGIT_NAME_VERSION = "0.5.0"  # device names that begin with a digit, as those of claims' metadata do: with a UID
 
 VENDOR = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
@@ -108,9 +109,11 @@ class CdiSpec(Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """The lowest cdiVersion that covers everything in the file. No name of ours begins with a digit."""
+        """The lowest cdiVersion that covers everything in the file, names included."""
         needed = [BASE_VERSION]
         for device in self.devices:
+            if device.edits and device.name[:1].isdigit():
+                needed.append(DIGIT_NAME_VERSION)
             if any(node.container_path not in ("", node.path) for node in device.edits.nodes):
                 needed.append(RENAMED_NODE_VERSION)
             if _joined_groups(device.edits):

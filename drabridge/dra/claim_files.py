@@ -90,13 +90,12 @@ class ClaimFiles:
         until it is.
         """
         records = await self._records.all_after_crash()
-        known = {record.claim.uid for record in records}
-        keep = await self._records.strangers(records)
-        keep |= frozenset(await self._cdi.thread.promptly(self._cdi.claims)) - known
-        written = []
-        for record in filter(self._is_prepared, records):
+        known, keep, written = {record.claim.uid for record in records}, frozenset[str](), []
+        for record in filter(self._is_prepared, records):  # before a directory that cannot be listed ends this
             keep |= {record.claim.uid}
             written.append((record, await self._write_again(record)))
+        keep |= await self._records.strangers(records)
+        keep |= frozenset(await self._cdi.thread.promptly(self._cdi.claims)) - known
         await self._cdi.thread.promptly(lambda: self._cdi.regenerate(Family.CLAIM, (), keep=keep))
         for record, plans in written:  # after the devices: a container can do without metadata
             await self._write_metadata_again(record, plans)

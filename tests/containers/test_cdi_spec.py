@@ -23,6 +23,7 @@ from tests.containers.cdi_samples import NODE, RENAMED, UID, read
     ("device", "version"),
     [
         (CdiDevice("a", ContainerEdits((NODE,))), "0.3.0"),
+        (CdiDevice("0a", ContainerEdits((NODE,))), "0.5.0"),
         (CdiDevice("a", ContainerEdits((RENAMED,))), "0.5.0"),
         (CdiDevice("a", ContainerEdits((DeviceNode("/dev/x", ""),))), "0.3.0"),
         (CdiDevice("0a", ContainerEdits()), "0.3.0"),
@@ -30,7 +31,7 @@ from tests.containers.cdi_samples import NODE, RENAMED, UID, read
         (CdiDevice("0a", ContainerEdits((replace(NODE, joined_gid=20),))), "0.7.0"),
         (CdiDevice("a", ContainerEdits((replace(NODE, joined_gid=0),))), "0.3.0"),
     ],
-    ids=["plain", "renamed-node", "no-alias", "not-written", "owner", "group", "roots-group"],
+    ids=["plain", "digit-name", "renamed-node", "no-alias", "not-written", "owner", "group", "roots-group"],
 )
 def test_the_version_is_the_lowest_that_covers_the_file(device: CdiDevice, version: str) -> None:
     assert CdiSpec("f.json", "v/c", (CdiDevice("plain", ContainerEdits((NODE,))), device)).version == version

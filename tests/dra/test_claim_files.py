@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.server import DraServers
+from drabridge.errors import HostError
 from drabridge.inventory.model import DeviceNode, Presence, Snapshot
 from tests.support.dra_node import a_node, gpu, text_of, with_profile
 from tests.support.waiting import until
@@ -30,6 +32,25 @@ async def test_a_change_while_the_sockets_are_bound_is_not_missed(monkeypatch: p
         monkeypatch.setattr(DraServers, "start", busy)
         await node.start()
         await until(lambda: "/dev/zero" in text_of(node, claim), why="the new node")
+
+
+async def test_files_come_back_where_the_directory_can_be_written_and_not_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_node() as node:
+        claim = node.claims.add("cl", "gpu-1")
+        await node.prepared(claim)
+        before = text_of(node, claim)
+        await node.stop()
+        for name in node.cdi_files():
+            (node.root / "cdi" / name).unlink()
+
+        def refused(self: Any) -> Any:
+            raise HostError("cannot be listed")
+
+        monkeypatch.setattr(CdiStore, "claims", refused)
+        await node.start()
+        assert text_of(node, claim) == before
 
 
 async def test_a_claim_whose_hook_takes_long_holds_up_no_other(tmp_path: Path) -> None:
