@@ -347,7 +347,7 @@ class Preparer:
         """
         devices, entries = self._ports.inventory().by_name(), self._ledger_service.ledger.entries
         for prepared in reversed(record.devices):
-            if prepared.unprepare is None or prepared.admin or not self._records.of_this_boot(record):
+            if not prepared.unprepare or prepared.admin or not self._records.of_this_boot(record):
                 continue
             if is_fabric_pool(prepared.pool):
                 device = Device(prepared.device, prepared.device, fabric_resource(self._planner.config.driver))

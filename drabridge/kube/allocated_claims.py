@@ -53,6 +53,7 @@ async def usage(cluster: Cluster, driver: str) -> Usage:
         if node:
             node_of[pool] = node
         offered[node or pool] += len(spec.get("devices") or ())
+    offered[UNKNOWN] += len(slices.unreadable)  # each may offer devices
     view = ObjectView(lambda claim: in_use(claim, driver, node_of), ClaimFields)
     claims = await cluster.list(resource_claims(version), view=view)
     found = sorted(filter(None, claims.items), key=lambda one: (one.nodes, one.namespace, one.name))
