@@ -289,4 +289,6 @@ async def _wait_for_lock(directory: Path) -> Lock:
     except asyncio.CancelledError:
         thread.submit(lambda: job.result().close())
         raise
+    finally:
+        thread.stop()
     return job.result()

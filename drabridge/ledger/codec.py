@@ -53,6 +53,7 @@ def entry_from_json(data: Mapping[str, Any]) -> Entry:
         "owner": data["owner"],
         "lane": data["lane"],
         "device": {**data, "capacity": _amounts(data.get("capacity", {}))},
+        "hold": _hold_from_json(data.get("hold")),
         "claims": [_claim_from_json(held) for held in data.get("claims", ())],
         "presence_since": data.get("presence_since", since),
         "legacy_until": data.get("legacy_until", since),
@@ -96,6 +97,13 @@ def _hold_to_json(hold: Hold) -> Json:
         if key in data:
             data[key] = _as_in_checkpoint(data[key])
     return data
+
+
+def _hold_from_json(data: Mapping[str, Any] | None) -> Json | None:
+    if data is None:
+        return None
+    kept = {name: value for name, value in data.items() if name not in _OF_PROCESS}
+    return kept | {"allocated_at": data["allocated_at"]}  # without it a hold is damaged, not old
 
 
 def _as_in_checkpoint(pods: tuple[PodRef, ...]) -> list[Json]:

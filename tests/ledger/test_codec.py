@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from drabridge.inventory.model import Presence
@@ -40,3 +41,13 @@ def test_every_field_that_is_written_is_known_when_it_is_read() -> None:
     entry = Entry(facts, Owner.LEGACY, Lane.LEGACY, hold, claims, move, 1.0, 1, "because", 2.0, 3.0, ("c188:0",))
     entry = replace(entry, former=(PodRef(),))
     assert entry_to_json(entry).keys() == ENTRY_FIELDS
+
+
+def test_a_hold_counts_anew_and_is_damaged_without_the_time_of_its_allocate() -> None:
+    """A time that is missing is not the epoch: the hold would look old, and end sooner."""
+    entry = Entry(LedgerDevice("a", "r", ("A",)), Owner.LEGACY, hold=Hold(("A",), 5.0))
+    data = entry_to_json(entry)
+    counted = {"absences": 7, "absent_since": 1.0, "unseen_since": 1.0, "known": True}
+    assert entry_from_json({**data, "hold": {**data["hold"], **counted}}) == entry
+    with pytest.raises(KeyError):
+        entry_from_json({**data, "hold": {key: data["hold"][key] for key in data["hold"].keys() - {"allocated_at"}}})
