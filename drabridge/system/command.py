@@ -17,6 +17,8 @@ READ_BYTES = 64 * 1024  # at once, as much as a pipe holds
 PAUSE_SECONDS = 0.001  # after so much output at once: a chatty program must leave the loop to others
 KILLED_SECONDS = 1.0  # to wait for a killed program: a driver that hangs may keep it for ever
 
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # where the agent has none
+
 
 class Command:
     """A program that was started. Use it on one loop."""
@@ -43,7 +45,7 @@ class Command:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=stderr,
-                env={"PATH": os.environ.get("PATH", os.defpath), **(env or {})},
+                env={"PATH": os.environ.get("PATH", _PATH), **(env or {})},
                 start_new_session=True,
             )
         except BaseException:
