@@ -49,7 +49,7 @@ CARDS = f"""\
 VM = "example.com/vm-disk"
 VM_DISKS = f"""\
 - name: {VM}
-  match: [{{subsystem: pci, attr: {{class: "0x010802"}}}}]
+  match: [{{subsystem: pci, attr: {{class: "0x010802"}}, not: {{exists: ["attr:sriov_totalvfs"]}}}}]
   vfio: {{allow: ["1b36:0010"]}}
 """
 
