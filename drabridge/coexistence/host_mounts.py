@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from drabridge.inventory.model import Device
+from drabridge.system.files import names_in
 
 DEPTH = 8  # a crypt on a volume on a RAID on partitions is 4
 
@@ -80,14 +81,6 @@ def numbers_of(device: Device) -> set[Number]:
     """Return the numbers of a device's block nodes, and of the partitions of those."""
     own = {f"{node.major}:{node.minor}" for node in device.nodes if node.kind == "b"}
     return own | {place[1:] for place in device.also_at if own and place.startswith("b") and place[1:2].isdecimal()}
-
-
-def names_in(folder: Path) -> list[str]:
-    """List a directory's names, sorted; [] where there is none."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def _lines(path: Path) -> list[str]:

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from drabridge.coexistence.host_mounts import HostMounts, Number, names_in
+from drabridge.coexistence.host_mounts import HostMounts, Number
 from drabridge.config.vfio import Vfio
 from drabridge.errors import HostError
 from drabridge.evidence.open_files import find_open
 from drabridge.inventory.model import Device, DeviceNode
 from drabridge.inventory.nvidia import parse_information
 from drabridge.inventory.vfio import VFIO, does_dma
+from drabridge.system.files import link_name, names_in
 from drabridge.system.pci_driver import VFIO_PCI, PciDrivers
 
 _IFF_UP = 0x1  # linux/if.h
@@ -111,10 +112,7 @@ class IommuGroups:
 
     def group_of(self, address: str) -> str:
         """Return the IOMMU group of a function; "" when it is in none, or there is no such function."""
-        try:
-            return os.path.basename(os.readlink(self._sys / "bus/pci/devices" / address / "iommu_group"))
-        except OSError:
-            return ""
+        return link_name(self._sys / "bus/pci/devices" / address / "iommu_group")
 
     def _function(self, address: str) -> Function | None:
         driver = self.drivers.driver(address)
@@ -235,8 +233,10 @@ class IommuGroups:
         """
         if user := self._open({str(one): one.nodes for one in functions if one.nodes}):
             return user
-        used = [one for one in functions for node in one.nodes if node.kind == "b" and self._is_exclusive(node)]
-        return f"{used[0]} has a disk that the kernel uses" if used else ""
+        for one in functions:
+            if any(node.kind == "b" and self._is_exclusive(node) for node in one.nodes):
+                return f"{one} has a disk that the kernel uses"
+        return ""
 
     def _is_exclusive(self, node: DeviceNode) -> bool:
         """Whether somebody has a disk for itself. Not known without its node: then open files have to do."""
