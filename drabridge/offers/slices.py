@@ -66,8 +66,8 @@ class Offer(Struct, frozen=True):
     """One device as it may be offered now.
 
     ``policies`` not None: several claims may hold it at once, each with a part of its capacities: how much of each, as
-    the API has it. ``consumes`` maps a
-    counter set to the amounts that this device takes from it. ``lease``: it is allocated after the agent confirmed.
+    the API has it. ``consumes`` maps a counter set to the amounts that this device takes from it. ``lease``: it is
+    allocated after the agent confirmed.
     """
 
     device: Device
