@@ -73,9 +73,8 @@ def _bytes_of(path: FilePath, largest: int) -> bytes:
     except UnreadableFileError as error:
         expected = "a configuration that fits into a ConfigMap (1 MiB)" if largest == DOCUMENT_MAX else "a smaller file"
         expected = expected if "larger" in error.reason else "a configuration file"
-        raise _single_fault(
-            shorten(str(path)), f"no file that can be read ({error.reason})", expected
-        ) from error.__cause__  # the follower tries it again where the node failed
+        fault = _single_fault(shorten(str(path)), f"no file that can be read ({error.reason})", expected)
+        raise fault from error.__cause__  # where the node failed, the follower tries again
     if found is None:
         raise _single_fault(shorten(str(path)), "no file", "a configuration file")
     return found
