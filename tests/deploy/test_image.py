@@ -28,6 +28,7 @@ from tests.support import image
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices, healthy, limits_pod
 from tests.support.agent_process import DRIVER, AgentProcess
 from tests.support.servers import free_port
+from tests.support.udevd import machine_lock
 from tests.support.waiting import PATIENCE, short_directory, until
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -162,6 +163,7 @@ class TestImage:
         assert found > 200
         assert compiled == []
 
+    @pytest.mark.usefixtures("run_udev")
     async def test_the_agent_runs_in_the_image_as_the_chart_runs_it(self, built: str) -> None:
         """Arguments, mounts, identity and rights come from the rendered DaemonSet; podman stands in for kubelet."""
         with short_directory() as root:
@@ -180,6 +182,13 @@ class TestImage:
                     await until(lambda: reported(cluster, "c1"), 10, agent.text)
                     owners = sorted(row["owner"] for row in (await agent.status())["devices"])
                     assert owners == ["dra-prepared", "legacy", "none", "none"]
+
+
+@pytest.fixture
+def run_udev() -> Iterator[None]:
+    """Have /run/udev, which the chart mounts: no test of another worker removes it meanwhile."""
+    with machine_lock():
+        yield
 
 
 def reported(cluster: SimCluster, name: str) -> bool:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forks
 from tests.support.umockdev_agent import look_one_after_the_other
 
 WRAPPER = shutil.which("umockdev-wrapper")
@@ -31,14 +30,11 @@ def run_under_umockdev(module: str, *arguments: str, **environment: str) -> str:
     words = ("-W", "error", "-m", module, *arguments)
     with tempfile.TemporaryDirectory(prefix="umockdev") as folder:
         output = Path(folder) / "output"
-        if forks.wanted():
-            code = forks.fork(words, output, os.environ | environment, under_umockdev=True).wait_here(RUN_SECONDS)
-        else:
-            with output.open("wb") as file:
-                code = subprocess.run(
-                    [str(WRAPPER), sys.executable, *words],
-                    cwd=ROOT, env=os.environ | environment, stdout=file, stderr=file, timeout=RUN_SECONDS, check=False,
-                ).returncode  # fmt: skip
+        with output.open("wb") as file:
+            code = subprocess.run(
+                [str(WRAPPER), sys.executable, *words],
+                cwd=ROOT, env=os.environ | environment, stdout=file, stderr=file, timeout=RUN_SECONDS, check=False,
+            ).returncode  # fmt: skip
         said = output.read_text(errors="replace")
     assert code == 0, f"{module} {arguments} ended with {code}\n{said}"
     return said
