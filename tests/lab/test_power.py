@@ -109,4 +109,4 @@ def test_a_disk_that_was_bound_for_a_pod_is_its_pods_and_its_drivers_after_a_pow
 
 def _until_the_end(guest: Guest) -> None:
     with contextlib.suppress(GuestError):  # the power went
-        guest.notes.append(guest.run(["python3", "-m", "tests.lab.inside.vfio_power", "run"], seconds=3600).out)
+        guest.notes.append(guest.run(["python3", "-m", "tests.lab.inside.vfio_power", "run"], seconds=SECONDS).out)

@@ -1,7 +1,8 @@
 """A disk that is bound to vfio-pci for a pod, on a node that loses its power.
 
 ``run``: bind it, tell the host which function it is, wait for the end. ``after``: {"held": ..., "driver": ..., "back":
-whether nothing is taken any more once the pod is known to be gone}.
+whether the function is as before when kubelet is offered its disk again, once the pod is known to be gone}. The file of
+what was taken stays, and says nothing: it is of another boot.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from tests.lab.inside.hardware import note
-from tests.lab.inside.nodes import DISKS, DRIVER, HEAD, VM, VM_DISKS, as_before, driver_of, ids
+from tests.lab.inside.nodes import DISKS, DRIVER, HEAD, NVME, VM, VM_DISKS, as_before, driver_of, ids
 from tests.support.agent_process import AgentProcess, pod
 from tests.support.waiting import until
 
@@ -64,7 +65,7 @@ async def _after() -> None:
         await until(row, 60, agent.text)
         found = {"held": (await row())["owner"], "driver": driver_of(function)}
         await kubelet.start()
-        await until(lambda: not _taken(), 120, agent.text)
+        await until(lambda: ids(kubelet, NVME)[0], 30, agent.text)
         print(json.dumps({**found, "back": as_before(function, "nvme")}))
     finally:
         with contextlib.suppress(ProcessLookupError):
