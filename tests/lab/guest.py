@@ -34,6 +34,8 @@ QMP_SECONDS = 60.0
 TESTS_SECONDS = 1800.0
 PYTHON = "python3"
 CONSOLE_TAIL = 4000
+OUTSIDE = "52:54:00:0f:00:01"
+"""The hardware address of the card that leads outside: QEMU has 10.0.2.2 there, as a router."""
 
 
 class GuestError(LabError):
@@ -73,6 +75,8 @@ class Guest:
     """One virtual machine; ``with Guest() as guest`` boots it and ends it.
 
     ``keep`` is a folder for the disk that stays from one guest to the next, which the guest has under /state.
+    ``more`` is an image of a disk that the guest finds as virtio-lab-more. With ``outside`` it has a network card by
+    which it reaches what this machine reaches.
     """
 
     def __init__(
@@ -82,6 +86,8 @@ class Guest:
         devices: Sequence[shelf.Device] = shelf.AT_BOOT,
         spare: Sequence[shelf.Device] = shelf.SPARE,
         keep: Path | None = None,
+        more: Path | None = None,
+        outside: bool = False,
     ) -> None:
         if missing := needs():
             raise LabError(f"the lab needs {' and '.join(missing)}: apt-get install {' '.join(missing)}")
@@ -93,6 +99,8 @@ class Guest:
         self.notes: list[str] = []  # what programs in the guest told this process
         self._at_boot = [device for device in devices if device.name in self.devices]
         self._keep = keep
+        self._more = more
+        self._outside = outside
         self._folder = Path()
         self._stack = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -208,6 +216,11 @@ class Guest:
             if not state.exists():
                 make_disk(state, "48M")
             words += _virtio_disk("lab-state", 3, state)
+        if self._more is not None:
+            words += _virtio_disk("lab-more", 4, self._more, snapshot=True)
+        if self._outside:  # the only slot that neither the shelf nor the harness has
+            words += ["-netdev", "user,id=net-outside"]
+            words += ["-device", f"virtio-net-pci,netdev=net-outside,mac={OUTSIDE},addr=0x1"]
         for bus in shelf.BUSES:
             words += ["-device", json.dumps(bus)]
         if with_tpm:

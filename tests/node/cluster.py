@@ -299,14 +299,18 @@ class Cluster:
         spec.index = max((one.index for one in self.spec.nodes), default=0) + 1
         self.spec.nodes.append(spec)
         self.save()
-        authority = Authority(self.folder / "pki")
-        authority.issue(spec.name, f"system:node:{spec.name}", "system:nodes")
-        authority.kubeconfig(spec.name, self.server)
+        self.admit(spec.name)
         machine = self._machine(spec)
         self.boot(machine)
         if wait:
             self.wait_ready(say)
         return machine
+
+    def admit(self, name: str) -> None:
+        """Write the certificate and kubeconfig of a node of this name."""
+        authority = Authority(self.folder / "pki")
+        authority.issue(name, f"system:node:{name}", "system:nodes")
+        authority.kubeconfig(name, self.server)
 
     def remove(self, name: str) -> None:
         """End a node, and forget it: its Node object, its disks, its folder."""
@@ -483,9 +487,9 @@ class Cluster:
 
     def _words(self, machine: Machine, program: str) -> list[str]:
         if program == "kubelet":
-            return self._kubelet(self.node_spec(machine.name), machine)
+            return self.kubelet_words(self.node_spec(machine.name), machine)
         if program == "containerd":
-            return self._containerd(machine)
+            return self.containerd_words(machine)
         return self._control_words(program)
 
     def _control_words(self, program: str) -> list[str]:
@@ -520,7 +524,8 @@ class Cluster:
                 return ["kube-scheduler", config, "--leader-elect=false", "--v=3", *gates]
         raise NodeError(f"There is no program {program!r}.")
 
-    def _containerd(self, machine: Machine) -> list[str]:
+    def containerd_words(self, machine: Machine) -> list[str]:
+        """Write containerd's configuration below the machine's folder; return its command line."""
         cni = machine.folder / "cni"
         cni.mkdir(exist_ok=True)
         ipam = {"type": "host-local", "subnet": self.network.pods(machine.index), "routes": [{"dst": "0.0.0.0/0"}]}
@@ -533,7 +538,8 @@ class Cluster:
         )
         return ["containerd", "--config", str(config)]
 
-    def _kubelet(self, spec: NodeSpec, machine: Machine) -> list[str]:
+    def kubelet_words(self, spec: NodeSpec, machine: Machine) -> list[str]:
+        """Write kubelet's configuration below the machine's folder; return its command line."""
         pki = self.folder / "pki"
         config: Json = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
