@@ -149,7 +149,10 @@ class ClaimSide:
             driver.publish()
 
     def reconfigure(self, config: Config) -> None:
-        """Take a changed configuration; what a running driver cannot change makes a new one, with the same slices."""
+        """Take a changed configuration.
+
+        A changed section ``dra`` makes a new driver, which finds the slices as they were.
+        """
         if self.driver is not None and config.dra == self._settings:
             self.driver.reconfigure(config)
         elif self._serving:
@@ -200,7 +203,7 @@ class ClaimSide:
             self.driver = None
 
     async def _wait_for_kubelet(self) -> None:
-        """Wait: a kubelet that ran before us may still believe that devices of the DRA lane are its own to give."""
+        """Wait for kubelet: one that ran before us may still give out devices of the DRA lane by an older list."""
         logged = False
         while not await self._acknowledged(ACKNOWLEDGED_SECONDS):
             if not logged:

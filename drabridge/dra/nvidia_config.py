@@ -1,8 +1,8 @@
 """Read the claim parameters of NVIDIA's DRA driver, for an agent that serves claims in its place.
 
-``resource.nvidia.com/v1beta1`` GpuConfig, MigDeviceConfig and VfioDeviceConfig: strict, with what the driver's own
-errors say (kubernetes-sigs/dra-driver-nvidia-gpu api/nvidia.com/resource/v1beta1, and device_state.go of its plugin).
-What it does by ``nvidia-smi`` or a daemon is refused: this agent runs no program of the driver's.
+``resource.nvidia.com/v1beta1`` GpuConfig, MigDeviceConfig and VfioDeviceConfig are read strictly, and refused in the
+words of that driver (kubernetes-sigs/dra-driver-nvidia-gpu api/nvidia.com/resource/v1beta1, and device_state.go of its
+plugin). What that driver does by ``nvidia-smi`` or a daemon is refused: this agent runs no program of the driver's.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def profile_of(config: NvidiaConfig) -> str:
     if strategy != "TimeSlicing":
         known = "supported GPU sharing strategies: TimeSlicing, MPS"
         raise ValueError(f"unknown GPU sharing strategy: {cut(strategy)}, {known}")
-    if config.kind == "MigDeviceConfig":  # instances have no interval: there as here nothing is set
+    if config.kind == "MigDeviceConfig":  # MIG instances have no interval: that driver sets nothing either
         return ""
     interval = (sharing.get("timeSlicingConfig") or {}).get("interval") or "Default"
     if interval not in INTERVALS:
