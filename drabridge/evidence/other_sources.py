@@ -30,7 +30,7 @@ Claims = Callable[[], Awaitable[tuple[events.ClaimDevices, ...] | None]]
 
 
 class OtherEvidence:
-    """Asked after kubelet.
+    """Gathers what other sources than kubelet know; asked after kubelet.
 
     ``probed`` returns the resources whose device nodes the open-file probe looks for.
     """
