@@ -297,7 +297,7 @@ def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
 
 
 def _doubtful_resources(ledger: Ledger, listed: events.Pods) -> set[str]:
-    """Return the resources for which the List alone would end a hold, move a device to claims, or lacks a pod's UID."""
+    """Return the resources for which the List is not enough: to end a hold, move a device, or know a pod's UID."""
     entries = ledger.entries.values()
     moving = [entry for entry in entries if entry.lane is Lane.LEGACY_TO_DRA]
     nameless = [entry for entry in entries if entry.hold is not None and NEVER_KNOWN in entry.hold.former]
