@@ -224,7 +224,7 @@ def _entry(device: CdiDevice) -> dict[str, Any]:
 
 
 def _node(node: DeviceNode) -> dict[str, Any]:
-    """Numbers are written when known: a path that another device took over then gives nothing away."""
+    """Return a node's entry, with numbers if they are known: a device that took over its path is not given then."""
     inside = node.container_path or node.path
     entry: dict[str, Any] = {"path": _absolute(inside)}
     if inside != node.path:
@@ -237,7 +237,7 @@ def _node(node: DeviceNode) -> dict[str, Any]:
 
 
 def _joined_groups(edits: ContainerEdits) -> list[int]:
-    """Return the groups that the process joins. Not root's, which may be more than the node: CDI leaves 0 out, too."""
+    """Return the groups that the process joins. Root's is left out, which may open more than the node; so does CDI."""
     return sorted({node.joined_gid for node in edits.nodes if node.joined_gid})
 
 
