@@ -56,7 +56,7 @@ def describe(device: Device, *, lists: bool = False) -> tuple[dict[str, Any], di
 
 
 def _dispensable(name: str) -> tuple[bool, bool, bool, str]:
-    """Return a key to sort by: the largest, ``resource`` as nearly ``type``, then what is not standard, goes first."""
+    """Return a sort key; the largest goes first: ``resource``, nearly a copy of ``type``, then what is not standard."""
     return name == "resource", name not in ("type", "uuid"), "/" not in name, name
 
 
