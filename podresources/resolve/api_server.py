@@ -143,7 +143,7 @@ def _context(cafile: str | None = None, cadata: str | None = None) -> ssl.SSLCon
 
 
 def _load_client(context: ssl.SSLContext, pem: str) -> None:
-    """Load a key that is in no file: OpenSSL takes paths alone, and a disk should not have it."""
+    """Load a key from memory: OpenSSL takes only paths, and the key should not be on a disk."""
     descriptor = os.memfd_create("client.pem", os.MFD_CLOEXEC)
     with open(descriptor, "wb") as file:
         file.write(pem.encode())
