@@ -89,7 +89,7 @@ class KubeletAcknowledgements:
         holder.
         """
         since = self._ledger_service.ledger.seq
-        resources = {entry.device.resource for entry in revoked}  # one that kubelet does not serve delays no other
+        resources = {entry.device.resource for entry in revoked}  # one that kubelet does not read stops no other
         heard = {name for name in resources if await self._lists.delivered({name}, DELIVERY_SECONDS)}
         if not heard:
             return RETRY_SECONDS
@@ -98,7 +98,7 @@ class KubeletAcknowledgements:
         if offered is None:
             return RETRY_SECONDS
         healthy = {(resource, device_id_of(unit)) for resource, unit in offered}
-        open_ids = set(map(device_id_of, (*busy, *self._lists.busy_ids)))  # former units as well
+        open_ids = set(map(device_id_of, (*busy, *self._lists.busy_ids)))  # ids from before a change of replicas, too
         given_up = [
             entry
             for entry in revoked

@@ -301,7 +301,7 @@ def _cell_rank(
     target: Lane,
     direction: int,
 ) -> tuple[int, int]:
-    """Return a cell's rank, best first: one with devices in ``target``, one that can go whole, then by position."""
+    """Return a cell's rank, lowest first: with devices in ``target``, able to move as a whole; then by position."""
     members = [group for group in all_groups if group.cell == cell]
     there = sum(group.size for group in members if group.lane is target or group in chosen)
     ready = sum(group.size for group in left if group.cell == cell)

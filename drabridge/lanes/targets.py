@@ -77,7 +77,8 @@ class LaneTargets:
             devices = [
                 device
                 for device in snapshot.of(resource.name)
-                if device.presence is not Presence.GONE or device.syspath not in here  # another has its place, and lane
+                # A gone device whose place another one has taken is left out: that one has its lane.
+                if device.presence is not Presence.GONE or device.syspath not in here
             ]
             wanted, _ = self._wanted(self._desired.lanes(resource), devices)
             found |= starting_lanes(ledger, devices, wanted.beside_wholes(ledger, devices, found))
