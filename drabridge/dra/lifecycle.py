@@ -45,8 +45,10 @@ class ClaimSide:
         acknowledged: Callable[[float], Awaitable[bool]],
         state_worker: IoThread,
     ) -> None:
-        """``new_driver`` makes a driver with the configuration in use. ``acknowledged`` waits for so many seconds and
-        returns whether kubelet has taken the lists of devices. ``state_worker`` waits for the state directory's disk.
+        """``new_driver`` makes a driver with the configuration in use.
+
+        ``acknowledged`` waits for so many seconds and returns whether kubelet has taken the lists of devices.
+        ``state_worker`` waits for the state directory's disk.
         """
         self._config = config
         self._demand = demand

@@ -129,7 +129,7 @@ class Preparer:
     # --- prepare
 
     async def _prepare(self, claim: ClaimRef) -> tuple[_Devices, ClaimOutcome]:
-        """Try until it is done, or the time or the reason to try again is over."""
+        """Try until it is done, until the time is over, or until trying again cannot help."""
         started = time.monotonic()
         reason: DrabridgeError = HostError(f"preparing took longer than {BUDGET_SECONDS:g} s")
         try:

@@ -242,7 +242,7 @@ class Publisher:
         log.error("slices not published", extra={"reason": str(error), "retry_seconds": round(delay, 1)})
         self.state = PublisherState(False, len(self._actual), str(error), self.state.notes)
         self._observer(PublishFailed(str(error)))
-        if isinstance(error, InvalidError):  # until the desired slices change
+        if isinstance(error, InvalidError):  # or until a wake-up: the desired slices may have changed
             await self._due.wait(delay)
         else:
             await asyncio.sleep(delay)
