@@ -38,9 +38,9 @@ FALLBACK = ".fallback"
 """Ends the name of the entry for a device's fallback, which is always in the file: a container that was started with
 its name may be started again when the CDI devices are there. No device's own name has a dot."""
 JOINED = ".joined"
-"""Ends the name of the entry without variables: of devices that a pod's container got together, whose variables are
-made together and come with kubelet's answer (:mod:`drabridge.containers.together`). With a number for each position
-from the second, where a path has it."""
+"""Ends the name of an entry without variables. Such an entry is for a device that a pod's container got together with
+others: their variables are combined and come with the answer to kubelet (:mod:`drabridge.containers.together`). If a
+path has the position, a number follows, from the second position on."""
 ADMIN = "admin"  # instead of CLAIM, in the name of a device that a claim has with admin access
 _OF_CLAIM = re.compile(  # a UID of the API server
     rf"=(?P<access>{CLAIM}|{ADMIN})-(?P<uid>[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-"
