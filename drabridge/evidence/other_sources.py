@@ -106,7 +106,7 @@ class OtherEvidence:
         return await self.claims()
 
     async def _opened(self, ledger: Ledger, observed: events.Observed) -> dict[str, bool] | None:
-        """Probe only devices whose hold may be about to end: it costs a few milliseconds of the whole machine."""
+        """Probe only devices that the List does not show: a probe costs a few milliseconds of the whole machine."""
         unseen = {entry.name for entry in absent(ledger, observed.listed or {})}
         found = await self._find_open(unseen)
         if found is None:
