@@ -223,7 +223,7 @@ class DraDriver:
             restored = self._ports.inventory().version  # what comes while the sockets are bound is a change
             try:
                 await self._files.restore()
-            except DrabridgeError as error:  # unprepare must work all the same
+            except DrabridgeError as error:  # unprepare must work nevertheless
                 log.error("files of prepared claims not restored", extra={"reason": str(error)})
             self._look()
             await self._server.start()

@@ -1,4 +1,4 @@
-"""Start the DRA driver when there is something for it to serve, and keep it at hand.
+"""Start the DRA driver when it has something to serve, and keep it running.
 
 Something to serve comes from the configuration, from an override of the lanes, or from an earlier agent.
 """

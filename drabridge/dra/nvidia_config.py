@@ -89,7 +89,7 @@ def _check(value: Any, form: Any, path: str) -> None:
 def profile_of(config: NvidiaConfig) -> str:
     """Return the profile of the node's configuration that does what is asked for; "" if nothing has to be done.
 
-    Raises ValueError with a sentence for what is wrong, or not done here.
+    Raises ValueError with a sentence if the parameters are wrong, or ask for what is not done here.
     """
     if config.kind == "VfioDeviceConfig":
         policy = (config.fields.get("iommu") or {}).get("backendPolicy") or POLICIES[0]

@@ -259,7 +259,7 @@ class Publisher:
                 except InvalidError:
                     if not features & OFF_BY_DEFAULT:
                         raise
-                    self._found(features - OFF_BY_DEFAULT)  # a server without lists refuses what is left of one
+                    self._found(features - OFF_BY_DEFAULT)  # a server without lists refuses the rest of one
                     break
                 done += 1
             if self.features == features:
