@@ -143,7 +143,7 @@ def decode(line: bytes) -> Json:
     if line[_CRC_DIGITS : _CRC_DIGITS + 1] != b" " or line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(body):
         raise UnreadableLedger("its checksum does not match")
     try:
-        value: Any = msgspec.json.decode(body)  # it takes no text that could not be written again
+        value: Any = msgspec.json.decode(body)  # it accepts only text that can be written again
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableLedger(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):

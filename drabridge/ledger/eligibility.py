@@ -69,7 +69,7 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane]) -> bool:
 
 
 def cordoned_by(ledger: Ledger, entry: Entry) -> Entry | None:
-    """Return the entry by which a device is out of service: itself, or one whose hardware overlaps; None if it is not.
+    """Return the entry that puts a device out of service: itself, or one with overlapping hardware; None if none does.
 
     Nobody new gets it, and who has it keeps it.
     """

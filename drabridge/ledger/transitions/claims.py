@@ -63,7 +63,7 @@ def pend(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 
 def pend_as_well(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record an allocation of a device for whose lease claims wait: a known one, or a further share.
+    """Record an allocation of a device whose lease claims wait for: a known one, or a further share.
 
     A second holder without a share is refused. So is everybody when the device has gone meanwhile, or a relative was
     taken: nobody can be granted its lease.

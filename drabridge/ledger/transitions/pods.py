@@ -92,7 +92,7 @@ def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
 
 
 def adopt_before_lease(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
-    """Believe kubelet that shows a pod on a device for whose lease claims wait: they are denied it."""
+    """Believe kubelet, which shows a pod on a device whose lease claims wait for: they are denied it."""
     return adopt(tx, without_waiting(tx, entry, f"kubelet shows a pod on {entry.name}"), evidence)
 
 
