@@ -286,7 +286,7 @@ def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.ClaimDevices,
 
 
 def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
-    """Return the devices that a legacy pod holds in the ledger and of which the List shows no unit."""
+    """Return the devices held by legacy pods, in conflict or in quarantine, of which the List shows no unit."""
     shown = {(resource, device_id_of(unit)) for resource, unit in listed}
     return [
         entry

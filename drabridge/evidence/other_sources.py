@@ -68,7 +68,7 @@ class OtherEvidence:
         )
 
     def notes(self) -> list[str]:
-        """Name the pods because of which devices are held (``pod-unaccounted``), a line for each resource."""
+        """Name the pods that keep devices held (``pod-unaccounted``), a line for each resource or device."""
         waiting = [
             entry
             for entry in self._ledger_service.ledger.entries.values()
