@@ -201,7 +201,7 @@ def claim_uid_of(qualified: str) -> str:
 
 
 def is_admin_only(qualified: Iterable[str]) -> bool:
-    """Tell whether the names by which a container has a device of a claim all tell of admin access."""
+    """Tell whether all names that a container has of a claim's device are for admin access."""
     found = [match["access"] for match in map(_OF_CLAIM.search, qualified) if match]
     return set(found) == {ADMIN}
 

@@ -1,4 +1,4 @@
-"""Run an operator's command for a device, and say what it said if it failed."""
+"""Run an operator's command for a device; report its output if it fails."""
 
 from __future__ import annotations
 
