@@ -51,7 +51,7 @@ class ApiServer(Struct, frozen=True):
         except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise ApiServerError(f"{self.host}:{self.port} does not answer: {reason}") from error
-        except ValueError:  # it quotes what it does not send, a token for example
+        except ValueError:  # its text quotes what was not sent, such as a token
             raise ApiServerError("the request cannot be sent: HTTP does not allow its path or a header") from None
 
 
