@@ -3,7 +3,7 @@
 Knows no hardware.
 
     devices: DeviceList = Broadcast()
-    devices.publish((ListedDevice("radio-1", DeviceHealth.HEALTHY, (0,)),))
+    devices.publish((ListedDevice("radio-1", ListedHealth.HEALTHY, (0,)),))
     server = PluginServer(plugin, directory=Path("/var/lib/kubelet/device-plugins"), name="radio")
     await server.run()
 

@@ -24,8 +24,8 @@ class Broadcast(Generic[T]):
 
     Call it from one event loop only (other threads use ``loop.call_soon_threadsafe``).
 
-    Nothing is queued for a reader, so no reader misses the newest value, and none delays another. (With one channel for
-    all streams, as some plugins have it, one stream takes the event that another needed.)
+    Nothing is queued for a reader, so no reader misses the newest value, and none delays another. (Some plugins have
+    one channel for all streams: there one stream takes the event that another needed.)
     """
 
     def __init__(self) -> None:

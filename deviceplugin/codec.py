@@ -21,8 +21,8 @@ NUMA_LIMIT = 64
 class ListCache:
     """Builds the message of a version once, however many streams send it.
 
-    What kubelet would refuse as too large is cut. An id that was in a message once stays in, before all others, and no
-    change of its health makes the message too large: a device that is revoked is revoked for kubelet as well.
+    A list that kubelet would refuse as too large is cut. An id that was in a message once stays in, before all others,
+    and no change of its health makes the message too large: so kubelet hears of it when a device is revoked.
     ``left_out``: how many ids are not in the newest message.
     """
 
@@ -54,7 +54,10 @@ def fitting(devices: Sequence[ListedDevice], told: Collection[str]) -> Sequence[
 
 
 def _most_bytes(device: ListedDevice) -> int:
-    """Return what a device takes in a message at most, whatever its health: 22 bytes of tags, lengths and health."""
+    """Return how many bytes a device takes in a message at most, whatever its health.
+
+    24 bytes are more than its tags, lengths and health take.
+    """
     return len(device.id.encode()) + 6 * len(device.numa_nodes) + 24
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 class Inflight:
     """The ids of requests.
 
-    Ask here before an id leaves the list: kubelet 1.36 crashes if its Allocate is under way.
+    Ask here before an id leaves the list: kubelet 1.36 crashes if an Allocate of that id is under way.
 
     ``clock`` counts seconds and never goes back.
     """

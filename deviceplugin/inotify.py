@@ -3,9 +3,9 @@
 A wake-up only says "look". What has changed is found by ``LevelCheck.look`` in kubelet_restart.py, which
 ``PluginServer.run`` in server.py calls after each wake-up.
 
-A directory and its parent are watched, because inotify stays with a deleted directory and is silent about the one
-that takes its place. Without inotify (no instances left, an exotic file system) nothing is lost but speed: readers
-poll faster while ``Subscription.blind``.
+A directory and its parent are watched, because inotify stays with a deleted directory and is silent about the one that
+takes its place. Without inotify (no instances left, an exotic file system) only speed is lost: readers poll faster
+while ``Subscription.blind`` is set.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Subscription:
             self._loop.call_soon_threadsafe(self._wake)
 
     def close(self) -> None:
-        """No wake-up after this."""
+        """Stop the wake-ups."""
         self._watcher.release(self)
 
 

@@ -28,10 +28,9 @@ class LevelCheck:
     def look(self, listener: Listener | None) -> list[RegistrationEvent]:
         """Return what has changed since the last check. ``listener`` is our server, if it is bound.
 
-        Three stat calls.
-
-        Our socket is looked at after kubelet's: kubelet removes ours, then makes its own. In the other order ours could
-        seem alive next to a new kubelet.sock, and kubelet would dial a path that is gone for 10 s.
+        It costs three stat calls. Our socket is looked at after kubelet's, because kubelet removes ours and then makes
+        its own. In the other order ours could seem alive next to a new kubelet.sock, and kubelet would dial a removed
+        path for 10 s.
         """
         events = []
         place = identify_directory(self._directory)

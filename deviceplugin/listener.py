@@ -41,8 +41,8 @@ class Listener:
         try:
             if server.add_insecure_port(f"unix:{path}") == 0:  # grpcio before 1.60 says it so, later ones raise
                 raise RuntimeError("grpc answered port 0")
-            # chmod, not umask: that one belongs to the whole process. Until here the mode is at most 0755, and
-            # connecting takes the write permission; nobody knows the name before Register anyway.
+            # By chmod, because the umask belongs to the whole process. Until here the mode is at most 0755, which lets
+            # nobody else connect: that takes the write permission. And nobody knows the name before Register.
             path.chmod(0o600)
             starting = asyncio.ensure_future(server.start())
             try:
@@ -61,13 +61,13 @@ class Listener:
         return cls(server, path, identity)
 
     def in_place(self) -> bool:
-        """Tell whether the path still leads to our socket. gRPC does not notice when it does not."""
+        """Tell whether the path still leads to our socket. gRPC does not notice if it leads elsewhere."""
         return self._identity.same_file(identify_socket(self.path))
 
     async def stop(self, grace_seconds: float) -> None:
         """Stop serving; calls in flight get ``grace_seconds``.
 
-        End the streams first: they would use up all of it.
+        The caller ends the streams first: they would use up all of the grace.
 
         gRPC removes the path; the name is ours alone, so it cannot be another's file. A frozen peer (SIGSTOP) that left
         a list unread keeps gRPC's stop waiting for as long as the peer lives (measured on 1.85.1). Then this returns,

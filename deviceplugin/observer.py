@@ -82,7 +82,7 @@ class ListSent(Fact, frozen=True):
 class Allocated(Fact, frozen=True):
     """One Allocate was answered with ``code`` (``OK`` or the gRPC status name).
 
-    ``ids`` as kubelet sent them.
+    ``ids``: those of each container, sorted, each once.
     """
 
     ids: tuple[str, ...]

@@ -1,10 +1,10 @@
-"""Choose which devices kubelet should prefer for one container: near ones first, others spared. Pure.
+"""Choose which devices kubelet should prefer for one container: near to each other, sparing free groups. Pure.
 
 The order of what is compared is ``cost``. What is guaranteed:
 
 * The answer has exactly ``size`` ids, all of ``must_include``, none outside ``available``; or it is empty.
 * It is deterministic, whatever the order of the input.
-* Devices that the comparison cannot tell apart but by rank count as one kind. As long as comparing every mix of kinds
+* Devices that the comparison can only tell apart by rank count as one kind. As long as comparing every mix of kinds
   one by one stays within ``EXACT_WORK`` (any request on ten devices, most on real servers, thousands of replicas of one
   device), the answer is the cheapest there is.
 * Beyond that, and without ``DISTRIBUTED`` replicas, the number of NUMA nodes is the least possible (of up to
@@ -306,7 +306,7 @@ def _node_sets(fixed: list[Unit], free: list[Unit], wanted: int) -> Iterator[fro
 
 
 def _fill_roots(world: _World, fixed: list[Unit], near: list[Unit], wanted: int) -> list[Unit]:
-    """Take the fewest roots: those in use, then the largest; the last one as small as suffices."""
+    """Take units from the fewest roots: from roots in use, then the largest; the last root is as small as suffices."""
     by_root: dict[str, list[Unit]] = {}
     for unit in near:
         by_root.setdefault(unit.root, []).append(unit)
@@ -335,7 +335,7 @@ def _fewest(buckets: list[list[Unit]], missing: int) -> list[list[Unit]]:
 
 
 def _fill_groups(world: _World, fixed: list[Unit], pool: list[Unit], wanted: int) -> list[Unit]:
-    """Take devices and groups in use first, then as few whole ones as possible."""
+    """Take units of devices and groups in use first, then break as few whole groups as possible."""
     used_groups = {unit.group for unit in fixed if unit.group}
     used_devices = Counter(world.load)
     used_devices.update(unit.device or unit.id for unit in fixed)

@@ -38,10 +38,10 @@ async def register(
 ) -> None:
     """Register ``endpoint`` (a file name next to ``kubelet_socket``) for ``resource``.
 
-    Our server must be able to answer meanwhile: kubelet dials back before it returns.
-    Raises KubeletDownError when nobody listens (kubelet got nothing), KubeletError for any other failure.
+    Our server must be able to answer meanwhile: kubelet dials back before it returns. Raises KubeletDownError if nobody
+    listens (kubelet got nothing), another RegistrationError for any other failure.
     """
-    code = probe(kubelet_socket)  # tells "down" from "refused us", at once and with the errno
+    code = probe(kubelet_socket)  # tells a kubelet that is down from one that refuses us, at once and with the errno
     if code != 0:
         raise KubeletDownError(
             f"cannot connect to {kubelet_socket}: {os.strerror(code)}",

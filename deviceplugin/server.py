@@ -164,7 +164,7 @@ class PluginServer:
     async def run(self) -> None:
         """Serve until cancelled or stopped. Neither kubelet nor the file system makes this raise.
 
-        Registers only once the plugin has published a first list: kubelet would count no list as zero devices.
+        It registers only once the plugin has published a first list: without one kubelet would count zero devices.
         """
         if self._running:
             raise RuntimeError("this server runs already")
@@ -300,7 +300,7 @@ class PluginServer:
     async def _bind(self) -> None:
         """Stop the old server, then start a fresh one.
 
-        Never the other way round: gRPC's stop removes paths, and kubelet must see one stream.
+        Never in the other order: gRPC's stop removes paths, and kubelet must see one stream only.
         """
         self._cancel_call()
         await self._streams.end_all(self._timeouts.end_streams_seconds)

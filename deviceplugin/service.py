@@ -84,7 +84,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
                 await stream.poke.wait()
 
     async def _send_newest(self, stream: ListStream, context: Context) -> None:
-        while not stream.ended:  # what was published during a write is sent at once, and only its newest
+        while not stream.ended:  # of what is published during a write, the newest is sent at once
             snapshot = self._plugin.devices().current
             if snapshot is None or snapshot.version <= stream.sent_version:
                 return
@@ -176,7 +176,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
     async def GetPreferredAllocation(
         self, request: pb.PreferredAllocationRequest, context: Context
     ) -> pb.PreferredAllocationResponse:
-        """Never an error: that would reject the pod and leak devices inside kubelet (kubernetes#130145)."""
+        """Return preferred ids, never an error: that would reject the pod and leak devices (kubernetes#130145)."""
         return pb.PreferredAllocationResponse(
             container_responses=[
                 pb.ContainerPreferredAllocationResponse(deviceIDs=self._prefer(container))
@@ -243,7 +243,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             self._work.discard(task)
             self._inflight.leave(ids)
             if not task.cancelled():
-                task.exception()  # read, or asyncio complains about one that nobody waited for
+                task.exception()  # read it, or asyncio complains about an error that nobody waited for
             wake()
 
         task.add_done_callback(finish)

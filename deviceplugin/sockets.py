@@ -70,8 +70,8 @@ def probe(path: Path) -> int:
 def kubelet_process(directory: Path) -> str:
     """Name the kubelet process that listens in the plugin directory; "" if none answers there.
 
-    While somebody answers at a socket's file, it is the process that made the file: another one has to make its own.
-    So two equal names, whenever they were asked for, are one process that has run all the time between.
+    Who answers at a socket's file is the process that made the file, because another process has to make its own. So
+    two equal names, whenever they were asked for, mean one process that has run all the time between.
     """
     path = directory / KUBELET_SOCKET
     found = identify_socket(path)
@@ -83,7 +83,7 @@ def kubelet_process(directory: Path) -> str:
 def slug(resource: str) -> str:
     """Turn a resource name into a part of a file name: ``/`` becomes ``_``, which a domain cannot hold.
 
-    Deterministic, and different for different valid names: what had to be changed or cut carries a hash.
+    It is deterministic, and different for different valid names: a name that had to be changed or cut gets a hash.
     """
     cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", resource.replace("/", "_", 1))
     if cleaned == resource.replace("/", "_", 1) and len(cleaned) <= _SLUG_MAX:
@@ -95,7 +95,7 @@ def slug(resource: str) -> str:
 def fresh_path(directory: Path, name: str, resource: str) -> Path:
     """Return a path that nobody used before. Raises SocketError if it is too long for a unix socket.
 
-    Fresh names because grpc's server removes its path when it stops, even when another server owns it by then.
+    Names are fresh because grpc's server removes its path when it stops, even if another server owns it by then.
     """
     path = directory / f"{name}-{slug(resource)}-{secrets.token_hex(4)}.sock"
     length = len(os.fsencode(path))

@@ -16,7 +16,7 @@ class ListStream:
         self.opened_at = opened_at
         self.sent_version = 0
         self.ended = False
-        self.poke = asyncio.Event()  # set when there may be something new to send, or it is time to end
+        self.poke = asyncio.Event()  # set when there may be news to send, or the stream is to end
         self.task = asyncio.current_task()
 
     def end(self) -> None:

@@ -14,12 +14,12 @@ whoever was refused leaves the others a full second."""
 
 
 class Backoff(Struct, frozen=True):
-    """Exponential back-off: try ``n`` (from 0) waits ``initial * factor**n``, less the jitter.
+    """Exponential back-off: after try ``n`` (from 0) it waits ``initial * factor**n``, less the jitter.
 
     It never waits for more than ``maximum_seconds``.
 
-    0.1 s is well above what kubelet needs between bind and rename of its socket, and 2 s keeps a restart
-    (3 to 10 s on a real node) from costing more than one needless wait.
+    0.1 s is well above what kubelet needs between bind and rename of its socket, and 2 s keeps a restart (3 to 10 s on
+    a real node) from costing more than one needless wait.
     """
 
     initial_seconds: float = 0.1

@@ -1,8 +1,8 @@
 """Find what changed between snapshots, without believing every absence. Pure; times are passed in.
 
-Assignments are believed at once. An absence is believed only when two complete snapshots in a row agree, because
-kubelet shows a container's claims as none while it does not know one of them, and a whole node as empty while it
-restarts. After a restart, absences are not even counted until kubelet has had time to settle.
+Assignments are believed at once. An absence is believed only when two complete snapshots in a row agree: kubelet shows
+no claim of a container while it does not know one of them, and an empty node while it restarts. After a restart,
+absences are not even counted until kubelet has had time to settle.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ChangeTracker:
         self._settled_at = float("-inf")
 
     def failed(self, error: PodResourcesError, now: float) -> None:
-        """Note a failed poll: absences are counted anew; after a lost connection, once kubelet has settled."""
+        """Note a failed poll: absences are counted anew, after a lost connection only once kubelet has settled."""
         self._absences.clear()
         if isinstance(error, (KubeletUnavailable, SocketMissing)):
             self._settled_at = now + self._settle_seconds

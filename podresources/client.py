@@ -79,7 +79,7 @@ class Client:
         return await self._call(Rpc.LIST, b"", self._session.read_list, timeout_seconds)
 
     async def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable:
-        """Healthy device-plugin devices, CPUs and memory, held or not. Raises PodResourcesError."""
+        """Return healthy device-plugin devices, CPUs and memory, held or not. Raises PodResourcesError."""
         return await self._call(Rpc.ALLOCATABLE, b"", self._session.read_allocatable, timeout_seconds)
 
     async def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot:
@@ -133,7 +133,7 @@ class Client:
                 return await self._once(rpc, request, read, deadline - now())
             except PodResourcesError as error:
                 if isinstance(error, KubeletTimeout) and reason is not None:
-                    raise reason from error  # why it was asked again says more than that time ran out meanwhile
+                    raise reason from error  # the reason for this try says more than that time ran out
                 reason = error
                 delay = self._session.delay_after(error, attempt, deadline - now())
                 if delay is None:

@@ -1,10 +1,10 @@
-"""Say whether a token can be sent in a header, before anything is sent: errors of sending would show it."""
+"""Check whether a token can be sent in a header before it is sent: an error of sending would show the token."""
 
 from __future__ import annotations
 
 
 def defect(token: str) -> str:
-    """Return what keeps a token from being one, without quoting it; "" where nothing does."""
+    """Return why a text cannot be a token, without quoting it; "" if it can."""
     if not token:
         return "is empty"
     if not (token.isascii() and token.isprintable()):

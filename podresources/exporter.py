@@ -45,9 +45,9 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class KnownDevices:
     """The devices that an exporter has seen, at most ``limit``.
 
-    With it no device vanishes when its holder releases it. The device-plugin side has a list of capacity, but it leaves
-    out devices that are unhealthy or whose plugin is gone; the DRA side has no list at all. So what was seen once is
-    remembered for the life of the process. When there is no room, the least recently seen go first.
+    Because of it no device vanishes when its holder releases it. The device-plugin side has a list of capacity, but it
+    leaves out devices that are unhealthy or whose plugin is gone; the DRA side has no list at all. So what was seen
+    once is remembered for the life of the process. When there is no room, the least recently seen go first.
     """
 
     def __init__(self, limit: int) -> None:

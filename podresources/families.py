@@ -59,7 +59,7 @@ class FamilyInput(Struct, frozen=True):
 
 
 class _Gauge(GaugeMetricFamily):
-    """A family of which every label may have the text of somebody else: a plugin, a driver, or what serves a socket."""
+    """A family in which any label may have a text of others: a plugin, a driver, or what serves a socket."""
 
     def add_metric(self, labels: Sequence[str], value: float, timestamp: Timestamp | float | None = None) -> None:
         super().add_metric([*map(printable, labels)], value, timestamp)
@@ -101,7 +101,7 @@ def capacity_families(allocatable: Allocatable) -> Iterator[Metric]:
 
 
 def device_labels(key: DeviceKey) -> list[str]:
-    """Values of ``DEVICE``: a resource for device plugins, driver and pool for DRA, the rest empty."""
+    """Return the values of ``DEVICE``: a resource for device plugins, driver and pool for DRA, the rest empty."""
     resource, driver = (key.source, "") if key.api is Api.DEVICE_PLUGIN else ("", key.source)
     return [key.api, resource, driver, key.pool, key.device, key.share_id]
 
@@ -223,7 +223,7 @@ def _resolved(
 
 
 def _pinned(snapshot: NodeSnapshot) -> Iterator[Metric]:
-    """Yield what containers have for themselves, and under no container's name what the rest of a pod shares.
+    """Yield what containers have for themselves; what a pod's other containers share has an empty container name.
 
     Kubelet 1.37 lists a pod's whole CPUs and memory beside the containers' own parts of them (kubernetes#138738).
     """

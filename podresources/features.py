@@ -20,7 +20,7 @@ class KubeletFeatures(Struct, frozen=True):
     """Observed, not configured. A restarted kubelet may be another version: the client then starts anew.
 
     ``get`` and ``allocatable``: whether kubelet serves the method. ``dynamic_resources``: whether its List has shown a
-    ResourceClaim; it becomes NO together with ``get``, because both are gates that went on by default in 1.34
+    ResourceClaim; it becomes NO together with ``get``, because the gates of both are on by default since 1.34
     (KEP-3695), and YES only when seen.
     """
 
@@ -32,7 +32,7 @@ class KubeletFeatures(Struct, frozen=True):
     def active_pods_only(self) -> Support:
         """Whether List leaves out pods that have ended.
 
-        Not observable: inferred from ``get``, on since the same 1.34.
+        It cannot be observed; it is inferred from ``get``, whose gate is on by default since the same release, 1.34.
 
         Source: gate KubeletPodResourcesListUseActivePods, kubernetes #132028.
         """

@@ -56,7 +56,7 @@ def pod_from_wire(pod: v1_pb2.PodResources) -> Pod:
 
 
 def allocations_of(pod: Pod) -> Iterator[PodAllocation]:
-    """Yield the normalised view of one pod: one Allocation per container and device, each once."""
+    """Yield the normalised view of one pod: one PodAllocation per container and device, each once."""
     namespace, name = pod.namespace, pod.name
     for container in pod.containers:
         for (resource, device_id), nodes in _merge_numa(container.devices).items():

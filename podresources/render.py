@@ -114,7 +114,7 @@ def resolution_document(found: Resolution) -> Document:
 def list_document(
     snapshot: NodeSnapshot, selection: Filters, features: KubeletFeatures, resolved: Resolved | None = None
 ) -> Document:
-    """Return everything, for programs. ``notes`` are sentences on what this kubelet cannot tell."""
+    """Return everything, for programs. ``facts.notes`` are sentences on what this kubelet cannot tell."""
     found = list(pinned(snapshot, selection))
     problems = (
         {} if resolved is None else {"resolve_problems": {by: list(said) for by, said in resolved.problems.items()}}

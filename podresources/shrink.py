@@ -1,9 +1,9 @@
-"""Take the repetitions out of a large List answer before it is decoded, so that memory is bounded by what is new in it.
+"""Remove the repetitions of a large List answer before it is decoded, so that only different entries take memory.
 
 Before 1.37 kubelet adds a claim's devices again at every failed prepare (kubernetes #141335): answers of 20 MB hold a
-handful of devices sixty thousand times. Decoded, they take ten times their size. The bytes are walked here instead
-(protobuf's encoding: tag, length, payload), and of each device of a claim the shortest entry is kept: repeats lengthen
-``cdi_devices``.
+handful of devices sixty thousand times. Decoded, they take ten times their size. So the bytes are walked here
+(protobuf's encoding: tag, length, payload), and only the shortest entry of each device of a claim is kept: repeats
+lengthen ``cdi_devices``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 LARGE_BYTES = 1 << 20
 """Smaller answers are decoded as they are: 500 pods with 4,096 devices take 0.4 MB."""
 
-MOST_SEEN = 1024  # different entries of one claim that are compared as a whole; more are taken apart, one by one
+MOST_SEEN = 1024  # so many different entries of a claim are compared as a whole; the others field by field
 
 # Field numbers of podresources/v1/api.proto.
 _TO_CLAIM_RESOURCES = (1, 3, 5, 4)

@@ -1,7 +1,7 @@
 """Identify the socket's file, and explain why it cannot be used.
 
-It is checked before every try instead of watching the directory: a stat costs microseconds and needs no thread, it
-cannot miss the rename by which a new kubelet's socket appears, and a call that is under way when kubelet dies ends by
+The file is checked before every try; the directory is not watched. A stat costs microseconds, needs no thread, and
+cannot miss the rename by which a new kubelet's socket appears. A call that is under way when kubelet dies ends by
 itself, because the kernel closes the connection.
 """
 

@@ -71,7 +71,7 @@ class SyncClient:
         return self._call(Rpc.LIST, b"", self._session.read_list, timeout_seconds)
 
     def allocatable(self, *, timeout_seconds: float | None = None) -> Allocatable:
-        """Healthy device-plugin devices, CPUs and memory, held or not. Raises PodResourcesError."""
+        """Return healthy device-plugin devices, CPUs and memory, held or not. Raises PodResourcesError."""
         return self._call(Rpc.ALLOCATABLE, b"", self._session.read_allocatable, timeout_seconds)
 
     def get(self, namespace: str, pod: str, *, timeout_seconds: float | None = None) -> NodeSnapshot:
@@ -122,7 +122,7 @@ class SyncClient:
                 return self._once(rpc, request, read, deadline - monotonic())
             except PodResourcesError as error:
                 if isinstance(error, KubeletTimeout) and reason is not None:
-                    raise reason from error  # why it was asked again says more than that time ran out meanwhile
+                    raise reason from error  # the reason for this try says more than that time ran out
                 reason = error
                 delay = self._session.delay_after(error, attempt, deadline - monotonic())
                 if delay is None:

@@ -1,4 +1,4 @@
-"""Render text tables that fit a terminal, and text of others so that it does nothing there. Pure."""
+"""Render text tables that fit a terminal, and make texts of others harmless there. Pure."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def frame(
     width: int | None,
     height: int | None,
 ) -> str:
-    """Totals, then one line per device and holder, free devices included; cut to ``width`` and ``height``.
+    """Render totals, then a line per device and holder, free devices included; cut to ``width`` and ``height``.
 
     ``since`` tells when each allocation was first seen, 0 meaning before this view began.
     """

@@ -38,9 +38,9 @@ FALLBACK = ".fallback"
 """Ends the name of the entry for a device's fallback, which is always in the file: a container that was started with
 its name may be started again when the CDI devices are there. No device's own name has a dot."""
 JOINED = ".joined"
-"""Ends the name of the entry without variables: of devices that a pod's container got together, whose variables are
-made together and come with kubelet's answer (:mod:`drabridge.containers.together`). With a number for each position
-from the second, where a path has it."""
+"""Ends the name of an entry without variables. Such an entry is for a device that a pod's container got together with
+others: their variables are combined and come with the answer to kubelet (:mod:`drabridge.containers.together`). If a
+path has the position, a number follows, from the second position on."""
 ADMIN = "admin"  # instead of CLAIM, in the name of a device that a claim has with admin access
 _OF_CLAIM = re.compile(  # a UID of the API server
     rf"=(?P<access>{CLAIM}|{ADMIN})-(?P<uid>[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-"
@@ -201,7 +201,7 @@ def claim_uid_of(qualified: str) -> str:
 
 
 def is_admin_only(qualified: Iterable[str]) -> bool:
-    """Tell whether the names by which a container has a device of a claim all tell of admin access."""
+    """Tell whether all names that a container has of a claim's device are for admin access."""
     found = [match["access"] for match in map(_OF_CLAIM.search, qualified) if match]
     return set(found) == {ADMIN}
 
@@ -224,7 +224,7 @@ def _entry(device: CdiDevice) -> dict[str, Any]:
 
 
 def _node(node: DeviceNode) -> dict[str, Any]:
-    """Numbers are written when known: a path that another device took over then gives nothing away."""
+    """Return a node's entry, with numbers if they are known: a device that took over its path is not given then."""
     inside = node.container_path or node.path
     entry: dict[str, Any] = {"path": _absolute(inside)}
     if inside != node.path:
@@ -237,7 +237,7 @@ def _node(node: DeviceNode) -> dict[str, Any]:
 
 
 def _joined_groups(edits: ContainerEdits) -> list[int]:
-    """Return the groups that the process joins. Not root's, which may be more than the node: CDI leaves 0 out, too."""
+    """Return the groups that the process joins. Root's is left out, which may open more than the node; so does CDI."""
     return sorted({node.joined_gid for node in edits.nodes if node.joined_gid})
 
 

@@ -65,7 +65,8 @@ class CdiStore:
     def write_legacy(self, device: Device, index: int | None = None) -> tuple[str, ...]:
         """Write a device's file as :meth:`write` does; return the names by which a container gets the device now.
 
-        ``index``: its position among those that it gets together; their variables come otherwise.
+        ``index``: its position among the devices that the container gets together; their variables come with the answer
+        to kubelet.
         """
         spec = self.legacy_spec(device)
         self.write(spec)
@@ -186,7 +187,7 @@ class CdiStore:
     def missing(self) -> tuple[str, ...]:
         """List the files that were written and that somebody else removed since the last call, sorted by name.
 
-        A directory that cannot be listed is a failure like that of a write: once it is over, all files are written.
+        A directory that cannot be listed counts as a failed write: once :meth:`probe` succeeds, all files are written.
         """
         try:
             there = set(os.listdir(self.directory))

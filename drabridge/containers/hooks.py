@@ -1,4 +1,4 @@
-"""Run an operator's command for a device, and say what it said if it failed."""
+"""Run an operator's command for a device; report its output if it fails."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MAX_OUTPUT = 2_000  # characters that are kept: kubelet puts the error into an E
 async def run_hook(hook: Hook, device: Device | None, name: str, more: Mapping[str, str] | None = None) -> str:
     """Run the hook's command and return its output. Raises HostError if it fails or takes too long.
 
-    It has what it is told of the device in its environment. After ``hook.timeout_seconds`` it is killed, with
-    everything of its session.
+    Its environment tells it about the device. After ``hook.timeout_seconds`` it is killed, with everything of its
+    session.
     """
     env = {"DRABRIDGE_DEVICE": name}
     if device is not None:

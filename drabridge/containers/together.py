@@ -1,7 +1,7 @@
-"""Make together what several devices bring into one container: variables, nodes, mounts.
+"""Combine what several devices bring into one container: variables, nodes, mounts.
 
-Those of one Allocate and those of one request of a claim enter a container together. Nobody can do it for devices of
-several resources, requests or claims: kubelet and the runtime put those together, and one of two values is lost
+Devices of one Allocate, or of one request of a claim, enter a container together. Devices of several resources,
+requests or claims cannot be combined here: kubelet and the runtime do that, and one of two values is lost
 (``config/together.py`` refuses such names; ``{request}`` tells requests of a claim apart).
 """
 
@@ -41,9 +41,10 @@ def placed(edits: ContainerEdits, index: int, request: str = LIMITS) -> Containe
 
 
 def legacy_entries(entries: Sequence[CdiDevice]) -> Iterator[CdiDevice]:
-    """Yield the entries of a device by limits: alone in its container, and without variables for each position there.
+    """Yield the entries of a device by limits: one if it is alone in its container, and one for each position there.
 
-    Kubelet repeats a name for the pod's whole life, so it says the position, and the file has them all.
+    The entries for positions are without variables. Kubelet repeats a name for the pod's whole life, so the name says
+    the position, and the file has an entry for each.
     """
     for entry in entries:
         yield CdiDevice(entry.name, placed(entry.edits, 0))

@@ -106,7 +106,7 @@ class Fabric:
             self._features = found.kept
         for name, pool in pools.items():
             wanted[name] = dict(desired_slices(pool, self._features or frozenset()).slices)
-        # Nobody knows what an unreadable one offers, or keeps from being offered: it goes.
+        # Nobody knows what an unreadable slice offers, or keeps from being offered: it is deleted.
         strange = [Write(Verb.DELETE, str(one.name), uid=one.uid or "") for one in listing.unreadable]
         refused = [error for write in strange if (error := await self._refusal([write]))]
         for name, specs in wanted.items():
@@ -117,7 +117,7 @@ class Fabric:
             raise refused[0]
 
     async def _refusal(self, writes: Iterable[Write]) -> ClusterError | None:
-        """Send these writes; the error if the server refuses one. Other pools can be written all the same."""
+        """Send these writes; return the error if the server refuses one, because other pools can still be written."""
         try:
             for write in writes:
                 await self._send(write)

@@ -69,7 +69,10 @@ class HintWriter:
             asyncio.get_running_loop().call_later(after_seconds, self._due.put_nowait, pool)
 
     async def run(self) -> None:
-        """Write until cancelled. Call it when all claims were listed: what nobody waits for any more is emptied."""
+        """Write until cancelled.
+
+        Call it only after all claims were listed: hints of claims that do not wait are removed.
+        """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._compare())
             for cluster in self._clusters:
@@ -79,7 +82,7 @@ class HintWriter:
         while True:
             pool = await self._due.get()
             self._waiting.discard(pool)
-            if pool in self._writing:  # another connection is at it: never two writes of one object at a time
+            if pool in self._writing:  # another connection writes it: never two writes of one object at a time
                 self.changed(pool)
                 continue
             self._writing.add(pool)
@@ -99,7 +102,7 @@ class HintWriter:
         self._count("failed")
         delay = next(self._delays.setdefault(pool, backoff(FIRST_SECONDS, MOST_SECONDS)))
         self._failing.setdefault(pool, time.monotonic())
-        self._written.pop(hints_name(self._driver, pool), None)  # it may be written all the same
+        self._written.pop(hints_name(self._driver, pool), None)  # it may have been written
         log.warning("hints not written", extra={"pool": pool, "reason": reason, "retry_seconds": round(delay, 1)})
         self.changed(pool, delay)
 
@@ -147,7 +150,10 @@ class HintWriter:
                 await asyncio.sleep(delay)
 
     async def _delete_unneeded(self, name: str) -> None:
-        """Delete a ConfigMap of a node that may be gone for ever; to an agent none is as good as an empty one."""
+        """Delete a ConfigMap of a node that may be gone for ever.
+
+        To an agent a missing one means the same as an empty one.
+        """
         pool = self._written[name].pool
         if pool in self._pending.pools or pool in self._writing:
             return

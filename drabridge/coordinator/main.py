@@ -1,4 +1,4 @@
-"""Run one coordinator: wait for the leadership, then write hints, and publish fabric devices, until it is lost."""
+"""Run one coordinator: wait for the leadership; write hints and publish fabric devices until it is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 8.0  # a loop that stood still for so long does no work
-BLIND_SECONDS = 60.0  # without the claims, or without one pool's write: then another process may try
+BLIND_SECONDS = 60.0  # while claims are not followed or a pool is not written: then another process may try
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts to find the version of resource.k8s.io
 
 
@@ -144,6 +144,6 @@ class Coordinator:
         raise AssertionError("backoff() does not end")
 
     async def _write(self) -> None:
-        while not self._pending.complete:  # else what waits would be taken away first
+        while not self._pending.complete:  # else hints of claims that wait would be removed first
             await asyncio.sleep(BEAT_SECONDS / 10)
         await self._writer.run()

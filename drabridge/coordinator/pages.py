@@ -35,7 +35,7 @@ class CoordinatorState(Struct, frozen=True, kw_only=True):
 
 
 def not_ready(state: CoordinatorState) -> Iterator[str]:
-    """Yield, in words, why this one neither does a leader's work nor could take it over."""
+    """Yield, in words, why this process does not do a leader's work, or could not take it over."""
     if state.unheard_seconds > state.lease_seconds:
         yield "the API server does not show the Lease of the election"
     if state.leads and state.unfollowed_seconds > FAULT_SECONDS:

@@ -44,7 +44,7 @@ def waiting_claim(obj: Json, driver: str) -> WaitingClaim:
 
 
 def _waits_for(allocation: Json, devices: Any, driver: str) -> Iterator[str]:
-    """Yield the pool of each device that needs a word of its agent, admin access as well, and has none yet."""
+    """Yield the pool of each device, admin access included, that waits for a condition of its agent."""
     condition = lease_condition(driver)
     ends = {condition, lease_denied_condition(driver)}
     ended = {

@@ -1,6 +1,6 @@
 """Connect to devices by TCP, now and then, and say which of them do not answer.
 
-Who begins to lead knows nothing: a published device counts as its slice says until there is a verdict, one that is new
+A new leader knows nothing. Until there is a verdict, a published device counts as its slice says, and a new device
 counts as not answering.
 """
 
@@ -80,7 +80,7 @@ class TcpChecks:
 
 
 class _Lookups:
-    """The addresses of one host. A name server that is silent takes a thread of this host's alone, for half a minute.
+    """The addresses of one host. A silent name server blocks the thread of this host alone, for half a minute.
 
     The loop's own threads are few: ten such names would keep all others from being looked up.
     """

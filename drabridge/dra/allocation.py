@@ -1,4 +1,4 @@
-"""Read from a ResourceClaim, which is not trusted, the devices of this driver that it is allocated."""
+"""Read which devices of this driver a ResourceClaim is allocated. The claim is not trusted."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class ClaimAllocation(Struct, frozen=True):
 
 
 def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> ClaimAllocation:
-    """Read what ``obj`` allocates to ``driver``. Raises PeerError.
+    """Return the allocation that ``obj``, the object of ``claim``, has, with the devices of ``driver``.
 
-    It does so for another claim of the name, for one that is not allocated, and for what cannot be read.
+    Raises PeerError if it is another claim of that name, if it is not allocated, or if it cannot be read.
     """
     with reading(f"the allocation of claim {claim.namespace}/{claim.name}"):
         metadata = obj.get("metadata") or {}
@@ -84,9 +84,9 @@ def allocation_of(claim: ClaimRef, obj: Mapping[str, Any], driver: str) -> Claim
 
 
 def pod_claim_name_of(value: Any) -> str:
-    """Return the annotation's value; "" for what no pod can call a claim.
+    """Return the annotation's value; "" if no pod can use it as the name of a claim.
 
-    Users write it, and it becomes part of a path.
+    Users write the annotation, and its value becomes part of a path.
     """
     return value if isinstance(value, str) and _LABEL.fullmatch(value) else ""
 
@@ -101,7 +101,7 @@ def is_allocated(claim: ClaimRef, obj: Mapping[str, Any] | None) -> bool:
 def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.ClaimDevices | None:
     """Read a claim with all its devices of ``pool``; None if it has none there. Raises PeerError.
 
-    All of them, because a device that is not among them counts as taken back.
+    It reads all of them, because the ledger takes a device that is missing for deallocated.
     """
     metadata = obj.get("metadata") or {}
     if not (obj.get("status") or {}).get("allocation"):
@@ -114,9 +114,9 @@ def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.Cl
 
 
 def devices_on(obj: Mapping[str, Any], driver: str, node: str) -> tuple[str, ...]:
-    """List a claim's devices of ``driver`` in any pool, unless it can only be used on other nodes.
+    """List a claim's devices of ``driver``; () if the claim can only be used on other nodes. Raises PeerError.
 
-    Raises PeerError.
+    Devices of every pool count, except those of fabric pools.
     """
     with reading("the allocation of a claim"):
         allocation = (obj.get("status") or {}).get("allocation") or {}
@@ -127,9 +127,9 @@ def devices_on(obj: Mapping[str, Any], driver: str, node: str) -> tuple[str, ...
 
 
 def _elsewhere(allocation: Mapping[str, Any], node: str) -> bool:
-    """Whether every term of the node selector names nodes, and none this one.
+    """Whether every term of the node selector names nodes, but not this one.
 
-    It is so wherever slices belong to one node.
+    Devices from slices of one node give such a selector.
     """
     terms = (allocation.get("nodeSelector") or {}).get("nodeSelectorTerms") or ()
     named = [

@@ -37,12 +37,12 @@ class ClaimDemand:
     def read_records(self) -> None:
         """Look which records there are.
 
-        Only a driver changes them, so once at the start and after each driver.
+        Only a driver changes them, so this is done at the start and whenever a driver has ended.
         """
         self._records = record_names(self._directory)
 
     def recorded_uids(self) -> frozenset[str]:
-        """List the UIDs of claims on record, from the disk. May wait for it: not on the loop."""
+        """List the UIDs of claims on record, from the disk. It may wait for the disk: do not call it on the loop."""
         return recorded_uids(self._directory)
 
     @property

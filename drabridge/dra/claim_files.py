@@ -53,8 +53,8 @@ class ClaimFiles:
     async def write(self, record: ClaimRecord, plans: Sequence[DevicePlan]) -> tuple[PreparedDevice, ...]:
         """Write the claim's CDI file and metadata; return the devices with the CDI ids of both. Raises HostError.
 
-        Metadata is a service to the container, not a condition for it (KEP-5304): a failure is only logged. Its id
-        comes with the first device of a request.
+        Metadata is a service to the container, not a condition for it (KEP-5304): a failure is only logged. The first
+        device of each request brings the id of its metadata.
         """
         spec, metadata_ids = await self._write_cdi(record.claim, plans), dict[str, str]()
         if (metadata := self._metadata) is not None:
@@ -77,7 +77,7 @@ class ClaimFiles:
         if (metadata := self._metadata) is not None:
             try:
                 await self._disk.promptly(lambda: metadata.remove(claim))
-            except HostError as error:  # no device stays held for its sake
+            except HostError as error:  # leftover metadata must not keep a device held
                 log.error("device metadata not removed", extra={"claim": claim.uid, "reason": str(error)})
 
     # --- outside a call of kubelet
@@ -85,13 +85,13 @@ class ClaimFiles:
     async def restore(self) -> None:
         """At start: write the files of claims prepared in this boot; remove those of other recorded claims.
 
-        Where a record is gone the claim's container may run on, and its file, all that tells of it, stays until kubelet
-        unprepares the claim, the operator ends it, or the node is rebooted. A device that is not there is in no file
-        until it is.
+        If a claim's record is gone, its container may still run, and the CDI file is all that tells of it. So that file
+        stays until kubelet unprepares the claim, the operator ends it, or the node is rebooted. A device that is away
+        is in no file until it is back.
         """
         records = await self._records.all_after_crash()
         known, keep, written = {record.claim.uid for record in records}, frozenset[str](), []
-        for record in filter(self._is_prepared, records):  # before a directory that cannot be listed ends this
+        for record in filter(self._is_prepared, records):  # first: a directory that cannot be listed ends this method
             keep |= {record.claim.uid}
             written.append((record, await self._write_again(record)))
         keep |= await self._records.strangers(records)
@@ -104,10 +104,9 @@ class ClaimFiles:
         self._unreadable.keep({str(record.claim) for record in records})
 
     async def refresh(self) -> bool:
-        """Bring the files of prepared claims up to date: the inventory changed, or some were removed.
+        """Bring the files of prepared claims up to date, because the inventory changed or files were removed.
 
-        Returns False when a claim is being worked on, by a hook perhaps that takes minutes: it is left for the next
-        time.
+        Returns False if a claim is being worked on, for example by a slow hook: its files are left for the next time.
         """
         all_free = True
         for uid in [record.claim.uid for record in await self._records.all()]:
@@ -133,9 +132,9 @@ class ClaimFiles:
         return spec
 
     async def _write_again(self, record: ClaimRecord) -> list[DevicePlan]:
-        """Write the claim's CDI file as the devices that are here are now; return their plans.
+        """Write the claim's CDI file for its devices that are here, as they are now; return their plans.
 
-        None of them when what the file should say is not known: it stays as it is.
+        Returns [] if the contents of the file cannot be worked out: then the file stays as it is.
         """
         snapshot, plans = self._ports.inventory(), []
         try:

@@ -1,6 +1,6 @@
-"""Name the claims that wait for a lease here: by a coordinator's hints while one works, otherwise by nominated pods.
+"""Name the claims that wait for a lease here: from a coordinator's hints while one works, else from nominated pods.
 
-So no agent has to watch all claims of the cluster. What is named is looked at, never believed.
+So no agent has to watch all claims of the cluster. A name is only a hint: the claim itself is read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 30.0  # between looks at the coordinators' Lease; a quarter more or less, so that nodes spread out
 PROOF_SECONDS = 5.0  # after the first look: a leader renews every two seconds
 DEAD_SECONDS = 60.0  # without a change of the Lease, by this node's own clock
-LOST_SECONDS = 10.0  # without the ConfigMap: a watch that begins again is no reason to watch pods
-MOST_PODS = 1024  # nominated to a node, which has 110 by default; claims of more get no lease
+LOST_SECONDS = 10.0  # without a watch of the ConfigMap; a watch that begins again sooner does not make us watch pods
+MOST_PODS = 1024  # nominated to one node (it has 110 by default); claims of further pods get no lease
 MOST_READ = 2  # pods of one hinted claim at a time: with the claim and its condition that makes four requests
 READS_AT_ONCE = 4  # kubelet's claims are read on the same connection
 
@@ -66,7 +66,7 @@ def waiting_pod(pod: Json) -> WaitingPod:
 
 
 def nominated_pod(pod: Json) -> WaitingPod:
-    """Read a pod that is followed: one with too many claims counts as one without any."""
+    """Read a nominated pod; a pod with too many claims counts as one without claims."""
     found = waiting_pod(pod)
     return replace(found, claims=frozenset()) if are_many(found.claims) else found
 
@@ -80,10 +80,10 @@ def nominated_to(node: str) -> str:
 
 
 class NominatedPods:
-    """Names the claims of the pods that the scheduler has chosen this node for and not bound yet.
+    """Names the claims of the pods that the scheduler has nominated to this node and has not bound yet.
 
-    It names the node before it writes the allocation of the pod's claims, and while it waits for their binding
-    conditions. While the watch is lost, the pods that were known last count.
+    The scheduler nominates a node before it writes the allocations of the pod's claims, and while it waits for their
+    binding conditions. While the watch is lost, the last known pods count.
     """
 
     comes_after_allocation = False  # whether a claim is named after its allocation only
@@ -94,7 +94,7 @@ class NominatedPods:
         self._cluster = cluster
         self._selector = nominated_to(node)
         self._told = told
-        self._pods: dict[str, tuple[WaitingPod, int]] = {}  # by UID, each with the change that showed it last
+        self._pods: dict[str, tuple[WaitingPod, int]] = {}  # by UID; the number of the change that showed it last
         self._changes = 0
         self.lost_because = "the pods were not listed yet"  # "" while the watch lives
         self.view = NOMINATED
@@ -105,10 +105,10 @@ class NominatedPods:
 
     @property
     def claims(self) -> Mapping[ClaimKey, frozenset[str]]:
-        """The claims, each with the reasons to look at it; one that was settled for them all is left alone.
+        """The claims, each with the reasons to look at it. A claim that was settled for all of them is left alone.
 
-        A pod that is denied and chosen again, perhaps before anybody looks here, looks as if nothing had happened to
-        it. So each time that a pod is seen is a reason to look at its claims.
+        A pod that was denied and nominated again may look unchanged when it is next seen here. So every change of a pod
+        is a new reason to look at its claims.
         """
         found: dict[ClaimKey, frozenset[str]] = {}
         for pod, seen in self._pods.values():
@@ -118,12 +118,12 @@ class NominatedPods:
         return found
 
     async def pods(self, key: ClaimKey, claim: Json) -> tuple[WaitingPod, ...]:
-        """Return the pods that wait with this claim, as it was read; none if none does."""
+        """Return the nominated pods that wait with the claim ``key``; () if there are none."""
         namespace, name = key
         return tuple(pod for pod, _ in self._pods.values() if pod.namespace == namespace and name in pod.claims)
 
     def forget(self) -> None:
-        """Nobody follows the pods any more."""
+        """Forget the pods, because nobody follows them any more."""
         self._pods, self.lost_because = {}, "the pods are not followed"
 
     # The methods of kube.watch.Follower.
@@ -143,13 +143,13 @@ class NominatedPods:
         self._told()
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """Its claims get no lease; the scheduler gives up in the end."""
+        """Drop the pod: its claims get no lease, and the scheduler gives up in the end."""
         self._pods.pop(str(identity.uid), None)
         self._told()
 
     def lost(self, error: ClusterError) -> None:
         self.lost_because = str(error)
-        self._told()  # claims that were left to it are to be asked about
+        self._told()  # others now have to ask about the claims that were left to this watch
 
 
 class HintedClaims:
@@ -166,7 +166,7 @@ class HintedClaims:
         self._name = hints_name(driver, pool)
         self._told = told
         self._hints: tuple[ClaimHint, ...] = ()
-        self._next: dict[ClaimKey, int] = {}  # which pod to begin with, of a claim whose first ones are gone
+        self._next: dict[ClaimKey, int] = {}  # where to begin among the pods of a claim whose first pods are gone
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self.lost_because = "the hints were not listed yet"  # "" while the watch lives
         self.lost_at: float | None = time.monotonic()
@@ -179,16 +179,18 @@ class HintedClaims:
 
     @property
     def claims(self) -> Mapping[ClaimKey, frozenset[str]]:
-        """The claims, each with what tells this wait of it from an earlier one."""
+        """The claims, each with a text that is another one for every wait of the claim."""
         return {(one.namespace, one.name): frozenset({f"{one.uid} {one.resource_version}"}) for one in self._hints}
 
     async def pods(self, key: ClaimKey, claim: Json) -> tuple[WaitingPod, ...]:
-        """Read ``MOST_READ`` of the pods that the claim is reserved for; if all are gone, others next time.
+        """Read ``MOST_READ`` of the pods that the claim is reserved for.
 
-        One of a listed scheduler is enough. A pod of another one that is not read here may be bound before
-        the lease is there, and gets nothing by that: the ledger refuses to prepare what is not leased. A claim that is
-        reserved for something else, as a PodGroup (KEP-5729), is that of the nominated pods that name it. Raises
-        ClusterError.
+        If all of these are gone, the next call reads others.
+
+        One pod of a listed scheduler is enough. A pod of another scheduler that is not read here may be bound before
+        the lease is granted. It gains nothing: the ledger refuses to prepare a device that is not leased. If the claim
+        is reserved for something else, for example a PodGroup (KEP-5729), the nominated pods that name the claim count.
+        Raises ClusterError.
         """
         with reading(f"the pods of claim {'/'.join(key)}"):
             reserved = claim["status"].get("reservedFor") or ()
@@ -226,7 +228,7 @@ class HintedClaims:
         self._now(() if kind == "DELETED" else obj)
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """Another version, perhaps: then the pods must be asked."""
+        """Count the hints as lost: they may be of another version, and then the pods must be watched."""
         self.lost(ClusterError("the hints cannot be read"))
 
     def lost(self, error: ClusterError) -> None:
@@ -267,7 +269,7 @@ class CoordinatorLife:
             return "" if now - self._changed_at < DEAD_SECONDS else str(error)
         if version != self._version:
             self._proven, self._version, self._changed_at = self._version is not None, version, now
-            if not self._proven:  # it may be an old one: believed until the next look, which is soon
+            if not self._proven:  # an old Lease, perhaps: believed until the next look, which is soon
                 self.next_seconds = PROOF_SECONDS
             return ""
         if not self._proven or now - self._changed_at >= DEAD_SECONDS:
@@ -277,7 +279,10 @@ class CoordinatorLife:
 
 
 class ClaimNames:
-    """Chooses who names the claims: ``chosen``, of whom alone the watch lives."""
+    """Chooses who names the claims: ``chosen``.
+
+    The hints of a configured coordinator are watched in any case, pods only while they are chosen.
+    """
 
     def __init__(
         self,
@@ -291,7 +296,7 @@ class ClaimNames:
     ) -> None:
         """``told`` is called when other claims may be named.
 
-        ``coordinator``: the namespace where it writes, as configured now; "" for none.
+        ``coordinator`` returns the namespace where the coordinator writes, as configured now; "" without a coordinator.
         """
         self._cluster = cluster
         self._pods = NominatedPods(cluster, node, told)
@@ -304,7 +309,7 @@ class ClaimNames:
         self.chosen: NominatedPods | HintedClaims = self._pods
 
     async def run(self) -> None:
-        """Follow one of the two until cancelled."""
+        """Follow what names the claims, until cancelled."""
         try:
             while True:
                 if namespace := self._coordinator():
@@ -317,7 +322,7 @@ class ClaimNames:
             await end(*tasks.values())
 
     async def _with_coordinator(self, namespace: str) -> None:
-        """Until the namespace is another one."""
+        """Follow the hints and the Lease in ``namespace``, until another namespace is configured."""
         life = CoordinatorLife(self._cluster, self._driver, namespace)
         hints = HintedClaims(self._cluster, self._driver, self._pool, namespace, self._hints_changed)
         self._tasks["hints"] = asyncio.create_task(forever("claim-hints", hints.run))
@@ -328,7 +333,7 @@ class ClaimNames:
                     why, due = await life.look(), time.monotonic() + life.next_seconds
                 if why or (hints.lost_at is not None and time.monotonic() - hints.lost_at >= LOST_SECONDS):
                     self._follow_pods(why or hints.lost_because)
-                elif not hints.lost_because or "pods" not in self._tasks:  # or they were not listed yet
+                elif not hints.lost_because or "pods" not in self._tasks:  # or neither hints nor pods are there yet
                     await self._follow_hints(hints)
                 wait = max(0.0, due - time.monotonic())
                 await self._look.wait(min(wait, LOST_SECONDS) if hints.lost_because else wait)

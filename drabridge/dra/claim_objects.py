@@ -29,9 +29,9 @@ class ClaimObjects:
     async def apply_devices(
         self, claim: ClaimRef, entries: Sequence[Json], *, manager: str, resource_version: str = ""
     ) -> None:
-        """Apply ``status.devices`` as ``manager``: what else it applied before goes. Raises ClusterError.
+        """Apply ``status.devices`` as ``manager``; other entries that it applied before go. Raises ClusterError.
 
-        With ``resource_version`` it is a ConflictError if the claim has changed since.
+        With ``resource_version`` it raises ConflictError if the claim has changed since.
         """
         kind = resource_claims(self.version)
         metadata = {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid}

@@ -47,7 +47,7 @@ class ClaimQueries:
         pool = self._pool()
         try:
             listed = await self._list(ObjectView(lambda claim: allocation_here(claim, self._driver, pool), ClaimFields))
-            if listed.unreadable:  # no rule of the API forbids it: such a claim may have any device
+            if listed.unreadable:  # the API allows such a claim, and it may have any device
                 raise UnreachableError(f"what claim {listed.unreadable[0]} is allocated cannot be read")
         except ClusterError as error:
             log.warning("who has devices by claims is not known", extra={"reason": str(error)})
@@ -55,7 +55,7 @@ class ClaimQueries:
         return tuple(allocation for allocation in listed.items if allocation is not None)
 
     async def allocated_by(self, driver: str) -> frozenset[str] | None:
-        """Return the names of a driver's devices on this node that claims have; of another driver, too.
+        """Return the names of the devices on this node that claims have of ``driver``, ours or another one.
 
         None: the API server cannot be asked.
         """

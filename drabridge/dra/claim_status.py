@@ -34,10 +34,10 @@ class StatusWriter:
     def __init__(self, claims: ClaimObjects, records: ClaimRecords, driver: str, observer: Observer) -> None:
         self._claims = claims
         self._observer = observer
-        self._changed: set[str] = set()  # devices in another state than they were: their claims are due
+        self._changed: set[str] = set()  # devices whose state changed: the status of their claims is due
         self._driver = driver
         self._records = records
-        self._pending: dict[str, bool] = {}  # claim UID -> prepared anew: its status has nothing of ours to keep
+        self._pending: dict[str, bool] = {}  # claim UID -> whether prepared anew: then nothing of ours is to be kept
         self._wake = asyncio.Event()
         self._snapshot = Snapshot(0)
 
@@ -93,7 +93,7 @@ class StatusWriter:
             await asyncio.sleep(next(delays))
 
     async def _apply(self, record: ClaimRecord, *, read: bool) -> None:
-        """Write what differs; without ``read`` everything, which saves one of the four requests of a claim."""
+        """Write what differs; without ``read`` write everything, which saves one of the four requests of a claim."""
         claim, mine = record.claim, {}
         if read:
             obj = await self._claims.get(claim)

@@ -1,7 +1,7 @@
-"""Run one piece of work at a time for each claim or device, and to its end whoever gives up waiting.
+"""Run one piece of work at a time for each claim or device, to its end even if the caller gives up.
 
-grpc.aio cancels a handler when the client's deadline passes; work with side effects must not stop half-way. One process
-is enough to think of: without the ledger's lock, no claims are served.
+grpc.aio cancels a handler when the client's deadline passes; work with side effects must not stop half-way. No other
+process has to be considered: without the ledger's lock, no claims are served.
 """
 
 from __future__ import annotations

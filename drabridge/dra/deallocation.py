@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _CLAIMS_IN_THE_WAY = frozenset({RefusalCode.CLAIM_HELD, RefusalCode.OVERCOMMITTED})
 
 FIRST_SECONDS = 0.5  # the resourceclaim controller deallocates within a second of the pod's end
-MOST_DENIED_SECONDS = 4.0  # a denied claim keeps a device from every other claim until it was asked about
+MOST_DENIED_SECONDS = 4.0  # a denied claim keeps a device from other claims until the API server was asked about it
 MOST_SECONDS = 60.0  # a claim that stays allocated waits for a pod; there is no hurry
 
 
@@ -47,10 +47,10 @@ class Deallocations:
         awaited: Callable[[ClaimRef], bool],
         denials: Callable[[ClaimRef], int],
     ) -> None:
-        """``awaited``: the claim's lease is not told yet, and the claim is watched until then.
+        """``awaited``: whether the claim's lease is not told yet; until then others watch the claim.
 
-        ``denials``: how often it was denied its lease. Each time its devices are for no claim for longer, up to
-        ``MOST_DENIED_SECONDS``.
+        ``denials``: how often the claim was denied its lease. With each denial its devices stay closed to all claims
+        for longer, up to ``MOST_DENIED_SECONDS``.
         """
         self._awaited = awaited
         self._denials = denials
@@ -90,10 +90,10 @@ class Deallocations:
             await self._wake.wait(max(pause, 0.01))
 
     async def release_in_the_way(self, claim: ClaimRef, decision: Decision) -> bool:
-        """Ask about the claims in the way of ``claim``, which was refused devices; True: one holds something else now.
+        """Ask about the claims that hold what ``claim`` was refused; return whether the holds of one have changed.
 
-        Without that question nobody is refused anything for good: the API server may have deallocated them a moment
-        ago, and :meth:`run` may hear of it while we ask. What such a claim still holds, since it was never unprepared,
+        Nobody is refused for good before that: the API server may have deallocated those claims a moment ago, and
+        :meth:`run` may hear of it while we ask. A device that such a claim still holds because it was never unprepared
         is withdrawn from the slices. Raises ClusterError.
         """
         ledger = self._ledger_service.ledger
@@ -112,15 +112,15 @@ class Deallocations:
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
         """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
 
-        Returns whether any device here is no longer allocated to it: none is, or it was allocated anew. The claim keeps
-        what it has when the answer makes no sense or comes too late, and while processes of its pods may go on: kubelet
-        may have heard earlier than we that they are gone. Raises ClusterError when the server cannot be asked; so it is
-        when the server lacks this version of claims: its 404 then says nothing about the claim.
+        Returns whether the claim has lost a device here: it was deallocated, or allocated anew. The claim keeps its
+        devices if the answer makes no sense or comes too late, and while processes of its pods may run on: kubelet may
+        know earlier than we do that the pods are gone. Raises ClusterError if the server cannot be asked. A server that
+        lacks this version of claims counts as such: its 404 says nothing about the claim.
         """
         ledger = self._ledger_service.ledger
         asked_for = holds_of(ledger, claim)
         prepared = any(held.phase is ClaimPhase.PREPARED for held in asked_for)
-        if not prepared and lingers(ledger, self._ports, claim):  # of what is prepared the ledger itself takes care
+        if not prepared and lingers(ledger, self._ports, claim):  # the ledger itself takes care of prepared devices
             return False
         try:
             obj = await self._claims.get(claim)
@@ -155,11 +155,11 @@ def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
 
 
 def lingers(ledger: Ledger, ports: DraPorts, claim: ClaimRef) -> float:
-    """Return for how many seconds processes of an unprepared claim's pods may go on; 0: none does.
+    """Return for how many seconds processes of an unprepared claim's pods may still run; 0: none runs.
 
-    Kubelet unprepares the claims of force-deleted pods while their containers have their grace period, so what is
-    unprepared is not free yet where nobody saw the pod end (kubernetes#141471). Of a prepared claim whose pods nobody
-    knew when it was prepared, or that only its record tells of, the pods have Kubernetes' default grace period.
+    Kubelet unprepares the claims of force-deleted pods during their containers' grace period. So an unprepared device
+    is not free yet if nobody saw the pod end (kubernetes#141471). Kubernetes' default grace period counts for a
+    prepared claim whose pods were not known when it was prepared, or of which only its record tells.
     """
     pods = ports.pods()
     if pods is None:

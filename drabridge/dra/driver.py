@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 1.0  # for calls under way; what is not completed by then is rolled back
 DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS = 0.5, 60.0
-HEALTH_STREAM_SECONDS = 30.0  # after registration kubelet tries to open it every 5 s: then it does not want to
+HEALTH_STREAM_SECONDS = 30.0  # kubelet tries to open it every 5 s; one that has not by then does not want it
 BUSY_SECONDS = 0.5  # until the files of a claim that was being worked on are looked at again
 
 
@@ -99,7 +99,7 @@ class DraDriver:
         self._cluster = cluster
         self._ports = ports
         self.pool = config.dra.pool or node.name
-        self.synced_seq = -1  # the API server has the slices that follow from the ledger as it was then
+        self.synced_seq = -1  # the API server has the slices that follow from the ledger of this number
         self._desired_seq = -1
         self._serving = False
         self._version = ""
@@ -189,7 +189,7 @@ class DraDriver:
         self.deallocations.wake()
 
     def repeat_health(self) -> None:
-        """Tell kubelet the health of all devices again: it forgot it when another stream of this driver ended."""
+        """Tell kubelet the health of all devices again: it forgets it when another stream of this driver ends."""
         self._health.repeat()
 
     def renew_files(self) -> None:
@@ -205,7 +205,7 @@ class DraDriver:
         self.publish()
 
     async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of these devices that the API server shows in no slice, asked now. Raises ClusterError."""
+        """Ask the API server now; return the devices of ``names`` that it shows in no slice. Raises ClusterError."""
         if self._publisher is None:
             raise UnreachableError(self._error or "the API server has not answered yet")
         return frozenset(names) - await self._publisher.shown(names)
@@ -223,7 +223,7 @@ class DraDriver:
             restored = self._ports.inventory().version  # what comes while the sockets are bound is a change
             try:
                 await self._files.restore()
-            except DrabridgeError as error:  # unprepare must work all the same
+            except DrabridgeError as error:  # unprepare must work nevertheless
                 log.error("files of prepared claims not restored", extra={"reason": str(error)})
             self._look()
             await self._server.start()
@@ -275,7 +275,7 @@ class DraDriver:
                     log.error("files of prepared claims not refreshed", extra={"reason": str(error)})
 
     def _look(self) -> None:
-        """Pass on what changed: the inventory, and in the ledger claims with devices that are not offered."""
+        """Pass on changes: of the inventory, and of the devices that claims hold and that are not offered."""
         snapshot, ledger = self._ports.inventory(), self._ledger_service.ledger
         if snapshot is not self._seen:
             self._seen = snapshot

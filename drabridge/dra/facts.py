@@ -1,4 +1,4 @@
-"""Define the facts of the DRA side, of which metrics and logs are made elsewhere."""
+"""Define the facts of the DRA side; metrics and logs are made of them elsewhere."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Stream the health of all devices to kubelet: at once, after every change, and as a heartbeat.
 
-Kubelet overwrites a device's time stamp when a message arrives, and takes the health for "Unknown" when none came for
+Kubelet overwrites a device's time stamp when a message arrives, and shows the health as "Unknown" when none came for
 ``health_check_timeout_seconds`` (pkg/kubelet/cm/dra/healthinfo.go): so the stream is never silent for long. Kubelet
 1.36 opens it for every plugin, whatever the plugin says it supports, and tries again every 5 s when there is none.
 """
@@ -42,8 +42,10 @@ class HealthBoard:
         self._wake()
 
     def repeat(self) -> None:
-        """Tell every stream again. Kubelet forgets the driver's health whenever one of its streams ends
-        (pkg/kubelet/cm/dra/manager.go, HandleWatchResourcesStream).
+        """Tell every stream again.
+
+        Kubelet forgets the driver's health whenever one of its streams ends (pkg/kubelet/cm/dra/manager.go,
+        HandleWatchResourcesStream).
         """
         self._wake()
 

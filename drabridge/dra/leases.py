@@ -1,13 +1,14 @@
-"""Lease free devices that both APIs offer to claims, one claim at a time: grant, or deny.
+"""Grant or deny claims, one at a time, a lease of free devices that both APIs offer.
 
-The scheduler allocates such a device, and waits for a condition on the claim before it binds the pod. This agent takes
-the device from kubelet meanwhile. Only when kubelet has acknowledged that, and the lease is on disk, the condition says
-so (KEP-5007). A claim that cannot have all of its devices is denied: first the slices show that, then the failure
-condition is set, or else the scheduler would choose the same devices again. A pod gets all of its claims here, or none:
-the scheduler takes back only what was denied, and the rest would keep devices for a pod that waits.
+The scheduler allocates such a device, and waits for a condition on the claim before it binds the pod (KEP-5007).
+Meanwhile this agent takes the device from kubelet. It sets the condition only when kubelet has acknowledged that and
+the lease is on disk. A claim that cannot have all of its devices is denied: first the slices show that, then the
+failure condition is set. In the other order the scheduler would choose the same devices again. A pod gets the leases of
+all of its claims here, or none: the scheduler takes back only denied claims, and the other claims would keep devices
+for a pod that waits.
 
-Each claim is looked at from its beginning after every failure: what is to be done follows from the claim as it is now
-and from the ledger, so a restart of anybody in the middle costs time only.
+After every failure the work on a claim begins again. What is to be done follows from the claim and the ledger as they
+are now, so a restart of any program in the middle only costs time.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ log = logging.getLogger(__name__)
 FIRST_SECONDS = 0.02  # the scheduler names the node about 10 ms before it writes the allocation
 AGAIN_SECONDS = 0.1  # and after that, longer each time
 SHOWN_SECONDS = 5.0  # a denial waits so long for the slices, before it is looked at again
-WATCH_ON_SECONDS = 30.0  # what names the claims is followed for so long without a shared device
+WATCH_ON_SECONDS = 30.0  # so long what names the claims is followed without a shared device
 TELL_TIMES = 3  # a claim that was changed meanwhile is read again so many times
 REMEMBERED = 1024  # claims whose denials are counted
 _TRANSIENT = frozenset({RefusalCode.STARTING, RefusalCode.NOT_DURABLE})
 
 
 class LeaseTo(Struct, frozen=True):
-    """An allocated claim's devices here, if some need a lease. ``shown``: of each that does, the conditions set.
+    """An allocated claim's devices here, if some need a lease. ``shown``: the conditions set, for each that does.
 
-    The scheduler also waits for a condition of what the claim has admin access to, which holds nothing: it is set with
-    the others, or at once.
+    The scheduler also waits for the condition of a device to which the claim has admin access, although such access
+    holds nothing. That condition is set with the others, or at once if there are no others.
 
-    What is told of it is told of this ``resource_version``: a claim that was allocated anew is looked at again.
+    Conditions are written to this ``resource_version`` only: a claim that was allocated anew is looked at again.
     """
 
     claim: ClaimRef
@@ -92,10 +93,10 @@ class Leases:
         synced_seq: Callable[[], int],
         observer: Observer,
     ) -> None:
-        """``supported``: the API server keeps binding conditions; None: it is not known yet.
+        """``supported`` returns whether the API server keeps binding conditions; None: not known yet.
 
-        ``synced_seq``: the slices follow from this ledger. ``rules`` are those in force. ``release_in_the_way`` asks
-        whether the claims are still allocated because of which this one was refused.
+        ``synced_seq`` returns the number of the ledger from which the slices follow. ``rules`` returns the rules in
+        force. ``release_in_the_way`` asks whether the claims that hold what this one was refused are still allocated.
         """
         self._ledger_service = ledger_service
         self._claims = claims
@@ -110,10 +111,10 @@ class Leases:
         self._look = WakeUp()
         self._changed = asyncio.Event()  # replaced at each change: many may wait for it
         self._serving: dict[ClaimKey, asyncio.Task[None]] = {}
-        self._served: dict[ClaimKey, frozenset[str]] = {}  # with the reasons that it was settled for
+        self._served: dict[ClaimKey, frozenset[str]] = {}  # settled claims, and for which reasons
         self._denials: dict[str, int] = {}  # by claim UID
         self._began: dict[ClaimKey, float] = {}  # when a claim that is looked at was first seen allocated
-        self._untold: dict[ClaimKey, str] = {}  # UIDs of claims whose lease is in the ledger, and not told yet
+        self._untold: dict[ClaimKey, str] = {}  # UIDs of claims whose lease is in the ledger and not told yet
         self._following: asyncio.Task[None] | None = None  # what names the claims
 
     def wake(self) -> None:
@@ -123,7 +124,7 @@ class Leases:
         before.set()
 
     def awaited(self, claim: ClaimRef) -> bool:
-        """Whether the lease of this claim is not told yet, and its pod is followed: nobody else need ask about it."""
+        """Whether this claim's lease is not told yet, and it is still named: then nobody else need ask about it."""
         key = claim.namespace, claim.name
         followed = (
             self._following is not None and not self._names.chosen.lost_because and key in self._names.chosen.claims
@@ -135,7 +136,10 @@ class Leases:
         return self._denials.get(claim.uid, 0)
 
     async def run(self) -> None:
-        """Serve until cancelled. ``names`` is run only while there is a shared device, or a lease to end."""
+        """Serve until cancelled.
+
+        ``names`` runs only while a device is shared or a denied claim is left, and ``WATCH_ON_SECONDS`` more.
+        """
         unsubscribe = self._ledger_service.subscribe(lambda ledger, effects: self.wake())
         idle_since = 0.0
         try:
@@ -155,10 +159,11 @@ class Leases:
 
     def _needed(self) -> bool:
         entries = self._ledger_service.ledger.entries.values()
-        return any(entry.lane is Lane.SHARED or entry.denied for entry in entries)  # admin access may be to any
+        # A shared device that is held counts as well: a claim may have admin access to it.
+        return any(entry.lane is Lane.SHARED or entry.denied for entry in entries)
 
     def _serve_claims(self) -> None:
-        """Begin with the claims that nobody looks at, and forget those that are not named any more."""
+        """Begin with named claims that no task serves yet, and forget claims that are not named any more."""
         named = self._names.chosen.claims
         for key in self._served.keys() - named.keys():
             del self._served[key]
@@ -175,7 +180,7 @@ class Leases:
         self._look.set()
 
     async def _serve(self, key: ClaimKey, reasons: frozenset[str]) -> None:
-        """Settle one claim: look again and again until it is, or it is not named any more."""
+        """Look at one claim again and again, until it is settled or is not named any more."""
         delays = chain((FIRST_SECONDS,), backoff(AGAIN_SECONDS, self._names.chosen.most_seconds))
         for delay in delays:
             await asyncio.sleep(delay)
@@ -210,7 +215,7 @@ class Leases:
         self._began.setdefault(key, time.monotonic())
         pods = await self._names.chosen.pods(key, obj)
         if not pods:
-            return False  # nobody waits for it, or nobody can say which scheduler does
+            return False  # no pod waits for it, or it is not known which scheduler does
         if not wanted.holds:
             await self._tell(wanted, lease_condition(self._driver), "AdminAccess", "admin access holds no device")
             return True
@@ -273,7 +278,7 @@ class Leases:
         return found
 
     async def _given_up_by_kubelet(self, wanted: LeaseTo, others: Sequence[LeaseTo]) -> bool:
-        """Wait until kubelet has given up every device of these claims, or one was denied; False: not in time."""
+        """Wait until kubelet has given up all devices of these claims, or one claim was denied; False: not in time."""
         deadline = time.monotonic() + self._rules().kubelet_seconds
         while not (any(map(self._is_denied, others)) or self._may_be_granted(wanted, others)):
             try:
@@ -284,7 +289,10 @@ class Leases:
         return True
 
     def _may_be_granted(self, wanted: LeaseTo, others: Sequence[LeaseTo]) -> bool:
-        """Whether no device of these claims waits for kubelet. A claim that has lost its devices waits for nothing."""
+        """Whether kubelet has given up every device of these claims, and ``others`` have all got devices in the ledger.
+
+        If ``wanted`` has lost its devices, nothing is waited for.
+        """
         holds = [holds_of(self._ledger_service.ledger, one.claim) for one in (wanted, *others)]
         if any(held.phase is ClaimPhase.PENDING for one in holds for held in one):
             return False
@@ -293,8 +301,8 @@ class Leases:
     async def _deny(self, wanted: LeaseTo, others: Sequence[LeaseTo], outcome: LeaseOutcome, reason: str) -> bool:
         """Deny a claim and the others of its pod all their devices: in the ledger, in the slices, then by conditions.
 
-        The claims whose devices others have are told first: if the scheduler takes back one claim alone, it cannot have
-        the same device again, and takes back the next one when that is told.
+        Claims whose devices somebody else has are told first. If the scheduler takes back only such a claim, it cannot
+        choose the same device for it again; it takes back the next claim when that one is told.
         """
         service = self._ledger_service
         because = f"claim {wanted.claim} of its pod was denied: {reason}"
@@ -303,7 +311,7 @@ class Leases:
         if not (await service.apply(LeaseDenied(wanted.claim, wanted.uses, service.now(), reason))).accepted:
             return False
         for one, _, why in denials[1:]:
-            if one in news:  # one that is granted by now keeps its lease: another of its pods has all that it needs
+            if one in news:  # a claim that is granted by now keeps its lease, for another pod that uses it
                 await service.apply(LeaseDenied(one.claim, one.uses, service.now(), why))
         denials = [denial for denial in denials if self._is_denied(denial[0])]
         seq = service.ledger.seq
@@ -351,7 +359,7 @@ class Leases:
         return wanted.claim.uid in uids or wanted.is_told(lease_denied_condition(self._driver))
 
     async def _tell(self, wanted: LeaseTo, condition: str, reason: str, message: str) -> None:
-        """Set a condition of every device that needs the lease, unless it is set. Raises ClusterError."""
+        """Set ``condition`` on every device that needs the lease, unless all have it. Raises ClusterError."""
         if wanted.is_told(condition):
             return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -383,7 +391,9 @@ class Leases:
 
 
 def lease_to(obj: Json, driver: str, pool: str) -> LeaseTo | None:
-    """Read an allocated claim's devices of ``pool``; none of them if none needs a lease. None: it is not allocated.
+    """Read an allocated claim's devices of ``pool``; no devices if none needs a lease.
+
+    None: the claim is not allocated.
 
     Raises PeerError.
     """

@@ -1,4 +1,4 @@
-"""Start the DRA driver when there is something for it to serve, and keep it at hand.
+"""Start the DRA driver when it has something to serve, and keep it running.
 
 Something to serve comes from the configuration, from an override of the lanes, or from an earlier agent.
 """
@@ -45,8 +45,10 @@ class ClaimSide:
         acknowledged: Callable[[float], Awaitable[bool]],
         state_worker: IoThread,
     ) -> None:
-        """``new_driver`` makes a driver with the configuration in use. ``acknowledged`` waits for so many seconds and
-        returns whether kubelet has taken the lists of devices. ``state_worker`` waits for the state directory's disk.
+        """``new_driver`` makes a driver with the configuration in use.
+
+        ``acknowledged`` waits for so many seconds and returns whether kubelet has taken the lists of devices.
+        ``state_worker`` waits for the state directory's disk.
         """
         self._config = config
         self._demand = demand
@@ -149,7 +151,10 @@ class ClaimSide:
             driver.publish()
 
     def reconfigure(self, config: Config) -> None:
-        """Take a changed configuration; what a running driver cannot change makes a new one, with the same slices."""
+        """Take a changed configuration.
+
+        A changed section ``dra`` makes a new driver, which finds the slices as they were.
+        """
         if self.driver is not None and config.dra == self._settings:
             self.driver.reconfigure(config)
         elif self._serving:
@@ -200,7 +205,7 @@ class ClaimSide:
             self.driver = None
 
     async def _wait_for_kubelet(self) -> None:
-        """Wait: a kubelet that ran before us may still believe that devices of the DRA lane are its own to give."""
+        """Wait for kubelet: one that ran before us may still give out devices of the DRA lane by an older list."""
         logged = False
         while not await self._acknowledged(ACKNOWLEDGED_SECONDS):
             if not logged:

@@ -62,11 +62,9 @@ class MetadataFiles:
     def write(
         self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts], *, newest: bool = False
     ) -> dict[str, str]:
-        """Write one file and one CDI mount for each request, what differs; return base request -> CDI id.
+        """Write a file and a CDI mount for each request, where they differ; return base request -> CDI id.
 
-        Raises HostError.
-
-        ``newest``: of claims of one name it is the one that is there now.
+        ``newest``: of all claims that had this name, it is the one that is there now. Raises HostError.
         """
         ids = {}
         pod_claim_name = pod_claim_name_of(pod_claim_name)
@@ -117,7 +115,7 @@ class MetadataFiles:
             old.rename(new)
 
     def _link(self, claim: ClaimRef, *, newest: bool) -> None:
-        """Let the claim's name lead to its directory: that is where the Go library has it, and other programs look."""
+        """Link the claim's name to its directory: the Go library writes to that name, and other programs look there."""
         link = self._root / _name(claim)
         if link.is_symlink() and (newest or not link.exists()) and os.readlink(link) != claim.uid:
             link.unlink()
@@ -137,9 +135,10 @@ class MetadataFiles:
 
     @staticmethod
     def _refresh(path: Path, document: Mapping[str, Any]) -> None:
-        """Write the document in every version, for containers that run in place, unless the file says the same.
+        """Write the document in every version, unless the file says the same.
 
-        The generation counts the writes: 1 in a new file, also in one whose first object cannot be read.
+        It is written in place, for containers that run. The generation counts the writes: 1 in a new file, and in a
+        file whose first object cannot be read.
         """
         generation = _generation(_read(path))
         if not generation or path.read_bytes() != _encode(document, generation):
@@ -152,7 +151,7 @@ class MetadataFiles:
         return CdiSpec(f"{self._driver}_metadata_{uid}_{request}.json", f"{self._driver}/metadata", (device,))
 
     def _document(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> dict[str, Any]:
-        """Return the part that every version has alike, without its generation."""
+        """Return the part that is the same in every version, without its generation."""
         requests: dict[str, list[dict[str, Any]]] = {}
         for device in devices:
             entry: dict[str, Any] = {"driver": self._driver, "pool": device.pool, "name": device.name}
@@ -191,7 +190,7 @@ def _encode(document: Mapping[str, Any], generation: int) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write in place, because containers hold the inode: one write, then cut.
+    """Write in place, because containers hold the inode: one write, then truncate.
 
     A reader that sees a half-written file tries again. Nobody reads a new file before the CDI file that mounts it is
     there, and what a crash left half written is written again.
@@ -215,7 +214,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _generation(document: Mapping[str, Any] | None) -> int:
-    """Return which write the object is of; 0 if it does not say."""
+    """Return the object's generation; 0 if it has none."""
     metadata = document.get("metadata") if document is not None else None
     generation = metadata.get("generation") if isinstance(metadata, dict) else None
     return generation if isinstance(generation, int) and generation > 0 else 0

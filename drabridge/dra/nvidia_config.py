@@ -1,8 +1,8 @@
 """Read the claim parameters of NVIDIA's DRA driver, for an agent that serves claims in its place.
 
-``resource.nvidia.com/v1beta1`` GpuConfig, MigDeviceConfig and VfioDeviceConfig: strict, with what the driver's own
-errors say (kubernetes-sigs/dra-driver-nvidia-gpu api/nvidia.com/resource/v1beta1, and device_state.go of its plugin).
-What it does by ``nvidia-smi`` or a daemon is refused: this agent runs no program of the driver's.
+``resource.nvidia.com/v1beta1`` GpuConfig, MigDeviceConfig and VfioDeviceConfig are read strictly, and refused in the
+words of that driver (kubernetes-sigs/dra-driver-nvidia-gpu api/nvidia.com/resource/v1beta1, and device_state.go of its
+plugin). What that driver does by ``nvidia-smi`` or a daemon is refused: this agent runs no program of the driver's.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _check(value: Any, form: Any, path: str) -> None:
 def profile_of(config: NvidiaConfig) -> str:
     """Return the profile of the node's configuration that does what is asked for; "" if nothing has to be done.
 
-    Raises ValueError with a sentence for what is wrong, or not done here.
+    Raises ValueError with a sentence if the parameters are wrong, or ask for what is not done here.
     """
     if config.kind == "VfioDeviceConfig":
         policy = (config.fields.get("iommu") or {}).get("backendPolicy") or POLICIES[0]
@@ -106,7 +106,7 @@ def profile_of(config: NvidiaConfig) -> str:
     if strategy != "TimeSlicing":
         known = "supported GPU sharing strategies: TimeSlicing, MPS"
         raise ValueError(f"unknown GPU sharing strategy: {cut(strategy)}, {known}")
-    if config.kind == "MigDeviceConfig":  # instances have no interval: there as here nothing is set
+    if config.kind == "MigDeviceConfig":  # MIG instances have no interval: that driver sets nothing either
         return ""
     interval = (sharing.get("timeSlicingConfig") or {}).get("interval") or "Default"
     if interval not in INTERVALS:

@@ -1,15 +1,16 @@
 """Read the opaque parameters of claims and classes: what a user may ask of an agent that is root.
 
-``{apiVersion: drabridge/v1alpha1, kind: DeviceConfig, profile: NAME, env: {NAME: value}}``. A profile is a name
-that the node's configuration defines; a variable must be on the configuration's list. There is no way to write a host
-path or a command. Everything is checked before anything is done.
+``{apiVersion: drabridge/v1alpha1, kind: DeviceConfig, profile: NAME, env: {NAME: value}}``. A profile is a name that
+the node's configuration defines; a variable must be on the configuration's list. There is no way to write a host path
+or a command. Everything is checked before anything is done.
 
 Precedence, lowest first: the resource's default profile, entries from the class in list order, entries from the claim
 in list order. The last entry that applies to a device gives all variables; an entry without a profile keeps the one
 that was chosen before, and after a class's ``mandatory: true`` no entry may choose another.
 
-An agent with the name of NVIDIA's DRA driver understands that driver's kinds as well, with its precedence: for each
-device the last entry that names its request, or is for its type and names none. Only that one has to be possible.
+An agent with the name of NVIDIA's DRA driver understands that driver's kinds as well, with its precedence. For each
+device one entry counts: the last one that names its request, or that names no request and is for its type. Only that
+entry has to be possible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan what preparing a claim takes, in full, before anything is done."""
+"""Plan everything that preparing a claim takes, before anything is done."""
 
 from __future__ import annotations
 
@@ -159,13 +159,14 @@ class Planner:
                 raise NotReadyError(
                     f"device {device.name} is {device.presence}: {error.message}", hint=_GONE
                 ) from error
-        # No node's device has a dot; and at the end no name is taken for the end of a node's, or for a fallback's.
+        # A fabric device gets ".fabric" at the end. No node's device has a dot in its name, so the end of a CDI name
+        # tells whether it is a fabric device's, a node's or a fallback's.
         shown = f"{device.name}.{WORD}" if is_fabric_pool(prepared.pool) else device.name
         name = claim_device_name(uid, prepared.base_request, shown, prepared.share_id, admin=prepared.admin)
         # Admin access looks at a device that somebody else may be using: it must not reset it.
         hook = None if profile is None or prepared.admin else profile.prepare
         request = prepared.base_request
-        # Those that are away are counted, too: a restart renumbers nothing.
+        # Devices that are away are counted, too, so that a restart does not renumber the others.
         places = dict.fromkeys((one.pool, one.device) for one in all_of_claim if one.base_request == request)
         index = [*places].index((prepared.pool, prepared.device))
         own, *rest = (replace(one, edits=placed(one.edits, index, request)) for one in entries_of(name, device, edits))
@@ -215,9 +216,9 @@ def _unfilled(template: Template, profile: str) -> ConfigError:
 def cdi_devices(plans: Iterable[DevicePlan]) -> list[CdiDevice]:
     """Return the entries of the claim's CDI file; each name once.
 
-    A container gets all devices of a request, in an order that is not ours, so each of them sets the variables of all.
-    A device that is away has none: its number may be another device's by now, which a container that starts in between
-    must not get.
+    A container gets all devices of a request, in an order that we do not choose, so each device sets the variables of
+    all. A device that is away has no entry: its number may be another device's by now, which a container that starts
+    meanwhile must not get.
     """
     here = [plan for plan in plans if plan.device.presence is not Presence.GONE]
     entries = {entry.name: entry for plan in here for entry in plan.cdi}
@@ -247,7 +248,7 @@ def metadata_facts(plans: Iterable[DevicePlan]) -> list[DeviceFacts]:
 
 
 def device_lookup(device: Device) -> Lookup:
-    """Answer those template fields that a device's record has: for one that is not there to be asked."""
+    """Return a lookup of the template fields that the inventory's device answers, for a device that is away."""
     node = device.nodes[0] if device.nodes else None
     plain: Mapping[str, str] = {
         "id": device.id,

@@ -29,6 +29,6 @@ class DraPorts(Struct, frozen=True, kw_only=True):
     pods: Callable[[], PodWatch | None]  # None: nobody follows pods
     unwell: Callable[[], str]  # why no claim could be granted now; "" if one could
     on_synced: Callable[[], None]  # the API server has the slices that it should have
-    kept: Callable[[Entry], bool]  # whether a device is not for claims now, by its turn
+    kept: Callable[[Entry], bool]  # whether a device is kept from claims now, because it is the turn of pods
     paused: Callable[[], Mapping[str, str]]  # devices that nobody new gets for now, each with the reason
     clock: Callable[[], float]

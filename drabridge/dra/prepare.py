@@ -1,12 +1,12 @@
-"""Prepare and unprepare a claim: a transaction that any of its steps may end by a crash.
+"""Prepare and unprepare a claim, as a transaction that a crash may interrupt at any step.
 
 Prepare: ask the API server, plan, record the intent, ask the ledger, run hooks, write CDI and metadata files, record
 completion, answer. Unprepare goes the other way. Whatever is interrupted is either finished or undone by the next call,
 because the intent is on disk before the first side effect and completion after the last.
 
 Kubelet gives a call 45 s and after a failure comes back 60 to 90 s later (pkg/kubelet/cm/dra/plugin/dra_plugin.go and
-the pod resync), so what may pass by itself is waited for inside the call. The work is done by a task of ours, one for
-each claim: a client that gives up does not cut it short, and its repetition joins it.
+the pod resync), so an obstacle that may pass by itself is waited for inside the call. The work is done by a task of
+ours, one for each claim: a client that gives up does not end the task, and its next call joins it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Preparer:
         self._claims = claims
         self._deallocations = deallocations
         self._ports = ports
-        self._device_locks = KeyedLocks()  # never do two hooks run at once on one device
+        self._device_locks = KeyedLocks()  # two hooks never run at once on one device
         self._preparing: dict[str, asyncio.Task[_Devices]] = {}
         self._unpreparing: dict[str, asyncio.Task[_Devices]] = {}
 
@@ -101,7 +101,7 @@ class Preparer:
         return await join(self._preparing, claim.uid, lambda: self._observed("prepare", claim, self._prepare(claim)))
 
     async def unprepare(self, claim: ClaimRef) -> None:
-        """Undo everything; success for a claim that is not known.
+        """Undo everything; an unknown claim is a success.
 
         Raises a DrabridgeError if a device is not clean.
         """
@@ -129,7 +129,7 @@ class Preparer:
     # --- prepare
 
     async def _prepare(self, claim: ClaimRef) -> tuple[_Devices, ClaimOutcome]:
-        """Try until it is done, or the time or the reason to try again is over."""
+        """Try until it is done, until the time is over, or until trying again cannot help."""
         started = time.monotonic()
         reason: DrabridgeError = HostError(f"preparing took longer than {BUDGET_SECONDS:g} s")
         try:
@@ -149,7 +149,7 @@ class Preparer:
         raise AssertionError("backoff() does not end")
 
     async def _attempt(self, claim: ClaimRef) -> tuple[_Devices, ClaimOutcome]:
-        """Try once to prepare the claim: what is on record already is repeated, or undone and begun anew."""
+        """Try once to prepare the claim. A recorded prepare is repeated, or undone and begun anew."""
         record = await self._records.load(claim.uid)
         allocation = await self._allocation(claim, record)
         if record is not None and record.state is RecordState.COMPLETED and _still_fits(record, allocation):
@@ -174,7 +174,7 @@ class Preparer:
         await self._records.save(record)
         try:
             await self._grant(claim, record.uses)
-            self._refuse_paused(allocation)  # a function may have been taken, and let go, since it was asked first
+            self._refuse_paused(allocation)  # asked again: a PCI function may have been taken and let go since
             devices = await self._apply(record, plans, snapshot, hooks=True)
             await self._records.save(replace(record, state=RecordState.COMPLETED, devices=devices))
         except BaseException as error:
@@ -206,7 +206,7 @@ class Preparer:
                 raise NotReadyError(why, hint="Kubelet tries again until that is over")
 
     async def _replay(self, record: ClaimRecord, allocation: ClaimAllocation | None) -> _Devices:
-        """Give the same answer as before, with files and ledger made sure of; run hooks again after a reboot."""
+        """Return the same answer as before, with ledger and files renewed; run hooks again after a reboot."""
         snapshot = self._ports.inventory()
         plans = [self._planner.again(record.claim.uid, device, snapshot, record.devices) for device in record.devices]
         ours = f"{self._planner.config.driver}/"
@@ -220,7 +220,7 @@ class Preparer:
         return record.devices
 
     async def _confirm(self, names: Sequence[str]) -> None:
-        """Look for CDI devices of other programs. Raises NotReadyError: a file may be on its way to being replaced."""
+        """Check that CDI devices of other programs exist. Raises NotReadyError: their file may just be replaced."""
         if names:
             try:
                 await self._ports.confirm_cdi(names)
@@ -241,7 +241,7 @@ class Preparer:
         for hook, device in due:
             await self._run_hook(hook, device, record.claim, "prepare")
         now = self._ports.inventory()
-        if due or now is not snapshot:  # a hook that binds a driver makes other nodes; nobody else renews these files
+        if due or now is not snapshot:  # a hook that binds a driver makes other nodes, and only we renew these files
             prepared = [plan.prepared for plan in plans]
             plans = [self._planner.again(record.claim.uid, one, now, prepared) for one in prepared]
         return await self._files.write(record, plans)
@@ -249,9 +249,11 @@ class Preparer:
     async def _grant(self, claim: ClaimRef, uses: tuple[events.DeviceUse, ...]) -> None:
         """Ask the ledger for this node's devices. Raises LedgerRefusedError or ClusterError.
 
-        Of fabric devices it knows nothing: several nodes have them, and the API server alone says whose they are.
+        The ledger knows nothing of fabric devices: several nodes have them, and the API server alone says whose they
+        are.
 
-        Where other claims are in the way, ask the API server first whether they are still allocated.
+        If other claims are in the way, the API server is asked whether they are still allocated, and then the ledger
+        again.
         """
         if not uses:
             return
@@ -275,7 +277,7 @@ class Preparer:
         entries = [entry for use in uses if (entry := service.ledger.entries.get(use.device))]
         if any(entry.lane is Lane.SHARED and entry.owner is Owner.NONE for entry in entries):
             leased = tuple(replace(use, lease=True) for use in uses)
-            read = await self._allocation(claim, None)  # again: by an old one it would lose what it has now
+            read = await self._allocation(claim, None)  # read again: an old one would take away what the claim has now
             if read is None or tuple(replace(use, lease=True) for use in read.uses) != leased:
                 raise NotReadyError(f"claim {claim} was allocated anew meanwhile")
             return (await service.apply(events.ClaimAllocated(claim, leased, service.now()))).accepted
@@ -297,7 +299,7 @@ class Preparer:
 
     async def _unprepare(self, claim: ClaimRef) -> tuple[_Devices, ClaimOutcome]:
         late = self._preparing.get(claim.uid)
-        if late is not None:  # kubelet gave up waiting for it and would never know what it did
+        if late is not None:  # kubelet gave up waiting for this prepare and would never know its result
             late.cancel()
             await asyncio.wait([late])
         try:
@@ -306,7 +308,7 @@ class Preparer:
                 if record is not None:
                     await self._check_closed(record)
                     await self._undo(record)
-                else:  # unknown, or its record was damaged: what has the UID in its name goes all the same
+                else:  # unknown, or its record is damaged: remove what has the UID in its name
                     await self._files.remove(claim)
                 _raise_if_refused(await self._release(claim))
                 await self._records.delete(claim.uid)
@@ -320,11 +322,12 @@ class Preparer:
         return await service.apply(events.Unprepare(claim.uid, ports.clock(), lingers(service.ledger, ports, claim)))
 
     async def _check_closed(self, record: ClaimRecord) -> None:
-        """Raise HostError if a device of this claim alone is open, where that is probed; kubelet asks again.
+        """Raise HostError if a process has a device open that only this claim holds; kubelet asks again.
 
-        Kubelet unprepares claims of force-deleted pods while their containers run (pkg/kubelet/cm/dra/manager.go,
-        reconcileLoop), and after a restart prepares them for others without it. In a conflict it may be the pod that
-        has the device open; then it is not looked for, and the device stays held.
+        Only devices whose configuration asks for the probe are looked at. Kubelet unprepares claims of force-deleted
+        pods while their containers run (pkg/kubelet/cm/dra/manager.go, reconcileLoop). After a restart it prepares them
+        for other pods without having unprepared them. In a conflict the pod with limits may have the device open; so
+        the device is not probed, and stays held.
         """
         entries = self._ledger_service.ledger.entries
         alone = {
@@ -342,8 +345,8 @@ class Preparer:
     async def _undo(self, record: ClaimRecord) -> None:
         """Run clean-up hooks, then remove files.
 
-        No hook for a device that is gone, nor for what was done before a reboot, nor for what the claim was not
-        granted, or a pod has as well: others may use it.
+        No hook runs for a device that is gone, nor after a reboot. No hook runs either for a device that the claim was
+        not granted, or that a pod has as well: others may use it.
         """
         devices, entries = self._ports.inventory().by_name(), self._ledger_service.ledger.entries
         for prepared in reversed(record.devices):

@@ -1,8 +1,8 @@
 """Keep the node's ResourceSlices as they should be, by comparison with what the server has.
 
 Kubelet deletes all slices of a node when it starts, and a driver's when the plugin was away for 30 s; people edit and
-delete objects; Nodes are recreated. None of these is handled by itself: whatever the cause, the difference between
-desired and actual slices is written, and without a difference nothing. Nothing is deleted at shutdown: a successor that
+delete objects; Nodes are recreated. None of these has code of its own: whatever the cause, the difference between
+desired and actual slices is written; without a difference nothing is. Nothing is deleted at shutdown: a successor that
 comes within 30 s finds its slices as they were.
 """
 
@@ -131,7 +131,7 @@ class Publisher:
         # node's name alone (pkg/registry/resource/resourceslice/strategy.go).
         self._selector = f"spec.nodeName={node},spec.driver={driver}"
         self._actual: dict[str, Json] = {}
-        self._listed = False  # from a list until it cannot be watched any more: ``_actual`` is what the server has
+        self._listed = False  # whether ``_actual`` is what the server has: from a list until the watch ends
         self._unserved = False
         self._in_request = ""  # the slice being written: the watch may tell of a later change before the answer
         self._accepted: dict[str, Accepted] = {}
@@ -190,7 +190,7 @@ class Publisher:
         self._due.set()
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """Take it for a slice that is not desired, because it is not known what it offers: it is deleted."""
+        """Treat it as a slice that is not desired, because nobody knows what it offers: it is going to be deleted."""
         metadata = {"name": str(identity.name), "uid": identity.uid, "resourceVersion": identity.resource_version}
         self.changed(kind, {"metadata": metadata, "spec": {}})
 
@@ -202,7 +202,10 @@ class Publisher:
             self._relist.set()
 
     async def shown(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of these devices that slices show, asked now: a watch may lag. Raises ClusterError."""
+        """Ask the server now, because a watch may lag; return the devices of ``names`` in slices.
+
+        Raises ClusterError.
+        """
         listing = await self._cluster.list(self._kind, field_selector=self._selector, view=self.view)
         there = {device["name"] for item in listing.items for device in item["spec"].get("devices") or ()}
         found = frozenset(names) & there
@@ -239,7 +242,7 @@ class Publisher:
         log.error("slices not published", extra={"reason": str(error), "retry_seconds": round(delay, 1)})
         self.state = PublisherState(False, len(self._actual), str(error), self.state.notes)
         self._observer(PublishFailed(str(error)))
-        if isinstance(error, InvalidError):  # until the desired slices change
+        if isinstance(error, InvalidError):  # or until a wake-up: the desired slices may have changed
             await self._due.wait(delay)
         else:
             await asyncio.sleep(delay)
@@ -256,7 +259,7 @@ class Publisher:
                 except InvalidError:
                     if not features & OFF_BY_DEFAULT:
                         raise
-                    self._found(features - OFF_BY_DEFAULT)  # a server without lists refuses what is left of one
+                    self._found(features - OFF_BY_DEFAULT)  # a server without lists refuses the rest of one
                     break
                 done += 1
             if self.features == features:
@@ -276,10 +279,10 @@ class Publisher:
         return writes
 
     async def _kept_features(self) -> frozenset[Feature]:
-        """Ask by a dry run whose fields the server keeps, before it gets any of them.
+        """Ask by a dry run of which features the server keeps the fields, before it gets any of them.
 
-        Without its taint, or its lease, anybody could get a device until the next write. And again after each list: a
-        stored slice keeps its fields when a gate is switched off, and they do nothing.
+        If a device lost its taint or its binding condition, anybody could get it until the next write. It asks again
+        after each list: a stored slice keeps its fields when a gate is switched off, but they have no effect then.
         """
         if self.features is None or self._ask_for_features:
             answer = await slice_features(self._cluster, self._version, self._driver, self._node, self._pool)
@@ -311,7 +314,7 @@ class Publisher:
         self._on_synced()
 
     async def _send(self, write: Write) -> None:
-        """Send one request; what the server answers is what it has."""
+        """Send one write; take the server's answer as the slice that it has now."""
         self._in_request = "" if write.verb is Verb.DELETE else write.name
         try:
             stored = await send(self._cluster, self._version, write)

@@ -1,4 +1,4 @@
-"""Read and change the records of prepared claims where no DRA driver need run."""
+"""Read and change the records of prepared claims, also where no DRA driver runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def record_names(directory: Path) -> frozenset[str]:
 
 
 def recorded_uids(directory: Path) -> frozenset[str]:
-    """List the UIDs of the claims with a readable name of a record."""
+    """List the UIDs of the claims with a record, by the names of the files."""
     return frozenset(
         name.removesuffix(RECORD_SUFFIX) for name in record_names(directory) if name.endswith(RECORD_SUFFIX)
     )
@@ -57,10 +57,11 @@ def recorded_claims(directory: Path, boot_id: str, ledger: Ledger) -> tuple[tupl
 
 
 def with_pool_in_use(config: Config, directory: Path, node: str, ledger: Ledger) -> Config:
-    """Return ``config`` with the pool in which claims have devices, if ``config`` calls it otherwise.
+    """Return ``config`` with the pool in which claims have devices, if ``config`` names another one.
 
-    Under another name the scheduler would take those devices for free. A reload takes the new name, once no claim has
-    a device. A record may outlive its claim, where kubelet forgot that one.
+    Under another name the scheduler would take those devices for free. A reload takes the new name, once no claim has a
+    device. A record counts only if the ledger knows its claim, unless the ledger may lack holders: a record may outlive
+    a claim that kubelet forgot.
     """
     if not record_names(directory):  # DRA was never on here, or the directory is unreadable; then the merge says so
         return config

@@ -94,7 +94,7 @@ class ClaimRecord(Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes) -> ClaimRecord:
-        """Decode a file. Raises ValueError, or what strange data raises, for what is no record."""
+        """Decode a file. If it is no record, raises ValueError or what strange data raises, for example KeyError."""
         document = json.loads(data)
         if not isinstance(document["version"], int):
             raise ValueError("not a record of a prepared claim")
@@ -181,7 +181,7 @@ class RecordStore:
         sync_directory(self.directory)
 
     def all(self) -> tuple[ClaimRecord, ...]:
-        """Read every record, by UID; one that the disk does not give is logged and left out."""
+        """Return every record, sorted by UID; one that the disk cannot read is logged and left out."""
         paths = sorted(self.directory.glob("*.json")) if self.directory.is_dir() else ()
         found = []
         for path in paths:
@@ -195,7 +195,7 @@ class RecordStore:
         return tuple(record for record in found if record is not None)
 
     def strangers(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
-        """Return the UIDs of claims with a file here, damaged or unreadable, that are not among ``records``."""
+        """Return the UIDs of claims that have a file here, but are not in ``records``: it is damaged or unreadable."""
         known = {record.claim.uid for record in records}
         return frozenset(path.name.partition(".json")[0] for path in self.directory.glob("[!.]*.json*")) - known
 

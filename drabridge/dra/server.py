@@ -32,7 +32,7 @@ SOCKET_MODE = 0o600
 class DraServers:
     """The gRPC servers of both sockets.
 
-    Kubelet connects lazily, so it need not matter which is bound first.
+    Kubelet connects lazily, so it does not matter which is bound first.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class DraServers:
             await self.check()
 
     async def check(self) -> None:
-        """Bind each socket again whose file is lost.
+        """Bind a socket again if its file is lost or replaced.
 
-        Stop first, then start: a server that stops unlinks the path.
+        The old server is stopped first, because it unlinks the path when it stops.
         """
         for path, server in tuple(self._servers.items()):
             if self._identities[path] is not None and identity(path) == self._identities[path]:
@@ -110,7 +110,7 @@ class DraServers:
         self._identities[path] = identity(path)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
-        """Every version of every service, each with its own messages."""
+        """Add every version of every service, each with its own messages."""
         for service in KUBELET_SERVICES:
             messages = import_module(f"drabridge.wire.{service.wire}_pb2")
             generated = import_module(f"drabridge.wire.{service.wire}_pb2_grpc")

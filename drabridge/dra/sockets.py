@@ -36,9 +36,9 @@ class PluginSockets(Struct, frozen=True):
     def prepare(self, driver: str) -> tuple[Path, ...]:
         """Create our directory and remove dead sockets of this driver's name; return what was removed.
 
-        The name may have been another driver's before: Go's kubeletplugin library puts the pod's UID into the names.
-        Kubelet does not create plugins/<driver>/ (seen on 1.36.2), and dials a dead registration socket for ever.
-        Raises HostError when a directory is missing or something that is no socket is in the way.
+        Another program may have used this driver name before: Go's kubeletplugin library puts a pod's UID into the
+        names. Kubelet does not create plugins/<driver>/ (seen on 1.36.2), and dials a dead registration socket for
+        ever. Raises HostError when a directory is missing or something that is no socket is in the way.
         """
         registry, plugin = self.registration.parent, self.service.parent
         try:

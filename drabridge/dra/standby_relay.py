@@ -1,11 +1,12 @@
 """Pass kubelet's calls for claims on from a standby to the agent that serves at that moment.
 
 Kubelet keeps every registered endpoint of a driver and calls the one that registered last and is connected (1.33 and
-later, pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). A call that meets none fails its pod's start, which is tried
-again after 60 to 90 s. So a standby registers an endpoint under names of its own before the other agent ends; a call in
-the moment in between waits here for the agent that takes over, and the endpoint goes once kubelet knows that one's.
+later, pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). If a call meets no endpoint, the start of its pod fails and is
+tried again after 60 to 90 s. So a standby registers an endpoint under names of its own before the other agent ends. A
+call between the two agents waits here for the one that takes over. This endpoint goes once kubelet knows that agent's
+own.
 
-It serves no claim, and knows of what it passes on only where a message ends.
+The relay serves no claim. It does not decode messages; it only knows where one ends.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ IDLE_SECONDS = 0.2
 STOP_GRACE_SECONDS = 1.0  # for calls that are passed on
 _CALLS = ("NodePrepareResources", "NodeUnprepareResources")
 _STREAM = "NodeWatchResources"
-# A pool of its own, or a failed connection is not tried again for a second, whoever asks.
+# Subchannels are not shared: a failed shared one is not tried again for a second, whoever asks.
 _CHANNEL = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # nobody listens, or the agent ended during the call
 _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -65,7 +66,7 @@ class Relay(grpc.GenericRpcHandler):
         await self._decided.wait()
 
     async def idle(self) -> None:
-        """Wait until no call is under way here: when the endpoint goes, kubelet gives up on those."""
+        """Wait until no call is under way here: kubelet gives up on such calls when the endpoint goes."""
         await asyncio.sleep(IDLE_SECONDS)  # for one that kubelet was about to make when it heard of another endpoint
         while self._calls:
             await asyncio.sleep(IDLE_SECONDS)

@@ -34,8 +34,8 @@ from drabridge.ledger import events
 from drabridge.ledger.model import ClaimRef, Ledger, PodRef
 
 MOST_LIVING = 1024  # a node has 110 by default; more can only be written by hand, and kubelet refuses them
-MOST_UNREADABLE = 16_384  # UIDs; one more is the last that is noted, and only the next list says that it is gone
-REMEMBERED = 256  # pods that have ended: each may name claims in 4 KB. To forget one costs a wait, no more
+MOST_UNREADABLE = 16_384  # UIDs; one entry stands for all further ones, until the next list
+REMEMBERED = 256  # ended pods; each may name claims in 4 KB. A forgotten one only costs a wait
 
 
 class PodWatch:
@@ -99,7 +99,7 @@ class PodWatch:
         return self._gone.by_device(ledger)
 
     def unknown_devices_in_use(self, resources: Collection[str]) -> bool:
-        """Tell whether a pod that may run yet has claims, or asked for one of the resources of another agent."""
+        """Tell whether a pod that may run yet has claims, or asked for one of ``resources``, another agent's."""
         self._gone.forget_ended(self._now())
         return self._gone.ask_for(resources)
 
@@ -132,9 +132,7 @@ class PodWatch:
         return max((pod.grace for pod in with_claim(claim, self._living())), default=DEFAULT_GRACE_SECONDS)
 
     def lingers(self, claim: ClaimRef, grace: float) -> float:
-        """Return for how many seconds pods with this claim may run on though kubelet has unprepared it.
-
-        0: none does.
+        """Return for how many seconds pods of a claim that kubelet has unprepared may still run; 0: none does.
 
         ``grace`` is the pods' grace period, for the case that they were gone before they were listed; 0: not known.
         """
@@ -162,7 +160,7 @@ class PodWatch:
         return next((pod.owner for pod in pods if (pod.namespace, pod.name) == (namespace, name)), "")
 
     def owner_of_claim(self, claim: ClaimRef) -> str:
-        """Return the workload of a claim's pods; the claim itself for those of several; "" if none is known."""
+        """Return the workload of a claim's pods; the claim itself if these are of several; "" if none is known."""
         owners = {pod.owner for pod in with_claim(claim, self._living())}
         owners = owners or {pod.owner for pod in with_claim(claim, self._ended.values())}
         return f"ResourceClaim/{claim.name}" if len(owners) > 1 else "".join(owners)
@@ -241,7 +239,7 @@ class PodWatch:
     def _note_end(self, pod: PodDemand | None) -> None:
         """Note whether a pod has ended.
 
-        It may go on: before kubelet 1.27 a container between two runs looks ended.
+        A pod that looked ended may run again: before kubelet 1.27 a container between two runs looks ended.
         """
         if pod is None or pod.mirror:
             return

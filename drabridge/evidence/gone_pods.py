@@ -1,13 +1,14 @@
 """Remember the pods that are gone and were not seen to end, for as long as their processes may run.
 
 Such a pod may have a device whose holder is in doubt: kubelet has shown no pod with it since it was allocated, or it
-was allocated twice, or it is counted in several units. A device that kubelet has shown with another pod, which got it
-in the only Allocate, is no other pod's, and what holds name a pod for, unit by unit, it has nowhere else. So what a pod
-says of itself (its grace period, its limits) delays nobody whose holder is known.
+was allocated twice, or it is counted in several units. If kubelet has shown another pod with a device, and that pod got
+it in the only Allocate, no gone pod has the device. Nor has a gone pod more units than it asked for: units for which
+holds name it already are subtracted. So what a pod says of itself (its grace period, its limits) delays only devices
+whose holder is in doubt.
 
 Anybody who may delete pods by force can make any number of them. Beyond ``MOST_PODS`` the pods of the namespace with
-the most of them are forgotten, and one takes their place: it may have anything, until the last of them has ended. What
-one pod takes is bounded when it is read (``pod_objects.MOST_NAME_BYTES``).
+the most of them are forgotten, and one entry takes their place: it may have any device, until the last of them has
+ended. What one pod takes is bounded when it is read (``pod_objects.MOST_NAME_BYTES``).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class GonePods:
         return {name: pods for name, pods in found.items() if pods}
 
     def _named(self, ledger: Ledger) -> Counter[tuple[str, str]]:
-        """Count the units of each resource by which holds name a pod; one at least for each such hold."""
+        """Count, by pod and resource, the units of holds that name the pod; at least one for each such hold."""
         named: Counter[tuple[str, str]] = Counter()
         for entry in ledger.entries.values():
             if (hold := entry.hold) is None:
@@ -104,7 +105,7 @@ class GonePods:
 
 
 def _in_doubt(entry: Entry) -> bool:
-    """Tell whether another pod may have the device than the one that kubelet has shown with it."""
+    """Tell whether a pod that kubelet has not shown with the device may have it."""
     hold = entry.hold
     if hold is None:
         return False

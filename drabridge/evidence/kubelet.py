@@ -143,7 +143,7 @@ class KubeletEvidence:
         return None if snapshot is None else claim_users_of(snapshot, self._driver)
 
     async def devices_claimed_from(self, driver: str) -> frozenset[str] | None:
-        """Return the devices of any ``driver`` that kubelet shows with a pod by a claim.
+        """Return the devices of ``driver``, ours or another one, that kubelet shows with a pod through a claim.
 
         None if it cannot be asked.
         """
@@ -258,7 +258,7 @@ def is_same(claim: ClaimRef, used: ClaimRef) -> bool:
 
 
 def _of_node(claim: Claim, driver: str) -> Iterator[ClaimDevice]:
-    """Yield the devices of ours that a claim has of this node. Fabric devices are no node's."""
+    """Yield a claim's devices of ``driver`` on this node. Fabric devices are on no node."""
     return (one for one in claim.devices if one.driver == driver and not is_fabric_pool(one.pool))
 
 
@@ -286,7 +286,7 @@ def claims_of(snapshot: NodeSnapshot, driver: str) -> tuple[events.ClaimDevices,
 
 
 def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
-    """Return the devices that a legacy pod holds in the ledger and of which the List shows no unit."""
+    """Return the devices held by legacy pods, in conflict or in quarantine, of which the List shows no unit."""
     shown = {(resource, device_id_of(unit)) for resource, unit in listed}
     return [
         entry
@@ -297,7 +297,7 @@ def absent(ledger: Ledger, listed: events.Pods) -> list[Entry]:
 
 
 def _doubtful_resources(ledger: Ledger, listed: events.Pods) -> set[str]:
-    """Return the resources of which the List alone ends a hold, gives devices to claims, or does not name a pod."""
+    """Return the resources for which the List is not enough: to end a hold, move a device, or know a pod's UID."""
     entries = ledger.entries.values()
     moving = [entry for entry in entries if entry.lane is Lane.LEGACY_TO_DRA]
     nameless = [entry for entry in entries if entry.hold is not None and NEVER_KNOWN in entry.hold.former]

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 HELD_SECONDS = 10.0  # while pods hold devices: they may end
 ABSENT_SECONDS = 5.0  # while a pod was missing once: the second round decides
 LEAST_SECONDS = 0.2  # however short the seconds of `safety` are: kubelet's limiter allows 100 questions a second
-LONGER = 1.5  # times the last pause, while kubelet does not say yet what it is asked for
+LONGER = 1.5  # times the last pause, while kubelet does not give the expected answer yet
 IDLE_SECONDS = 60.0  # while nobody holds anything: only an unknown holder could appear
 
 _HELD = frozenset({Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE})
@@ -40,7 +40,7 @@ class EvidenceLoop:
         self._enrich = enrich
         self._wake = WakeUp()
         self._urgent = False
-        self._eager_seconds = LEAST_SECONDS  # the pause while an answer is expected that kubelet did not give yet
+        self._eager_seconds = LEAST_SECONDS  # the pause while kubelet has not given an expected answer yet
         self._asked_at = 0.0  # the last round, wall seconds
         self._ends: Mapping[str, End] = {}  # as the last round had them
 
@@ -94,7 +94,7 @@ class EvidenceLoop:
         return hold is not None and end_of_hold(hold, self._ends).proves
 
     def _holds_of_nobody(self) -> Iterator[Hold]:
-        """Yield the holds of which nobody has said yet which pod it is."""
+        """Yield the holds whose pod nobody has named yet."""
         for entry in self._ledger_service.ledger.entries.values():
             hold = entry.hold
             if (

@@ -30,7 +30,7 @@ Claims = Callable[[], Awaitable[tuple[events.ClaimDevices, ...] | None]]
 
 
 class OtherEvidence:
-    """Asked after kubelet.
+    """Gathers what other sources than kubelet know; asked after kubelet.
 
     ``probed`` returns the resources whose device nodes the open-file probe looks for.
     """
@@ -68,7 +68,7 @@ class OtherEvidence:
         )
 
     def notes(self) -> list[str]:
-        """Name the pods because of which devices are held (``pod-unaccounted``), a line for each resource."""
+        """Name the pods that keep devices held (``pod-unaccounted``), a line for each resource or device."""
         waiting = [
             entry
             for entry in self._ledger_service.ledger.entries.values()
@@ -106,7 +106,7 @@ class OtherEvidence:
         return await self.claims()
 
     async def _opened(self, ledger: Ledger, observed: events.Observed) -> dict[str, bool] | None:
-        """Probe only devices whose hold may be about to end: it costs a few milliseconds of the whole machine."""
+        """Probe only devices that the List does not show: a probe costs a few milliseconds of the whole machine."""
         unseen = {entry.name for entry in absent(ledger, observed.listed or {})}
         found = await self._find_open(unseen)
         if found is None:

@@ -172,7 +172,7 @@ def _is_mirror(metadata: Json, node: str) -> bool:
 def _grace(spec: Json, metadata: Json) -> float:
     """Return a pod's grace period in seconds.
 
-    A force delete says 0. Kubelet may hear of it too late, and then grants what the pod itself has.
+    A force delete says 0. Kubelet may hear of it too late; then it grants the pod's own grace period.
     """
     given = spec.get("terminationGracePeriodSeconds"), metadata.get("deletionGracePeriodSeconds")
     known = [float(seconds) for seconds in given if isinstance(seconds, int)]

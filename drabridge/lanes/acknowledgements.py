@@ -1,7 +1,7 @@
-"""Fetch the acknowledgements that a lane move, or a lease, waits for, and pass them to the ledger, which decides.
+"""Fetch the acknowledgements that lane moves and leases wait for, and pass them to the ledger, which decides.
 
-Legacy to DRA: kubelet's word that it no longer offers the device. DRA to legacy: the API server's word that no slice
-shows it, a quiet time, and a LIST of claims in which none has it.
+From legacy to DRA: kubelet no longer lists the device as allocatable, and shows no pod on it. From DRA to legacy: no
+slice at the API server shows the device; then, after a quiet time, a LIST of claims shows none that has it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from drabridge.ledger.service import LedgerService
 
 log = logging.getLogger(__name__)
 
-DELIVERY_SECONDS = 2.0  # kubelet reads a list within milliseconds; if not, it restarts
-RETRY_SECONDS = 0.05  # between questions to kubelet while a move waits for its answer (its limiter: 100 a second)
-SHOWN_RETRY_SECONDS = 1.0  # where a pod is shown: the evidence needs a moment to make it the holder
+DELIVERY_SECONDS = 2.0  # kubelet reads a list within milliseconds, unless it is restarting
+RETRY_SECONDS = 0.05  # between questions to kubelet while a move waits for its answer (kubelet answers 100 a second)
+SHOWN_RETRY_SECONDS = 1.0  # after kubelet showed a pod on the device: evidence needs a moment to make it the holder
 CLAIMS_RETRY_SECONDS = 5.0  # between LISTs of claims, which cost the API server more
 
 
@@ -37,7 +37,7 @@ class DevicePluginLists(Protocol):
     """The lists of devices that kubelet has, as far as a move needs to know them."""
 
     async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
-        """Wait until kubelet has taken the current list of each resource; False: it has not in time."""
+        """Wait until kubelet has read the current list of each resource; return False if that takes too long."""
 
     @property
     def busy_ids(self) -> frozenset[str]:
@@ -60,11 +60,11 @@ class PublishedSlices(Protocol):
         """Whether the API server keeps what a lease needs; None while that is not known."""
 
     async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of these devices that no slice shows, asked now. Raises ClusterError."""
+        """Ask the API server now; return the devices of ``names`` that no slice shows. Raises ClusterError."""
 
 
 class KubeletAcknowledgements:
-    """Asks whether kubelet has given a device up that moves from the legacy lane, or that a claim is to lease."""
+    """Asks whether kubelet has given up a device that leaves the legacy lane, or that a claim waits to lease."""
 
     def __init__(
         self,
@@ -82,13 +82,14 @@ class KubeletAcknowledgements:
     async def fetch(self, revoked: Sequence[Entry]) -> float:
         """Ask kubelet about revoked devices; return the seconds until the next attempt.
 
-        What would kubelet still give out? No Allocate may be open before, during or after that question. And what has
-        it given out without this agent, to pods of an earlier plugin, say? It is asked that after it has heard that the
-        devices are revoked, and no oftener than needed: a List may make kubelet count wrongly (see
-        :mod:`drabridge.evidence.kubelet`). A pod that it shows is left to the evidence, which makes it a holder.
+        The first question is which devices kubelet would still give out; a device with an Allocate open before or after
+        the answer is not given up yet. The second question is which devices pods have, for example pods of an earlier
+        plugin. It is asked only if a device passed the first question, because a List may make kubelet count wrongly
+        (see :mod:`drabridge.evidence.kubelet`). If kubelet shows a pod on the device, evidence makes that pod the
+        holder.
         """
         since = self._ledger_service.ledger.seq
-        resources = {entry.device.resource for entry in revoked}  # one that kubelet does not serve delays no other
+        resources = {entry.device.resource for entry in revoked}  # one that kubelet does not read stops no other
         heard = {name for name in resources if await self._lists.delivered({name}, DELIVERY_SECONDS)}
         if not heard:
             return RETRY_SECONDS
@@ -97,7 +98,7 @@ class KubeletAcknowledgements:
         if offered is None:
             return RETRY_SECONDS
         healthy = {(resource, device_id_of(unit)) for resource, unit in offered}
-        open_ids = set(map(device_id_of, (*busy, *self._lists.busy_ids)))  # former units as well
+        open_ids = set(map(device_id_of, (*busy, *self._lists.busy_ids)))  # ids from before a change of replicas, too
         given_up = [
             entry
             for entry in revoked
@@ -121,7 +122,7 @@ class KubeletAcknowledgements:
 
 
 class ApiServerAcknowledgements:
-    """Asks whether the API server has given a device up that moves to the legacy lane."""
+    """Asks the API server whether a device that moves to the legacy lane is still in a slice or a claim."""
 
     def __init__(
         self,
@@ -135,13 +136,15 @@ class ApiServerAcknowledgements:
         self._slices = slices
         self._api_server = api_server
         self._allocated = allocated
-        self._slices_due = 0.0  # wall-clock seconds: not before, after a LIST that failed
-        self._claims_due = (
-            0.0  # likewise, and after one that showed a claim which cannot be served: refusing it is news
-        )
+        self._slices_due = 0.0  # wall-clock seconds; no LIST before then, because the last one failed
+        # Likewise, and after a LIST with a claim that cannot be served: refusing it changes the ledger, which wakes us.
+        self._claims_due = 0.0
 
     async def fetch_slices(self, revoked: Sequence[Entry]) -> None:
-        """Ask which revoked devices no slice shows any more. Once for a move: the watch behind a write may lag."""
+        """Ask the API server which revoked devices no slice shows any more; tell the ledger.
+
+        It is asked once for each move, because the watch of the slices may lag behind a write.
+        """
         service = self._ledger_service
         if service.now() < self._slices_due:
             return
@@ -159,7 +162,7 @@ class ApiServerAcknowledgements:
             await service.apply(WithdrawnFromSlices(name, since, service.now()))
 
     async def fetch_claims(self, quiescing: Sequence[Entry]) -> float:
-        """After the quiet time: ask whether a claim has one of these devices. Returns seconds until the next look."""
+        """Ask after the quiet time whether a claim has one of these devices; return the seconds until the next look."""
         service = self._ledger_service
         due = min(entry.move.step_since for entry in quiescing if entry.move) + service.policy.quiesce_seconds
         if (left := max(due, self._claims_due) - service.now()) > 0:

@@ -1,15 +1,15 @@
-"""Say how many devices each lane is to have: from the Node's annotation, ``drabridge lanes set``, the configuration.
+"""Decide how many devices each lane is to have: by the Node's annotation, ``drabridge lanes set`` or configuration.
 
-The Node's annotation ``<driver>/lanes`` comes first, because a cluster's administrator sees it; then what was set on
-the node itself, which survives restarts in ``lanes.json``; then the configuration. The floors are always the
-configuration's. ``drabridge drain`` outranks them all, floors included: everything is for the legacy lane until it is
-undone.
+The annotation ``<driver>/lanes`` wins, because a cluster's administrator sees it. Next comes what ``lanes set`` set on
+the node, which ``lanes.json`` keeps over restarts; then the configuration. The floors always come from the
+configuration. ``drabridge drain`` outranks all of these, floors included: every device is for the legacy lane until the
+drain is undone.
 
-Both overrides have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``, and ``shared`` likewise. The newest
-annotation is kept in ``lanes.node.json``: an agent that starts while the API server is away must not move devices there
-and back. An override that gives devices to claims is followed only where claims can be served: elsewhere nobody could
-have them. Where ``lanes.json`` cannot be read, it may have had an override of every resource: an empty one stands for
-each.
+Annotation and command have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``; ``shared`` is a third key.
+``lanes.node.json`` keeps the newest valid annotation, so that an agent that starts without the API server does not move
+devices away and back. An override that gives devices to claims is followed only where claims are served; elsewhere
+nobody could use the devices. If ``lanes.json`` cannot be read, it may have named any resource: then each resource gets
+an empty override, which stands for a lost one.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ DRAINED = Lanes(legacy=REST, dra=NOTHING)
 class DesiredLanes:
     """The sources of the desired lanes, and which of them decides about each resource.
 
-    ``drained``: the operator drained the node; ``clean_at_end``: and nothing is to be left on disk at the end.
-    ``annotation_error``: why the annotation is not followed, for people. ``unmet``: resource -> what of its desired
-    lanes is not to be had, in words, as the planner found.
+    ``drained``: the operator drained the node. ``clean_at_end``: that drain also asked to leave nothing on disk at the
+    end. ``annotation_error``: why the annotation is not followed, for people. ``unmet``: resource -> in words, which
+    part of its desired lanes the planner cannot reach.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class DesiredLanes:
     ) -> None:
         """``config`` returns the configuration in use; ``changed`` is called when other lanes are desired than before.
 
-        ``files``: whose thread waits for the disk. Without an API server nobody could take back an old annotation.
+        ``files``: its thread waits for the disk. Without an API server the annotation on disk is not loaded: nobody
+        could take it back.
         """
         self._path = state / FILE_NAME
         self._annotation_path = state / ANNOTATION_FILE_NAME
@@ -66,9 +67,9 @@ class DesiredLanes:
         self._changed = changed
         self._api_server = api_server
         self._files = files
-        self._setting = asyncio.Lock()  # one command after the other: each begins with what the one before left
+        self._setting = asyncio.Lock()  # one command at a time: each starts from what the previous one left
         self.drained, self.clean_at_end = _read_drained(self._drain_path)
-        self._unreadable: dict[Path, str] = {}  # file -> why; what it said may be anything
+        self._unreadable: dict[Path, str] = {}  # file -> why it cannot be read
         self._commands = self._load(self._path)
         if self._path in self._unreadable:
             self._commands = {resource.name: LaneOverride({}) for resource in config().resources}
@@ -78,7 +79,7 @@ class DesiredLanes:
         self._annotation_text: tuple[str | None, ...] = ()  # as it is on the Node; (): not known
         self.annotation_error = ""
         self.unmet: dict[str, list[str]] = {}
-        self._not_followed: dict[str, dict[str, str]] = {}  # resource -> source that asks for something else -> why not
+        self._not_followed: dict[str, dict[str, str]] = {}  # resource -> source that is not followed -> why
 
     # --- what is desired --------------------------------------------------------------------------------------------
 
@@ -91,11 +92,11 @@ class DesiredLanes:
         return self._decide(resource)[0]
 
     def uncertain(self, resource: Resource) -> bool:
-        """Whether an override that could not be read may say otherwise: then no device is to move."""
+        """Whether an override that could not be read may ask for other lanes: then no device is to move."""
         return not self.drained and (self._annotation_path in self._unreadable or self._is_lost(resource))
 
     def describe(self, resource: Resource) -> dict[str, str]:
-        """Return ``{legacy, dra, source}`` of one resource, for people; and ``shared`` where some are to be."""
+        """Return ``{legacy, dra, source}`` of one resource as texts, and ``shared`` if devices are to be shared."""
         source, lanes = self._decide(resource)
         selected = any(isinstance(share, Selection) for share in lanes.resolved)  # then a number says nothing
         legacy, dra = (
@@ -109,8 +110,8 @@ class DesiredLanes:
         return any(self.lanes(resource).uses_leases for resource in self._config().resources)
 
     def notes(self) -> list[str]:
-        """Say what is asked for and not done, and why, for people."""
-        if self.drained:  # what the others ask for is of no consequence
+        """Return sentences for people: what is asked for but not done, and why."""
+        if self.drained:  # then no other source counts
             return ["drained: no device is for claims until `drabridge drain --undo`"]
         notes = []
         if self.annotation_error:
@@ -134,7 +135,10 @@ class DesiredLanes:
         return notes
 
     def _decide(self, resource: Resource) -> tuple[str, Lanes]:
-        """Return the first source whose lanes fit with the floors as they are now; one may be older than they are."""
+        """Return the first source whose lanes fit the present floors, and its lanes.
+
+        An override may be older than these.
+        """
         if self.drained:
             return DRAIN, DRAINED
         not_followed: dict[str, str] = {}
@@ -149,31 +153,32 @@ class DesiredLanes:
                 break
             except ConfigError as error:
                 not_followed[source] = reason = str(error)
-                if before.get(source) != reason:  # every plan asks
+                if before.get(source) != reason:  # every plan comes here: one reason is logged once
                     fields = {"resource": resource.name, "source": source, "reason": reason}
                     log.error("lanes cannot be followed", extra=fields)
         self._not_followed[resource.name] = not_followed
         return decided
 
     def _followed(self, resource: Resource, override: LaneOverride) -> Lanes:
-        """Return the lanes of an override. Raises ConfigError for what means nothing, or cannot be done here."""
+        """Return the lanes of an override. Raises ConfigError if they make no sense, or cannot be had here."""
         lanes = override.lanes(resource)
         if lanes.uses_dra and (off := self._api_server.claims_off) is not None:
             raise ConfigError(f"{resource.name}: claims are not served on this node: {off.why}", hint=off.remedy)
         return lanes
 
     def _is_lost(self, resource: Resource) -> bool:
-        """Whether the command's override of a resource is lost, would count, and was not given again."""
+        """Whether ``lanes set`` may have set an override that is lost: it would count now, and was not set again."""
         override = self._commands.get(resource.name)
         return override is not None and not override.asked and self.source(resource) == CONFIGURATION
 
     # --- the operator's commands ------------------------------------------------------------------------------------
 
     async def set(self, body: bytes) -> dict[str, Any]:
-        """``{"resource": ..., "legacy": ..., "dra": ...}``, or with ``"reset": true`` instead of the lanes.
+        """Set or reset the lanes of one resource, as ``drabridge lanes set`` asks; return what is desired now.
 
-        Returns what is desired now. Raises ConfigError for what means nothing, HostError where the disk fails: nothing
-        is changed then.
+        ``body``: ``{"resource": ..., "legacy": ..., "dra": ...}``, or with ``"reset": true`` instead of the lanes.
+        Raises ConfigError if the request makes no sense or cannot be met, HostError if the disk fails; nothing is
+        changed then.
         """
         async with self._setting:
             resource, override = parse_request(body, self._config())
@@ -204,9 +209,9 @@ class DesiredLanes:
             return {"resource": name, **self.describe(resource)}
 
     async def drain(self, *, clean: bool = False) -> None:
-        """Give everything to the legacy lane from now on, over restarts too. ``clean``: see ``clean_at_end``.
+        """Desire every device in the legacy lane from now on, also after a restart. ``clean``: see ``clean_at_end``.
 
-        Raises HostError where the disk fails: nothing is changed then.
+        Raises HostError if the disk fails; nothing is changed then.
         """
         try:
             text = json.dumps({"clean": clean}).encode()
@@ -220,7 +225,7 @@ class DesiredLanes:
         self._changed()
 
     async def undo_drain(self) -> None:
-        """Let the three sources decide again. Raises HostError."""
+        """Let annotation, command and configuration decide again. Raises HostError if the disk fails."""
         try:
             await self._files.promptly(lambda: self._drain_path.unlink(missing_ok=True))
         except OSError as error:
@@ -231,9 +236,9 @@ class DesiredLanes:
     # --- the Node's annotation --------------------------------------------------------------------------------------
 
     def annotate(self, text: str | None) -> None:
-        """Take the annotation's value as it is now; None when there is none.
+        """Take the annotation's present value; None: there is no annotation.
 
-        A bad one is reported, and what the annotation said before stays in force.
+        A bad value is reported, and the previous one stays in force.
         """
         self._annotation_text = (text,)
         if self._unreadable.pop(self._annotation_path, None) is not None:
@@ -256,16 +261,19 @@ class DesiredLanes:
                 self._annotation = overrides
                 self._changed()
             return
-        if self.annotation_error != before:  # a Node changes every few seconds
+        if self.annotation_error != before:  # the Node changes every few seconds: one error is logged once
             log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
 
     def reconfigured(self) -> None:
-        """Ask again what an annotation may ask for: the configuration changed."""
+        """Check the annotation again, because the configuration changed."""
         for text in self._annotation_text:
             self.annotate(text)
 
     def forget_annotation(self) -> None:
-        """From now on its changes are not known. What is on disk counts again when they are."""
+        """Drop the annotation, because the API server is left and its changes are not known from now on.
+
+        The file stays for a later start with an API server.
+        """
         self._annotation_on_disk, self._annotation_text, self.annotation_error = None, (), ""
         self._unreadable.pop(self._annotation_path, None)
         if self._annotation:
@@ -273,7 +281,7 @@ class DesiredLanes:
             self._changed()
 
     def _remember(self, overrides: Overrides) -> None:
-        """Keep the annotation, in the thread of the disk; if it fails, again when the Node is seen again."""
+        """Save the annotation, in the disk's thread. If that fails, it is saved when the Node is seen the next time."""
         try:
             self._save(self._annotation_path, overrides)
         except OSError as error:
@@ -301,7 +309,7 @@ class DesiredLanes:
 
 
 def _read_drained(path: Path) -> tuple[bool, bool]:
-    """Whether the node is drained, and whether its state is to go at the end. A damaged file means drained."""
+    """Read whether the node is drained, and whether its files are to go at the end. A damaged file means drained."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

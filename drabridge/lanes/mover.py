@@ -1,4 +1,4 @@
-"""Move free devices between the lanes of a running node: begin what the plan wants, accompany it to its end."""
+"""Move devices between the lanes of a running node: begin the moves of the plan, and follow each to its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drabridge.ledger.model import Entry, Lane, WaitsFor
 from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
 
-GATHER_SECONDS = 0.02  # each Allocate changes the ledger, few changes move a lane: many of them are looked at together
+GATHER_SECONDS = 0.02  # wait so long for further changes of the ledger: there are many, and few of them concern lanes
 
 
 class LaneMover:
@@ -35,7 +35,7 @@ class LaneMover:
         competing: Container[str],
         changed: WakeUp,
     ) -> None:
-        """``competing``: resources that another plugin serves, too. ``changed`` is set when lanes must be looked at."""
+        """``competing``: resources that another plugin also serves. ``changed`` is set when lanes must be looked at."""
         self._ledger_service = ledger_service
         self._targets = targets
         self._desired = desired
@@ -45,7 +45,7 @@ class LaneMover:
         self._changed = changed
 
     async def run(self) -> None:
-        """Begin and accompany moves until cancelled."""
+        """Begin moves and follow them, until cancelled."""
         while True:
             await self._begin()
             pause = await self._accompany()
@@ -53,7 +53,10 @@ class LaneMover:
                 await asyncio.sleep(GATHER_SECONDS)
 
     async def _begin(self) -> None:
-        """Ask the ledger for every change that the plan wants; what cannot be now waits there, visibly."""
+        """Ask the ledger for every change that the plan wants.
+
+        A change that is not possible yet waits in the ledger.
+        """
         service = self._ledger_service
         for resource in self._targets.resources():
             if (made := self._targets.plan(resource)) is None:
@@ -66,7 +69,7 @@ class LaneMover:
             self._desired.unmet[resource.name] = made.notes or self._targets.divided(made)
 
     async def _accompany(self) -> float | None:
-        """Fetch acknowledgements; return the seconds until the next attempt, None when no move waits for one."""
+        """Fetch acknowledgements; return the seconds until the next attempt or plan, None if neither is due."""
         pauses: list[float] = []
         waiting: dict[WaitsFor | None, list[Entry]] = {}
         for entry in self._ledger_service.ledger.entries.values():
@@ -74,9 +77,9 @@ class LaneMover:
         leaving = [
             entry
             for entry in waiting.get(WaitsFor.KUBELET, ())
-            if entry.device.resource not in self._competing  # the other plugin may offer it again
+            if entry.device.resource not in self._competing  # the other plugin may offer the device again
         ]
-        if leaving and self._slices.published:  # else they may still be taken back
+        if leaving and self._slices.published:  # without slices the next plan may take these moves back
             pauses.append(await self._kubelet.fetch(leaving))
         if returning := waiting.get(WaitsFor.SLICES):
             await self._api_server.fetch_slices(returning)

@@ -1,4 +1,4 @@
-"""Parse what the Node's annotation or a command asks of the lanes: once for each configuration of a resource."""
+"""Parse the lanes that the Node's annotation or a command asks for, once for each configuration of a resource."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LaneOverride:
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
         self.asked = dict(asked)
-        self._parsed: tuple[Resource, Lanes | ConfigError] | None = None  # for this configuration of the resource
+        self._parsed: tuple[Resource, Lanes | ConfigError] | None = None  # and the configuration it was parsed with
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LaneOverride) and self.asked == other.asked
@@ -34,7 +34,7 @@ class LaneOverride:
     __hash__ = None  # type: ignore[assignment]
 
     def lanes(self, resource: Resource) -> Lanes:
-        """Return the lanes asked for, with the configuration's floors. Raises ConfigError for what means nothing."""
+        """Return the lanes asked for, with the configuration's floors. Raises ConfigError if they make no sense."""
         if self._parsed is None or self._parsed[0] is not resource:
             try:
                 self._parsed = resource, _with_floors(resource, self.asked)
@@ -42,7 +42,7 @@ class LaneOverride:
                 self._parsed = resource, error
         found = self._parsed[1]
         if isinstance(found, ConfigError):
-            raise found.with_traceback(None)  # it is raised for every plan
+            raise found.with_traceback(None)  # every plan raises the same error: its traceback would grow each time
         return found
 
 

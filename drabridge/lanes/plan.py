@@ -2,16 +2,17 @@
 
 The rules:
 
-- Claims are served from the front of the order, pods from its end, so the two lanes rarely want the same device.
+- Claims are served from the front of the packing order, pods from its end, so the two lanes rarely want the same
+  device.
 - Devices on one PCIe root and NUMA node stay together if the numbers allow it.
 - Parts of one device always stay together: if the numbers would divide them, claims get fewer than desired.
-- Parts go where their whole goes, whatever their own numbers are: in different lanes neither would be offered.
+- Parts go to the lane of their whole, whatever their own numbers are: in different lanes neither would be offered.
 - Free devices move before held ones; a whole with a held part counts as held. A held device moves when it is released.
 - A device that is on its way counts as arrived, so a plan is neither repeated nor taken back while it is carried out.
-- Faulty devices count, and are the last to choose for either lane. The lane that lacks the larger part of its number
-  because of them gets free devices that work in exchange: at once if devices move anyhow, else after
-  ``HYSTERESIS_SECONDS``. Each exchange makes the larger lack smaller, and a device that works again moves nothing. So a
-  device that flaps ends up in the lane that misses it least.
+- Faulty devices count, and each lane chooses them last. If they are a larger share of one lane than of the other, that
+  lane gets free working devices in exchange: at once if devices move anyhow, else after ``HYSTERESIS_SECONDS``. An
+  exchange is made only if it makes the larger share smaller. A device that works again causes no move. So a device that
+  flaps ends up in the lane that misses it least.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ HYSTERESIS_SECONDS = 60.0  # a device that flaps (USB, a driver reload) must not
 
 
 class LaneTarget(Struct, frozen=True):
-    """How one resource's devices are to be divided; floors and percentages are counted in.
+    """How one resource's devices are to be divided between the lanes; floors and percentages are already applied.
 
     See ``drabridge.config.lanes.Lanes.targets``.
     """
 
-    dra: int  # so many devices in the dra lane, the rest in the legacy lane
+    dra: int  # number of devices in the dra lane; the rest is in the legacy lane
     pinned: Mapping[str, Lane] | None = None  # devices that the operator chose a lane for, and parts of wholes
     why_pinned: str = "chosen by the operator"
 
@@ -84,7 +85,7 @@ class _Group(Struct, frozen=True):
     on_its_way: bool
     pinned: bool
     usable: int  # how many of them are present and work
-    long_unusable: bool  # all others have been faulty or gone for HYSTERESIS_SECONDS
+    long_unusable: bool  # each of the others has been faulty or gone for HYSTERESIS_SECONDS
 
     @property
     def size(self) -> int:
@@ -111,9 +112,10 @@ def _wholes(devices: Iterable[Device]) -> list[list[Device]]:
 def from_selection(
     devices: Sequence[Device], pinned: Mapping[str, Lane], *, rest: Lane, min_legacy: int, min_dra: int
 ) -> LaneTarget:
-    """Build the target of an operator who names devices: ``pinned`` ones and their parts, all others in ``rest``.
+    """Build the target for devices that the operator names: ``pinned`` ones and their parts; all others go to ``rest``.
 
-    The floors hold, too: pins beyond them are left out, those to claims from the end and those to pods from the front.
+    The floors hold as well. A pin that a floor leaves no room for is dropped: from the end of the order if it is for
+    claims, from the front if it is for pods.
     """
     wholes = _wholes(devices)
     pins = [next((lane for part in whole if (lane := pinned.get(part.name))), None) for whole in wholes]
@@ -154,7 +156,7 @@ def _replaced(ledger: Ledger, entry: Entry) -> bool:
 
 
 def seconds_until_replan(ledger: Ledger, at: float) -> float | None:
-    """Seconds until a device has been faulty, or gone, for long enough to plan anew; None if there is none."""
+    """Return the seconds until a device has been faulty or gone for ``HYSTERESIS_SECONDS``; None if there is none."""
     since = [e.presence_since for e in ledger.entries.values() if e.device.presence is not Presence.PRESENT]
     return min((left for stamp in since if (left := stamp + HYSTERESIS_SECONDS - at) > 0), default=None)
 
@@ -188,8 +190,8 @@ def plan(ledger: Ledger, devices: Sequence[Device], desired: LaneTarget, at: flo
 def startable_without_slices(ledger: Ledger, changes: Sequence[LaneChange]) -> tuple[LaneChange, ...]:
     """Return the changes that can begin while claims cannot be offered anything, for example without an API server.
 
-    If pods would lose a device to claims, which could not get it, only moves that give pods a device back remain. To
-    begin half of an exchange would be no help: the next plan would take it back, for ever.
+    If pods would lose a device to claims, which could not get it yet, only the changes remain that end such a move.
+    Half of an exchange is not begun: the next plan would take it back, and so on for ever.
     """
     if not any(change.lane is Lane.DRA and ledger.entries[change.device].lane is Lane.LEGACY for change in changes):
         return tuple(changes)
@@ -197,9 +199,10 @@ def startable_without_slices(ledger: Ledger, changes: Sequence[LaneChange]) -> t
 
 
 def starting_lanes(ledger: Ledger, devices: Sequence[Device], desired: LaneTarget) -> dict[str, Lane]:
-    """Return the lane in which each device starts that the ledger has never seen.
+    """Return, by name, the starting lane of each device that the ledger has never seen.
 
-    Parts start beside their siblings. Others start in the dra lane as far as it lacks devices, and else in legacy.
+    Parts start in the lane of their siblings. Others start in the dra lane while it lacks devices, then in the legacy
+    lane.
     """
     new = {device.name for device in devices if device.name not in ledger.entries}
     if not new:
@@ -213,7 +216,7 @@ def starting_lanes(ledger: Ledger, devices: Sequence[Device], desired: LaneTarge
 
 
 def destination_lane(entry: Entry) -> Lane:
-    """Return where a device is, or is on its way to: LEGACY or DRA. One that both sides may have counts as LEGACY."""
+    """Return the lane that a device is in or moves to: LEGACY or DRA. A shared device counts as LEGACY."""
     lane = entry.move.target if entry.move else entry.lane
     return Lane.DRA if lane in (Lane.DRA, Lane.LEGACY_TO_DRA) else Lane.LEGACY
 
@@ -231,7 +234,7 @@ def _groups(ledger: Ledger, devices: Sequence[Device], desired: LaneTarget, at: 
         broken = [entry for entry in entries if entry.device.presence is not Presence.PRESENT]
         facts = [ledger.entries[d.name].device if d.name in ledger.entries else d for d in members]
         pin = next((lane for name in names if (lane := desired.lane_of(name))), None)
-        # If parts were divided, the others follow a held one: it would be the last to move.
+        # If parts are in both lanes, the group's lane is that of a held part, which would be the last to move.
         lane = pin or (destination_lane((held or entries)[0]) if entries else Lane.LEGACY)
         groups.append(
             _Group(
@@ -255,9 +258,10 @@ def _overlaps_a_held_one(ledger: Ledger, entries: Iterable[Entry]) -> bool:
 
 
 def _choose(candidates: list[_Group], all_groups: list[_Group], missing: int, target: Lane) -> list[_Group]:
-    """Choose up to ``missing`` devices for ``target``: cell by cell, first those that complete a cell.
+    """Choose up to ``missing`` devices for ``target``, one cell (PCIe root and NUMA node) after the other.
 
-    For pods it may be more than ``missing``: if parts leave no other way, the number of the legacy lane comes first.
+    For the legacy lane it may choose more: if parts of one device leave no other way, that lane gets too many devices
+    rather than too few.
     """
     direction = 1 if target is Lane.DRA else -1
     chosen: list[_Group] = []
@@ -297,7 +301,7 @@ def _cell_rank(
     target: Lane,
     direction: int,
 ) -> tuple[int, int]:
-    """Return a cell's rank, best first: one with devices in ``target``, one that can go whole, then by position."""
+    """Return a cell's rank, lowest first: with devices in ``target``, able to move as a whole; then by position."""
     members = [group for group in all_groups if group.cell == cell]
     there = sum(group.size for group in members if group.lane is target or group in chosen)
     ready = sum(group.size for group in left if group.cell == cell)
@@ -307,7 +311,7 @@ def _cell_rank(
 
 
 def _overtake(groups: list[_Group]) -> Iterable[_Group]:
-    """Replace held devices that wait to leave a lane by free ones of that lane, so that nobody waits."""
+    """Yield pairs to swap: a held group that waits to leave a lane, then a free group of that lane to go instead."""
     for target, direction in ((Lane.DRA, 1), (Lane.LEGACY, -1)):
         waiting = [group for group in groups if group.lane is target and group.held and group.on_its_way]
         free = [group for group in groups if group.lane is not target and _turn(group) == 1]
@@ -321,10 +325,10 @@ def _overtake(groups: list[_Group]) -> Iterable[_Group]:
 
 
 def _exchange(groups: list[_Group], taken: Collection[tuple[str, ...]], movable: list[_Group]) -> Iterator[_Group]:
-    """Yield groups of ``movable`` to exchange: one that does not work, then one of the other lane that does.
+    """Yield pairs of ``movable`` to exchange: a group that does not work, then one of the other lane that does.
 
-    The first is in the lane that lacks the larger part of its number; the other lane must lack less even afterwards.
-    ``taken`` groups are about to change lanes.
+    The first is in the lane that lacks the larger share of its devices; even afterwards the other lane must lack less
+    than that. ``taken`` groups are about to change lanes.
     """
     lanes = {group.names: _other(group.lane) if group.names in taken else group.lane for group in groups}
     number, lack = dict.fromkeys((Lane.DRA, Lane.LEGACY), 0), dict.fromkeys((Lane.DRA, Lane.LEGACY), 0)

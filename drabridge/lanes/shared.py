@@ -1,7 +1,7 @@
 """Choose the devices that are offered to both sides. Pure.
 
-They are devices that pods may have, and that claims may have as well, by a lease. So the plan of the two lanes comes
-first, and those that it leaves to pods may be shared: from the front of the order, where claims are served.
+Pods may have a shared device, and so may claims, by a lease. So the two lanes are planned first. Of the devices that
+this plan leaves to pods, the first ones in packing order are shared, because claims are served from there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drabridge.ledger.model import Entry, Lane, Ledger
 
 
 def lent_as_shared(ledger: Ledger, lent: Iterable[str]) -> Ledger:
-    """Return the ledger with devices that are lent to the dra lane in the shared lane, to which they belong."""
+    """Return the ledger with the ``lent`` devices in the shared lane, to which they belong, instead of the dra lane."""
     entries = (entry for name in lent if (entry := ledger.entries.get(name)))
     return ledger.replace(
         (replace(entry, lane=Lane.SHARED, move=None) for entry in entries if _target(entry) is Lane.DRA), seq=ledger.seq
@@ -31,9 +31,9 @@ def with_shared(
     count: int,
     lent: Collection[str] = frozenset(),
 ) -> tuple[LaneChange, ...]:
-    """Return the changes of the two lanes with ``count`` of the devices that pods may have shared with claims.
+    """Return the changes of the two lanes, and those that put ``count`` of the devices for pods into the shared lane.
 
-    Those of them that are ``lent`` are to be in the dra lane for now (:mod:`drabridge.offers.turns`).
+    Shared devices that are ``lent`` are to be in the dra lane for now (:mod:`drabridge.offers.turns`).
     """
     seen = lent_as_shared(ledger, lent).entries
     entries = {device.name: seen[device.name] for device in packing_order(devices) if device.name in seen}
@@ -54,7 +54,7 @@ def with_shared(
 
 
 def shared_now(ledger: Ledger, devices: Sequence[Device]) -> int:
-    """Count the devices that are shared, or are to be when they are released."""
+    """Count the devices that are shared, or will be when they are released."""
     entries = (ledger.entries.get(device.name) for device in devices)
     return sum(entry is not None and _target(entry) is Lane.SHARED for entry in entries)
 
@@ -69,5 +69,5 @@ def _lane(entry: Entry, planned: Mapping[str, LaneChange]) -> Lane:
 
 
 def _rank(entry: Entry) -> tuple[bool, bool]:
-    """Rank what works first, then what is shared now: a sort that is stable keeps the order otherwise."""
+    """Rank working devices first, then shared ones; the sort is stable and keeps the order otherwise."""
     return entry.device.presence is not Presence.PRESENT, _target(entry) is not Lane.SHARED

@@ -33,7 +33,7 @@ from drabridge.ledger.service import LedgerService
 
 
 class LanePlan(Struct, frozen=True):
-    """What is to change for one resource. ``notes``: what of the desired lanes is not to be had, in words."""
+    """What is to change for one resource. ``notes``: in words, which part of the desired lanes cannot be reached."""
 
     devices: Sequence[Device]
     wanted: LaneTarget
@@ -69,7 +69,7 @@ class LaneTargets:
         self._api_server = api_server
 
     def first_lanes(self, snapshot: Snapshot) -> Mapping[str, Lane]:
-        """Choose the lanes in which devices start that the ledger has never seen; by device name."""
+        """Return, by name, the starting lane of each device that the ledger has never seen."""
         ledger = self._ledger_service.ledger
         found: dict[str, Lane] = {}
         here = {device.syspath for device in snapshot.devices if device.presence is not Presence.GONE}
@@ -77,20 +77,21 @@ class LaneTargets:
             devices = [
                 device
                 for device in snapshot.of(resource.name)
-                if device.presence is not Presence.GONE or device.syspath not in here  # another has its place, and lane
+                # A gone device whose place another one has taken is left out: that one has its lane.
+                if device.presence is not Presence.GONE or device.syspath not in here
             ]
             wanted, _ = self._wanted(self._desired.lanes(resource), devices)
             found |= starting_lanes(ledger, devices, wanted.beside_wholes(ledger, devices, found))
         return found
 
     def resources(self) -> list[Resource]:
-        """Sort the resources so that the lane of a whole device is known before its parts follow it."""
+        """Return the resources, those with parts last: a part follows the lane of its whole."""
         return sorted(self._config().resources, key=lambda resource: resource.partition is not None)
 
     def plan(self, resource: Resource) -> LanePlan | None:
         """Plan the changes of one resource.
 
-        None while the inventory is not complete, or while its desired lanes are in a file that could not be read.
+        None while the inventory is not complete, or if a file that could not be read may have its desired lanes.
         """
         if not self._inventory.current.complete or self._desired.uncertain(resource):
             return None
@@ -105,7 +106,10 @@ class LaneTargets:
         return LanePlan(devices, wanted, made, [*notes, *why])
 
     def divided(self, made: LanePlan) -> list[str]:
-        """Say, once the changes have begun, that the parts of a device would have to be in both lanes."""
+        """Return a note if parts of one device, which share a lane, keep the dra lane from its number.
+
+        Call it once the changes have begun.
+        """
         entries = self._ledger_service.ledger.entries
         there = sum(
             destination_lane(entries[device.name]) is Lane.DRA for device in made.devices if device.name in entries
@@ -118,7 +122,7 @@ class LaneTargets:
         ]
 
     def _shared(self, resource: Resource, devices: Sequence[Device], ledger: Ledger) -> tuple[int, list[str]]:
-        """How many devices both sides are to be offered, and why not as many as are desired, in words."""
+        """Return how many devices are to be offered to both sides, and in words why fewer than desired."""
         asked = self._desired.lanes(resource).shared_of(len(devices))
         if not asked:
             return 0, []
@@ -139,7 +143,7 @@ class LaneTargets:
         return count, [f"{asked - count} of {asked} shared devices are for pods only: {why}"] if count < asked else []
 
     def _wanted(self, lanes: Lanes, devices: Sequence[Device]) -> tuple[LaneTarget, list[str]]:
-        """And what of it is not to be had, in words."""
+        """Return the desired lanes as a target for ``devices``, and in words which part cannot be reached."""
         total = len(devices)
         selected = {
             lane: set(self._selected(share, lane, devices))
@@ -162,14 +166,14 @@ class LaneTargets:
             for lane, share, count in numbers
             if isinstance(share, LaneShare) and not _has_share(share, count, total)
         ]
-        if self._api_server.claims_off is not None:  # the dra lane keeps its devices, and gets no other
+        if self._api_server.claims_off is not None:  # the dra lane keeps its devices and gets no more
             entries = self._ledger_service.ledger.entries
             kept = [e for d in devices if (e := entries.get(d.name)) and e.lane in (Lane.DRA, Lane.DRA_TO_LEGACY)]
             return LaneTarget(min(wanted.dra, len(kept))), []
         return wanted, notes if devices else []
 
     def _selected(self, selection: Selection, lane: Lane, devices: Sequence[Device]) -> Iterator[str]:
-        """Yield the selected devices. One that is away matches nothing: it stays selected for the lane that it has."""
+        """Yield the names of the selected devices. One that is away matches nothing; it stays selected for its lane."""
         entries = self._ledger_service.ledger.entries
         for device in devices:
             record = self._inventory.udev_device(device.name)

@@ -1,4 +1,4 @@
-"""Apply one event to the ledger: which devices it concerns, with which signal, and what the table makes of each.
+"""Apply one event to the ledger: find the devices it concerns and the signal for each, and let the table act.
 
 Requests that grant something are all or nothing: if one device is refused, the step changes no entry.
 """
@@ -108,7 +108,7 @@ def _signal(tx: Transaction, signal: DeviceSignal, name: str, argument: Any) -> 
 def _signal_claim(
     tx: Transaction, signal: DeviceSignal, uid: str, argument: Any, exclude: Collection[str] = ()
 ) -> None:
-    """Let the table act on every device that the claim ``uid`` has, ``exclude`` aside."""
+    """Let the table act on every device that the claim ``uid`` has, except those in ``exclude``."""
     for name in tx.ledger.by_claim.get(uid, ()):
         if name not in exclude:
             _signal(tx, signal, name, argument)
@@ -189,10 +189,10 @@ def _held_by(tx: Transaction, claim: ClaimRef) -> list[str]:
 
 
 def _deny_lease(tx: Transaction, claim: ClaimRef, uses: Iterable[ev.DeviceUse], reason: str) -> None:
-    """Deny a claim all of its devices, and say so. A device that is not known any more needs no denial.
+    """Deny a claim all of its devices, and write an Event. A device that is not known any more needs no denial.
 
-    Refused if the claim has all of them. Where it lacks one, what it was granted is of another lane, or of an earlier
-    allocation.
+    Refused if the claim was granted all of them. If it lacks one, those that it was granted are of another lane, or of
+    an earlier allocation, and are denied as well.
     """
     known, wanted = _held_by(tx, claim), [use.device for use in uses if not use.admin]
     entries = [tx.get(name) for name in wanted or known]
@@ -227,7 +227,10 @@ def _observed(tx: Transaction, event: ev.Observed) -> None:
 
 
 def _kubelet_started(tx: Transaction, event: ev.KubeletStarted) -> None:
-    """Suspend releases until a new kubelet knows its pods, and count evidence anew. The known one changes nothing."""
+    """Suspend releases until a new kubelet knows its pods, and count evidence anew.
+
+    A kubelet that is known already changes nothing.
+    """
     if _is_known_kubelet(tx, event.kubelet):
         return
     for entry in tx.ledger.entries.values():
@@ -272,7 +275,9 @@ def _agent_started(tx: Transaction, event: ev.AgentStarted) -> None:
     until, because = event.at + tx.policy.settle_seconds, "the agent started"
     if node.whole and _is_known_kubelet(tx, event.kubelet) and node.releases_suspended_until <= until:
         until, because = node.releases_suspended_until, node.suspended_because  # counted since kubelet's own start
-    tx.durable_node = bool(node.lost) or not node.ever_merged  # files of fabric claims must not look like its traces
+    # The first merge must be on disk: fabric claims leave files but nothing in the ledger, and at a start a ledger that
+    # was never merged takes such files for traces of a lost one.
+    tx.durable_node = bool(node.lost) or not node.ever_merged
     _set_node(
         tx,
         merged=True,
@@ -293,10 +298,10 @@ def _record_prepared(tx: Transaction, prepared: Iterable[ev.ClaimDevices], names
 
 
 def _believe_other_resources(tx: Transaction, answers: Sequence[KubeletAnswer]) -> None:
-    """Believe pods that kubelet shows under another resource with an id of ours, where nobody knows better.
+    """Believe pods that kubelet shows under another resource with an id of ours, if the device's holder is not known.
 
-    Nobody does for a device in quarantine, nor for a free one of a ledger that was never merged with kubelet's view.
-    The same id may be chance, so it does not put a known holder in doubt.
+    It is not known for a device in quarantine, nor for a free one of a ledger that was never merged with kubelet's
+    view. The same id may be chance, so it does not put a known holder in doubt.
     """
     unsure = {Owner.QUARANTINE} if tx.ledger.node.ever_merged else {Owner.QUARANTINE, Owner.NONE}
     for name, before in tx.ledger.entries.items():
@@ -346,9 +351,9 @@ def _discovered(tx: Transaction, event: ev.Discovered) -> None:
 
 
 def _arrived(tx: Transaction, entry: Entry) -> Entry:
-    """Make a free device of the DRA lane that just arrived move there first: kubelet must confirm that it is free.
+    """Let a free device that arrives in the DRA lane first move there: kubelet must confirm that no pod has it.
 
-    The merge asked kubelet who holds what, but that is over: pods of another plugin may have this device.
+    The merge asked kubelet who holds what, but without this device: pods of another plugin may have it.
     """
     if entry.owner is not Owner.NONE or entry.lane is not Lane.DRA or not tx.ledger.node.ever_merged:
         return entry
@@ -357,7 +362,7 @@ def _arrived(tx: Transaction, entry: Entry) -> Entry:
 
 
 def _device_changed(tx: Transaction, entry: Entry, device: LedgerDevice) -> None:
-    """Record what the inventory says anew of a known device. Its holder stays: a pod is not hardware."""
+    """Record what the inventory says about a known device. Its holder stays: a pod may run on without its hardware."""
     presence_changed = device.presence is not entry.device.presence
     if presence_changed and device.presence is not Presence.PRESENT and entry.owner is not Owner.NONE:
         message = f"{entry.name} is {device.presence} while it is held by {refusals.holder(entry)}"
@@ -369,7 +374,7 @@ def _device_changed(tx: Transaction, entry: Entry, device: LedgerDevice) -> None
         message = f"{entry.name} is in service again"
         tx.effects.append(Notify(Subject.NODE, "DeviceUncordoned", message, warning=False))
     hold = entry.hold
-    if hold is not None and device.resource != entry.device.resource:  # kubelet goes on counting it as it did
+    if hold is not None and device.resource != entry.device.resource:  # kubelet goes on counting it as before
         hold = replace(hold, resource=hold.resource or entry.device.resource)
     changed = replace(entry, device=device, hold=hold, was_at=_former_nodes(entry, device), seq=tx.seq)
     if presence_changed:
@@ -379,9 +384,9 @@ def _device_changed(tx: Transaction, entry: Entry, device: LedgerDevice) -> None
 
 
 def _former_nodes(entry: Entry, device: LedgerDevice) -> tuple[str, ...]:
-    """Device nodes that the holder may have beside those of the device now.
+    """Return former device nodes that the holder may still have, beside those that the device has now.
 
-    The device was plugged in again, or its driver was reset; the container was given the nodes of before.
+    The device was plugged in again, or its driver was reset; the container was given the former nodes.
     """
     if entry.owner is Owner.NONE:
         return ()
@@ -417,8 +422,8 @@ def _forgotten(tx: Transaction, event: ev.Forgotten) -> None:
 def _refused(tx: Transaction, event: ev.Event) -> Step:
     """Return the step that changes nothing. The side that believed the device free is sent the current offers at once.
 
-    A person hears of a refusal with the answer that kubelet gets. For Allocate that is this one; a Prepare tries
-    several times inside one call of kubelet (:func:`refusal_effects` comes with the last).
+    A person hears of a refusal once, with the answer that kubelet gets. For Allocate that is this answer. A Prepare
+    tries several times inside one call of kubelet: :func:`refusal_effects` comes with the last try.
     """
     match event:
         case ev.Allocate():

@@ -1,9 +1,9 @@
 """Write the ledger's records as text and read them back: JSON objects, in lines with a checksum.
 
-An entry is one flat object with the fields of its device beside its own, under the names that they have in
-:mod:`drabridge.ledger.model`; most that have their default are left out. Reading is strict about types, and ignores
-what it does not know. The checksum is over a line's own bytes: one over values that are serialised again breaks with
-every field that is added (NVIDIA/k8s-dra-driver-gpu#1080).
+An entry is one flat object: its own fields and those of its device, under the names that they have in
+:mod:`drabridge.ledger.model`. Most fields that have their default are left out. Reading is strict about types, and
+ignores what it does not know. The checksum is over a line's own bytes: a checksum over values that are serialised again
+breaks whenever a field is added (NVIDIA/k8s-dra-driver-gpu#1080).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def entry_to_json(entry: Entry) -> Json:
     data = _changed(entry.device) | _changed(entry)
     if "capacity" in data:
         data["capacity"] = dict(entry.device.capacity)
-    for stamp in ("presence_since", "legacy_until"):  # left out where they are as ``since``
+    for stamp in ("presence_since", "legacy_until"):  # left out where they equal ``since``
         data[stamp] = getattr(entry, stamp)
         if data[stamp] == entry.since:
             del data[stamp]
@@ -143,7 +143,7 @@ def decode(line: bytes) -> Json:
     if line[_CRC_DIGITS : _CRC_DIGITS + 1] != b" " or line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(body):
         raise UnreadableLedger("its checksum does not match")
     try:
-        value: Any = msgspec.json.decode(body)  # it takes no text that could not be written again
+        value: Any = msgspec.json.decode(body)  # it accepts only text that can be written again
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableLedger(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):

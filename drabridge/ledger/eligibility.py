@@ -26,9 +26,9 @@ def legacy_healthy(ledger: Ledger, entry: Entry) -> bool:
 def dra_schedulable(ledger: Ledger, entry: Entry) -> bool:
     """Whether a ResourceSlice shows the device without taint: it is present, and held by claims or free for one.
 
-    Not while it waits to leave the lane. Where claims queue, the next one takes a device before the last one has
-    released it, and a device for several claims never becomes free. And not while the scheduler takes what is held for
-    free, or would give it once more to a claim that was denied it.
+    It has a taint while it waits to leave the lane: where claims queue, the next claim would take it before the last
+    one has released it, and a device for several claims would never become free. It also has a taint while the
+    scheduler takes a held device for free, or would give it once more to a claim that was denied it.
     """
     if entry.device.presence is not Presence.PRESENT or entry.denied:
         return False
@@ -42,8 +42,9 @@ def dra_schedulable(ledger: Ledger, entry: Entry) -> bool:
 def _scheduler_counts(held: ClaimHold, entry: Entry) -> bool:
     """Whether the scheduler counts a claim's hold, and so gives the device to nobody whom we would refuse.
 
-    It counts whole devices and shares apart: a device that is now offered in another manner than it is held looks free.
-    So does one whose claim has lost its allocation, until the claim is unprepared and its processes have ended.
+    It counts whole devices and shares apart: a device that is held as a whole and now offered in shares, or the other
+    way round, looks free. A device whose claim has lost its allocation looks free, too, until the claim is unprepared
+    and its processes have ended.
     """
     known = (held.api_allocated and not held.lingers) or (entry.device.shareable and not entry.device.capacity)
     return known and bool(held.shares) is entry.device.shareable
@@ -68,7 +69,7 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane]) -> bool:
 
 
 def cordoned_by(ledger: Ledger, entry: Entry) -> Entry | None:
-    """Return the entry by which a device is out of service: itself, or one whose hardware overlaps; None if it is not.
+    """Return the entry that puts a device out of service: itself, or one with overlapping hardware; None if none does.
 
     Nobody new gets it, and who has it keeps it.
     """
@@ -84,9 +85,9 @@ def leasable(ledger: Ledger, entry: Entry) -> bool:
 
 
 def blocking_relative(ledger: Ledger, entry: Entry) -> Entry | None:
-    """Return the entry whose hardware overlaps with a free device's and keeps that from being offered, or None.
+    """Return an entry with overlapping hardware that keeps a free device from being offered, or None.
 
-    It is held, or it is in another lane and not merely a former name of a place.
+    That entry is held, or it is in another lane. An entry that is only a former name of a place does not count.
     """
     relatives = ledger.relatives(entry.device)
     return next(

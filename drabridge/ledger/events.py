@@ -1,7 +1,7 @@
 """What can happen to the ledger. Every event carries ``at`` in wall-clock seconds; the ledger itself has no clock.
 
-``since_seq`` of an answer is ``Ledger.seq`` from when the gathering of the answer *began*. A device that changed hands
-after that is newer than the answer, and the answer is not believed about it.
+``since_seq`` of an answer is ``Ledger.seq`` at the moment when the gathering of the answer *began*. About a device that
+changed hands after that moment the answer is not believed.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class RecordLost(Struct, frozen=True):
 class ManualRelease(Struct, frozen=True):
     """The operator says that nobody uses a device in CONFLICT, in QUARANTINE, or left prepared.
 
-    Refused while kubelet or the API server says otherwise: stop the pod first. Of a CONFLICT one side may remain.
+    Refused while kubelet or the API server says otherwise: stop the pod first. After a CONFLICT one side may remain.
     """
 
     device: str
@@ -250,7 +250,7 @@ class ManualRelease(Struct, frozen=True):
 
 
 class LeaseGranted(Struct, frozen=True):
-    """The binding condition of the claim is to be set, as of those in ``others``, which the same pod waits for.
+    """The binding conditions of the claim and of ``others``, for which the same pod waits, are to be set.
 
     Refused unless kubelet has given up all of their devices.
     """
@@ -263,7 +263,8 @@ class LeaseGranted(Struct, frozen=True):
 class LeaseDenied(Struct, frozen=True):
     """The claim's failure condition is to be set, after the slices show its devices tainted.
 
-    ``uses``: its devices here; those that the ledger knows of the claim are denied as well. Refused once it has all.
+    ``uses``: its devices here; those that the ledger knows of the claim are denied as well. Refused if the claim was
+    granted all of them.
     """
 
     claim: ClaimRef

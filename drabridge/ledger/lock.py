@@ -23,8 +23,8 @@ class LedgerLockedError(HostError):
 class Lock:
     """The lock of one directory.
 
-    ``ran_before`` says whether an agent was here before, as far as the directory tells: one that ended meanwhile and
-    removed what it knew, the lock last, was not.
+    ``ran_before`` says whether an agent was here before, as far as the directory tells. An agent does not count if it
+    ended while we waited and removed its files, the lock last.
     """
 
     def __init__(self, directory: Path, *, wait: bool = False) -> None:

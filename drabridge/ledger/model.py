@@ -65,9 +65,9 @@ class MoveStep(StrEnum):
 class WaitsFor(StrEnum):
     """Whose word a free device waits for, before the other side, or a lease, may have it."""
 
-    KUBELET = "kubelet"  # that it has given the device up
-    SLICES = "slices"  # the API server's, that no slice shows it
-    CLAIMS = "claims"  # the API server's, after the quiet time, that no claim has it
+    KUBELET = "kubelet"  # kubelet's: it has given the device up
+    SLICES = "slices"  # the API server's: no slice shows it
+    CLAIMS = "claims"  # the API server's, after the quiet time: no claim has it
 
 
 class PodRef(Struct, frozen=True):
@@ -129,7 +129,7 @@ class Hold(Struct, frozen=True):
     unseen_since: float = 0.0  # this agent's first round that did not show it, even if that round could not count
     grace: float | None = None  # seconds that its pods have to end when they are deleted; None: not known
     recorded: tuple[PodRef, ...] = ()  # its pods as kubelet's checkpoint named them, by UID, after the last Allocate
-    former: tuple[PodRef, ...] = ()  # as it named them before: a file that says no more may be older than the Allocate
+    former: tuple[PodRef, ...] = ()  # as it named them before: a file that names no others may be older than Allocate
     earlier: tuple[PodRef, ...] = ()
     """Pods that had it at Allocates before the last one, and are not known to have ended: kubelet gives the device of a
     pod that was deleted by force to the next one while the first one's processes run."""
@@ -162,7 +162,7 @@ class ClaimHold(Struct, frozen=True):
 
     @property
     def lingers_until(self) -> float:
-        """When the last process must have ended of a claim that kubelet has unprepared; 0: it is not unprepared."""
+        """When the last process of an unprepared claim must have ended; 0: no process may run on."""
         return self.since + self.lingers if self.lingers else 0.0
 
 
@@ -259,7 +259,7 @@ class Entry(Struct, frozen=True):
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """Whose word it waits for: as its move has begun, or claims wait for its lease; None: for nobody's."""
+        """Whose word it waits for, because its move has begun or claims wait for its lease; None: nobody's."""
         if any(held.phase is ClaimPhase.PENDING for held in self.holders):
             return WaitsFor.KUBELET
         if self.move is None or self.lane not in MOVING:
@@ -375,7 +375,7 @@ class Ledger(Struct, frozen=True):
         one of its places, and devices whose holder may still have one of its nodes.
         """
         if not device.root and device.name not in self.by_root and self._alone(device):
-            return ()  # as most devices; this is asked of every device for every list
+            return ()  # most devices end here; this is asked of every device for every list
         return (*self._family(device), *self._beside(device))
 
     def _alone(self, device: LedgerDevice) -> bool:
@@ -390,7 +390,7 @@ class Ledger(Struct, frozen=True):
         return True
 
     def _family(self, device: LedgerDevice) -> tuple[Entry, ...]:
-        """Its whole or its parts, and other names for its own, its whole's and its parts' syspaths."""
+        """Return its whole or its parts, and other names for the syspaths of itself, its whole and its parts."""
         others = self._others_in_place(device)
         if device.root:
             whole = self.entries.get(device.root)
@@ -404,7 +404,7 @@ class Ledger(Struct, frozen=True):
         return (*here, *(other for part in here for other in self._others_in_place(part.device)), *others)
 
     def _others_in_place(self, device: LedgerDevice) -> tuple[Entry, ...]:
-        """Other names for the device's own syspath."""
+        """Return other names for the device's own syspath."""
         names = self.by_place.get(device.syspath) if device.syspath else None
         if names is None or names == (device.name,):
             return ()
@@ -412,7 +412,7 @@ class Ledger(Struct, frozen=True):
         return tuple(other for other in here if other.device.syspath == device.syspath)
 
     def _beside(self, device: LedgerDevice) -> tuple[Entry, ...]:
-        """Devices with another syspath that share one of the device's places, or that did and may share it still."""
+        """Return devices with another syspath that share one of the device's places, or did and may still share it."""
         names: Iterable[str] = self.by_place.get(device.syspath, ())
         if device.also_at:
             more = (self.by_place.get(_place_key(place), ()) for place in device.also_at)
@@ -454,7 +454,7 @@ def _is_node(place: str) -> bool:
 
 
 def _share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Whether a node that is the device's own on one side is also on the other side, there its own or a companion's."""
+    """Whether a node that is its own on one side is also on the other side, there its own or a companion's."""
     return bool(some and others) and any(
         place in there or f"{COMPANION}{place}" in there
         for here, there in ((some, others), (others, some))

@@ -4,11 +4,11 @@ Kubelet counts by resource: the same id under another plugin's resource is anoth
 what kubelet shows belongs to a device only under the device's own resource, or under the one that its hold is counted
 by.
 
-There is one exception, at a start where nobody knows better (:mod:`drabridge.ledger.apply_event`): the plugin before
-this agent may have given the same hardware the same id under another resource's name. That cannot be told from chance,
-because kubelet's checkpoint goes on naming the devices of a plugin that has ended. So it is believed, once. A mistake
-then blocks a device while that resource shows a pod with the id; not believing it could take the device of a running
-pod.
+There is one exception, at a start where the holder is not known (:mod:`drabridge.ledger.apply_event`): the plugin
+before this agent may have given the same hardware the same id under another resource's name. That cannot be told from
+chance, because kubelet's checkpoint goes on naming the devices of a plugin that has ended. So it is believed, once. A
+mistake then blocks a device while that resource shows a pod with the id; not believing it could take the device of a
+running pod.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EvidenceRound:
         self._recorded = KubeletAnswer(event.recorded)
         self._barrier = checkpoint is not None and checkpoint.barrier
         self._opened = event.opened or {}
-        # Claims that kubelet shows with devices of names that are not known here: they may have any device.
+        # Claims that kubelet shows with device names that are not known here: they may have any device.
         self._strange = tuple(
             claim for name, shown in event.claimed.items() if name not in ledger.entries for claim in shown
         )
@@ -97,14 +97,14 @@ class EvidenceRound:
         return self._with_ends(entry, evidence) if self._event.ends or self._event.grace else evidence
 
     def _named(self, pods: Iterable[PodRef]) -> tuple[PodRef, ...]:
-        """Pods that the checkpoint names, with their names where the API server has them."""
+        """Return the pods of the checkpoint, with namespace and name where the API server knows them."""
         names = self._event.names
         return tuple(
             PodRef(*names[pod.uid], pod.container, pod.uid) if pod.uid in names else pod for pod in dict.fromkeys(pods)
         )
 
     def _unaccounted(self, entry: Entry) -> tuple[str, ...] | None:
-        """Pods that may have the device, as far as the API server tells; None: it cannot be asked."""
+        """Return the pods that may have the device, as the API server shows them; None: it cannot be asked."""
         unaccounted, lingering = self._event.unaccounted, self._event.lingering.get(entry.name, ())
         if not unaccounted:
             return None if unaccounted is None else lingering
@@ -147,7 +147,7 @@ def shown_as_another_resource(answers: Sequence[KubeletAnswer], entry: Entry) ->
 
 
 def unknown_units(ledger: Ledger, resource: str, shown: Iterable[Unit]) -> frozenset[str]:
-    """Units of ``resource`` that kubelet shows with a pod and whose ids no device here has, or had."""
+    """Return the units of ``resource`` that kubelet shows with a pod, and whose ids no device and no hold here has."""
     ours = [entry for entry in ledger.entries.values() if resource in entry.counted_as]
     units = {unit for one in ours for unit in (*one.device.units, *(one.hold.units if one.hold else ()))}
     known = set(map(device_id_of, units))
@@ -157,7 +157,7 @@ def unknown_units(ledger: Ledger, resource: str, shown: Iterable[Unit]) -> froze
 def record_lost_by_unknown_units(
     ledger: Ledger, resource: str, units: Collection[str], at: float
 ) -> ev.RecordLost | None:
-    """Return the event that follows from :func:`unknown_units`: their pods may have any device. None: there is none."""
+    """Return the event for :func:`unknown_units`, whose pods may have any device; None: no device is of this kind."""
     ours = tuple(entry.name for entry in ledger.entries.values() if resource in entry.counted_as)
     reason = f"pods have {', '.join(sorted(units))} of {resource}, and no device here has such an id"
     return ev.RecordLost(at, ours, reason) if ours else None

@@ -28,7 +28,7 @@ from drabridge.ledger.transaction import Transaction
 
 
 def owner_of(hold: Hold | None, claims: tuple[ClaimHold, ...]) -> Owner:
-    """Who owns a device with these holders. Admin access holds nothing, nor does a claim that was denied."""
+    """Return the owner of a device with these holders. Admin access holds nothing, nor does a claim that was denied."""
     strongest = Owner.NONE
     for held in claims:
         if held.admin or held.phase is ClaimPhase.DENIED:
@@ -79,7 +79,7 @@ def _not_denied(claims: tuple[ClaimHold, ...]) -> int:
 
 
 def stamp_legacy_end(tx: Transaction, before: Entry, entry: Entry) -> Entry:
-    """Return the entry; if kubelet stops dealing with the device in this step, with the time of that."""
+    """Return the entry, with ``legacy_until`` set if kubelet stops dealing with the device in this step."""
     return replace(entry, legacy_until=tx.at) if before.with_kubelet and not entry.with_kubelet else entry
 
 
@@ -142,7 +142,8 @@ def _report(tx: Transaction, message: str, pods: Iterable[PodRef], claims: Itera
 def with_holder_found(tx: Transaction, before: Entry, hold: Hold | None, claims: tuple[ClaimHold, ...] = ()) -> Entry:
     """Return the entry as :func:`with_holders` does, with a holder that evidence shows.
 
-    Evidence is believed also where somebody else has overlapping hardware, which a request is refused. Both are told.
+    Evidence is believed even if somebody else has overlapping hardware; a request is refused then. Both holders are
+    told.
     """
     found = with_holders(tx, before, hold, claims)
     if before.owner is Owner.NONE:
@@ -165,7 +166,7 @@ def _report_overlap(tx: Transaction, found: Entry) -> None:
 def _differ(one: Entry, other: Entry) -> bool:
     """Whether two held devices have no holder in common, as far as their holders are known."""
     if any(entry.hold is not None and not entry.hold.pods for entry in (one, other)):
-        return False  # the pod of an Allocate
+        return False  # the pod of the Allocate is not known yet
     return not _holders(one) & _holders(other)
 
 
@@ -175,9 +176,9 @@ def _holders(entry: Entry) -> set[tuple[str, str]]:
 
 
 def obstacle(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
-    """Why nobody gets the device, nor more of it: not there, out of service, or overlapping hardware is held.
+    """Return the refusal if the device is not there, is out of service, or overlapping hardware is held; else None.
 
-    ``uid``: of the claim that is to have it; "": a pod.
+    It also keeps a holder from getting more of the device. ``uid``: of the claim that is to have it; "": a pod.
     """
     if entry.device.presence is not Presence.PRESENT:
         return refusals.not_present(entry)

@@ -102,8 +102,8 @@ def with_earlier(hold: Hold, pods: Iterable[PodRef], until: float) -> Hold:
 def with_record(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     """Return the hold with the pods that kubelet's checkpoint names, if it was written after the last Allocate.
 
-    One that was read behind the barrier was. Another one that names nobody but pods from before may be older. And
-    without the earlier pods that have ended.
+    A checkpoint that was read behind the barrier was. Any other one counts only if the pods from before are known and
+    it names others as well. Pods in ``earlier`` that have ended are left out.
     """
     if hold.earlier:
         left = tuple(pod for pod in hold.earlier if not _has_ended(pod.uid, evidence))
@@ -127,10 +127,10 @@ def with_record(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
 def without_ended_units(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
     """Return the hold without units that the device no longer has and no pod has any more.
 
-    That matters after ``replicas`` was made smaller: a pod's units are shown to kubelet as Healthy, so one that stayed
-    in the hold for ever would be given out for ever. Both of kubelet's answers must be there, and some time must have
-    passed since the last Allocate. A unit that shows up again is a pod's again. Only units with the device's own id are
-    dropped: that kubelet would show. The hold itself stays in any case.
+    That matters after ``replicas`` was made smaller: a pod's units are shown to kubelet as Healthy, so a unit that
+    stayed in the hold for ever would be given out for ever. Both of kubelet's answers must be there, and some time must
+    have passed since the last Allocate. A unit that kubelet shows again comes back into the hold. Only units with the
+    device's own id are dropped, because kubelet would show those. The hold itself stays in any case.
     """
     if set(hold.units) <= set(entry.device.units) or not hold.confirmed:
         return hold
@@ -143,9 +143,9 @@ def without_ended_units(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: 
 
 
 def without_left(hold: Hold, before: Hold, evidence: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
-    """Return the hold with pods that kubelet no longer shows among the earlier ones: others have units of the device.
+    """Return the hold with pods that kubelet no longer shows moved to ``earlier``, while others have units of it.
 
-    One that was deleted by force may run on, and neither the others' ends nor their grace periods say for how long.
+    A pod that was deleted by force may run on. Neither the ends nor the grace periods of the others say for how long.
     ``before``: the hold before this round of evidence.
     """
     if len(hold.units) < 2 or evidence.listed is None:
@@ -203,8 +203,8 @@ def judge(
 ) -> Hold | HoldEnded:
     """Judge a hold that fresh evidence does not show: it has ended, or it goes on for the reason in ``because``.
 
-    If it is ``quarantined``, every source must answer, and claims are asked for too: with the record of pods, that of
-    claims was lost.
+    If it is ``quarantined``, every source must answer, and claims are asked for as well: the record of claims was lost
+    together with that of pods.
     """
     if evidence.listed is None:
         return _held(hold, HeldBecause.NO_LIST)
@@ -249,10 +249,10 @@ def judge(
 
 
 def _grace_seconds(hold: Hold, evidence: DeviceEvidence, policy: LedgerPolicy) -> float:
-    """Seconds for which a pod's processes may outlive kubelet's knowledge of the pod.
+    """Return the seconds for which a pod's processes may run on after kubelet has forgotten the pod.
 
-    None for a hold that kubelet never showed, which has waited ``unconfirmed_seconds``. And none where no claim can get
-    the device: then only kubelet gives it out again.
+    0 for a hold that kubelet never showed: it has waited ``unconfirmed_seconds``. 0 also where no claim can get the
+    device: then only kubelet gives it out again.
     """
     if evidence.alone or not hold.confirmed:
         return 0.0

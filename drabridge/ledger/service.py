@@ -195,7 +195,8 @@ class LedgerService:
     async def close(self, last: Callable[[], None] = lambda: None) -> None:
         """Finish what waits, write the remaining evidence, run ``last`` under the lock, and close the store.
 
-        After CLOSE_SECONDS a disk that hangs is left alone: what was not answered was not promised.
+        After CLOSE_SECONDS a disk that hangs is left alone: what was not answered was not promised. Then ``last`` does
+        not run, and the store stays open until the process ends.
         """
         deadline = monotonic() + CLOSE_SECONDS
         self._go_on()

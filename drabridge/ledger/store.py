@@ -6,8 +6,9 @@ with the entries that it replaced. A commit is one ``write`` and one ``fsync``, 
 journal outgrows its limit, the file is rewritten: temporary file, fsync, rename, fsync of the directory. The copy from
 before stays as ``ledger.jsonl.previous``.
 
-A last line without its end was never acknowledged and is dropped. Any other damage ends the reading: what was read so
-far is kept, and every device that looks free there is quarantined.
+A last line without its end was never acknowledged and is dropped. Other damage of the journal ends the reading: what
+was read so far is kept. If the snapshot is damaged, the previous copy is read instead. In both cases every device that
+looks free there is quarantined.
 
 The Node's UID is not in the file. A Node object that is made anew changes nothing about who holds the machine's devices
 (the ends of pods and the deallocations of claims come as always), and there is no API server to ask at this point.

@@ -1,7 +1,7 @@
 r"""The one table that says who may hold a device.
 
 Two rules. Nothing else changes ownership: every owner and every lane in the ledger comes out of a row of this table.
-And it knows no clock, no socket and no file: what a row does follows from the entry, the signal and the policy alone.
+And the table knows no clock, no socket and no file: what a row does follows from ledger, event and policy alone.
 
 Why a ledger
 ------------
@@ -20,8 +20,8 @@ things: a lane never takes a device from anybody, and an owner never decides wha
     shared:   NONE --allocated--> DRA_PENDING --kubelet gave it up--> DRA_GRANTED
                                       \--Allocate came first--> LEGACY, and the claim is denied
 
-How a pod with limits lets go is never told: the DevicePlugin API has no Deallocate. So LEGACY ends by evidence alone,
-proven (:mod:`drabridge.ledger.proofs`) or waited for (:mod:`drabridge.ledger.release_rule`).
+Nobody tells when a pod with limits lets go: the DevicePlugin API has no Deallocate. So LEGACY ends by evidence alone:
+by a proof (:mod:`drabridge.ledger.proofs`), or after a wait (:mod:`drabridge.ledger.release_rule`).
 
 Who wins
 --------
@@ -74,7 +74,7 @@ class DeviceSignal(StrEnum):
     PREPARE = "prepare"  # kubelet wants to start a claim's container
     PREPARE_ADMIN = "prepare-admin"  # the same, with admin access
     UNPREPARE = "unprepare"  # no container uses the claim
-    FOUND_PREPARED = "found-prepared"  # a CDI file of the claim lies on the node
+    FOUND_PREPARED = "found-prepared"  # a record, a CDI file or kubelet says that it may be in use
     SET_LANE = "set-lane"  # it is to be in another lane
     WITHDRAWN_FROM_KUBELET = "withdrawn-from-kubelet"  # kubelet no longer offers it
     WITHDRAWN_FROM_SLICES = "withdrawn-from-slices"  # the API server no longer offers it

@@ -2,9 +2,9 @@
 
 Kubelet repeats the names of an Allocate for the pod's whole life without asking again, so the files behind the names
 must say what they mean now. A device that is plugged in again may have another number. While it is away, another device
-may have its old number; likewise while a driver that resets has removed a node. So the file goes with the device and
-comes back with it. A container that starts in between fails, because its name cannot be resolved; kubelet tries again;
-and it never gets a stranger's device.
+may have its old number. The same is true while a driver that resets has removed a node. So the file goes with the
+device and comes back with it. A container that starts in between fails, because its name cannot be resolved, and
+kubelet tries again. It never gets another device.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 
 class LegacyCdiFiles:
-    """What happens to the files outside an Allocate, which writes its own.
+    """Keeps the files outside of Allocate, which writes its own.
 
-    The methods wait for a disk: never call them on the loop, but those that end in ``_soon``.
+    The methods wait for a disk: never call them on the loop, except those that end in ``_soon``.
     """
 
     def __init__(self, cdi: CdiStore) -> None:
@@ -43,9 +43,9 @@ class LegacyCdiFiles:
         self._cdi.thread.submit_latest("sweep CDI files", lambda: self.sweep(ledger))
 
     def restore(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
-        """Write the files of held devices that are present, and remove all others.
+        """Write the files of held devices that are present, and remove the others. At start: a boot empties /var/run.
 
-        At start: a boot empties /var/run.
+        The file of a held device that is faulty stays if it still says what the device has.
         """
         here = [device for device in _held(ledger, devices) if device.presence is Presence.PRESENT]
         doubtful = {

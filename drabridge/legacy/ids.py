@@ -41,9 +41,10 @@ class KubeletIds:
                 self.owner[unit] = name
 
     def forget(self, entries: Iterable[Entry], at: float, *, keep_seconds: float, recent: Collection[str]) -> None:
-        """Drop former ids that no pod has and that kubelet has not asked about lately (``recent``).
+        """Drop former ids that no pod has had for ``keep_seconds``, except those in ``recent``.
 
-        Ids that a hold names are former ids of its device, too: a hold may be older than this process.
+        ``recent``: ids that kubelet has asked about lately. Ids that a hold names are former ids of its device, too: a
+        hold may be older than this process.
         """
         known = {entry.name: entry for entry in entries}
         for name in self._present.keys() - known.keys():

@@ -119,8 +119,8 @@ class LegacyManager:
 
         Wait as :meth:`delivered` does.
 
-        There is one checkpoint for all resources: in place of resources that the configuration no longer has, all
-        others are sent.
+        There is one checkpoint for all resources: if none of ``resources`` is served any more, the lists of all others
+        are sent.
         """
         known = [name for name in resources if name in self._served] or list(self._served)
         versions = {name: self._served[name].plugin.devices().resend() for name in known if self._version(name)}

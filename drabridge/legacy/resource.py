@@ -145,8 +145,8 @@ class LegacyResource:
         """
         units = self._allowed(ids)
         pending = self._ledger_service.submit(events.Allocate(units, self._now(), self.resource))
-        # While the disk works. Nobody was given a file's names until it has the grant: where that fails, the next sweep
-        # removes the file, and so does a start.
+        # This is done while the disk works. Nobody gets a file's names before the grant is on disk. If the grant fails,
+        # the next sweep, or a start, removes the file.
         begun = self._begin(units) if pending.at_once else None
         decision = self._ledger_service.settle(pending)
         if decision is None:
@@ -166,8 +166,8 @@ class LegacyResource:
         """Answer once the grant is on disk, a look has found the CDI devices of other programs, and ours are written.
 
         What was begun before is begun again: in the meantime the device may have changed, or a sweep that did not know
-        of this grant may have removed its file. Kubelet repeats the names of other programs' devices for good; where
-        these are gone for good, devices with a fallback are given by it.
+        of this grant may have removed its file. Kubelet repeats the names of other programs' devices for the pod's
+        whole life, so these are looked for first. If they are gone, a device with a fallback is given by its fallback.
         """
         self._require_granted(await pending.answer, units)
         try:
@@ -185,9 +185,10 @@ class LegacyResource:
             raise self._unavailable(error, units) from error
 
     def _allowed(self, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return device name -> its units among ``ids``. Raises AllocationError for what the ledger need not be asked.
+        """Return device name -> its units among ``ids``. Raises AllocationError.
 
-        What it says is known beforehand: the configuration, the list, and what the container would get.
+        It refuses what can be refused before the ledger is asked: by the configuration, the list, and what the
+        container would get.
         """
         limit = self.config.replicas.max_per_request
         if limit is not None and len(ids) > limit:
@@ -247,7 +248,7 @@ class LegacyResource:
             return
         for name in sorted(self._by_device(ids)):
             try:
-                if self.config.vfio is not None:  # outside the lock: a driver that hangs is no other device's
+                if self.config.vfio is not None:  # outside the lock: a driver that hangs delays no other device
                     await self._give_to_vfio(name)
                 if self.config.pre_start is not None:
                     async with self._hook:
@@ -263,9 +264,9 @@ class LegacyResource:
             await self._cdi.thread.run(lambda: self._cdi.write(spec))
 
     def _describe(self, devices: Mapping[str, Device]) -> Iterator[Unit]:
-        """Describe our devices to the preference, those from the far end of the order first.
+        """Yield our devices for the preference, from the end of the packing order.
 
-        Claims take devices from the near end, so the two sides seldom want the same one.
+        Claims take devices from its front, so the two sides seldom want the same one.
         """
         ours = packing_order(device for device in devices.values() if device.resource == self.resource)
         for rank, device in enumerate(reversed(ours)):
@@ -319,7 +320,7 @@ class LegacyResource:
                 )
 
     def _refuse_one_path(self, names: Iterable[str]) -> None:
-        """Raise AllocationError for devices of which the container would get one only: they have one path there."""
+        """Raise AllocationError for devices with one path in the container, which would get only one of them."""
         found = [device for name in sorted(names) if (device := self._devices().get(name)) is not None]
         several = [ContainerEdits.given(device) for device in found]
         edits = [placed(one, index) for index, one in enumerate(several)]

@@ -18,7 +18,7 @@ STANDARD_DOMAIN = "resource.kubernetes.io"
 PCIE_ROOT = f"{STANDARD_DOMAIN}/pcieRoot"
 PCI_BUS_ID = f"{STANDARD_DOMAIN}/pciBusID"
 # KEP-6072 (GA in 1.37; older servers keep it as any attribute): the physical node, one number, absent when the firmware
-# says -1. Where others are as near it is a list of all, if the API server keeps lists (KEP-5491).
+# says -1. If several nodes are equally near, it is the list of them all, where the API server keeps lists (KEP-5491).
 NUMA_NODE = f"{STANDARD_DOMAIN}/numaNode"
 
 
@@ -26,7 +26,8 @@ def describe(device: Device, *, lists: bool = False) -> tuple[dict[str, Any], di
     """Return ``(attributes, capacity, notes)`` of a device in the API's form. Notes tell the operator what is left out.
 
     ``lists``: an attribute may have several values. When there are too many attributes, those that most claims select
-    on stay: the standard ones and ``type``, then by name.
+    on stay: ``type``, ``uuid`` and the standard ones. ``resource`` goes first, then the others from the end of the
+    alphabet.
     """
     notes: list[str] = []
     attributes: dict[str, Any] = {}
@@ -55,7 +56,7 @@ def describe(device: Device, *, lists: bool = False) -> tuple[dict[str, Any], di
 
 
 def _dispensable(name: str) -> tuple[bool, bool, bool, str]:
-    """Return a key to sort by: the largest, ``resource`` as nearly ``type``, then what is not standard, goes first."""
+    """Return a sort key; the largest goes first: ``resource``, nearly a copy of ``type``, then what is not standard."""
     return name == "resource", name not in ("type", "uuid"), "/" not in name, name
 
 

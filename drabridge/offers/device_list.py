@@ -53,12 +53,13 @@ def legacy_list(
     ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, so they
     stay, Unhealthy: no other pod gets them. An id that a pod has is as Healthy as its device: otherwise kubelet fails
     the pod when it restarts ("previously allocated devices are no longer healthy", devicemanager/manager.go).
-    ``refused``: nothing can be granted now (a full disk); these are the ids for which kubelet was told so. What pods
-    have stays Healthy, but for ids that were just refused to them. The rest does not, or kubelet would send one pod
-    after another into the same failure. ``kept``: devices that are kept for claims (:mod:`drabridge.offers.turns`).
+    ``refused``: not None while nothing can be granted (a full disk); the ids that kubelet was just refused. Ids that
+    pods have stay Healthy, except those that were just refused to them. All other ids are Unhealthy, or kubelet would
+    send one pod after another into the same failure. ``kept``: devices that are kept for claims
+    (:mod:`drabridge.offers.turns`).
 
-    What pods have of a device that is out of service is Unhealthy as well, or the next pod would be sent for it and
-    refused; but not while kubelet may be admitting those pods.
+    Ids that pods have of a device that is out of service are Unhealthy as well, or the next pod would be sent for them
+    and refused. They stay Healthy while kubelet may be admitting those pods.
 
     ``paused``: devices that nobody new gets for now; what pods have of them stays Healthy.
     """
@@ -92,7 +93,7 @@ def legacy_list(
 
 
 def _may_admit(ledger: Ledger, entry: Entry, at: float) -> bool:
-    """Whether kubelet may be admitting the pods that have the device: anew after its start, or for the first time."""
+    """Whether kubelet may be admitting the pods that have the device: for the first time, or again after its start."""
     young = entry.hold is not None and at - entry.hold.allocated_at < ADMIT_SECONDS
     return young or at < ledger.node.releases_suspended_until
 

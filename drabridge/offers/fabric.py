@@ -19,7 +19,7 @@ def fabric_pools(config: Config, taints: Mapping[str, Taint]) -> dict[str, Pool]
     members: dict[str, list[FabricDevice]] = {}
     for entry in config.fabric:
         members.setdefault(entry.pool_name(config.driver), []).append(entry)
-    # A slice's name has the node's before the driver's: this one is no node's.
+    # A slice's name begins with the node's name. These slices have no node: the pool's name stands there.
     return {
         name: Pool(
             config.driver,
@@ -37,7 +37,7 @@ def taint_key(driver: str) -> str:
 
 
 def unreachable(driver: str, entry: FabricDevice, why: str) -> Taint:
-    """Return the taint of a device that does not answer. ``why`` is a word of the checks, never of the device's.
+    """Return the taint of a device that does not answer. ``why`` is a word of the checks, never of the device.
 
     Before the first verdict it evicts nobody: pods may have a device whose slice was deleted.
     """

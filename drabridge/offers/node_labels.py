@@ -20,7 +20,7 @@ def wanted_labels(
 ) -> dict[str, str]:
     """Return the labels by name. Faulty devices count, unplugged ones do not.
 
-    The values of all labels are those of devices that are alike: where models are mixed, of the most frequent one.
+    The values of all labels are of devices that are alike: if models are mixed, of those of the most frequent model.
     ``lookup`` gives the values of a device's template fields; None where the device is not there any more.
     """
     there: dict[str, list[Device]] = {}

@@ -52,7 +52,7 @@ def pool_of(
         for device in snapshot.devices
         if (entry := ledger.entries.get(device.name)) is not None
         and device.resource in resources
-        and not device.former  # a scheduler that waits for it would take it under a name that ends with the hold
+        and not device.former  # a scheduler would take it under a name that goes with its hold
         and is_published(entry)
     ]
     if unwell:
@@ -125,7 +125,7 @@ class _Context(Struct, frozen=True):
             yield Taint(f"{prefix}/unavailable", PAUSED)
         elif not eligibility.dra_schedulable(self.ledger, entry):
             yield Taint(f"{prefix}/unavailable", _reason(self.ledger, entry))
-        elif self.kept(entry):  # as while the last pod had it: the next one is under way, and no write is due
+        elif self.kept(entry):  # as while the last pod had it: the next pod is under way, and no slice changes
             yield Taint(f"{prefix}/unavailable", str(Owner.LEGACY))
 
 
@@ -143,7 +143,7 @@ def _reason(ledger: Ledger, entry: Entry) -> str:
 
 
 def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) -> dict[str, Json]:
-    """Say how much of each capacity of a shared device, which ``has`` that much, a claim may take.
+    """Return how much a claim may take of each capacity of a device for several claims; ``has``: what the device has.
 
     Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
     """
@@ -154,7 +154,7 @@ def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) 
 
 
 def _policy(policy: RequestPolicy, whole: int) -> Json:
-    """Return the policy of a capacity that the device has ``whole``: what it says of more is left out.
+    """Return the policy of a capacity of which the device has ``whole``; larger amounts in it are left out.
 
     Devices of a resource differ, and the API server refuses a slice for one amount that its device has not.
     """

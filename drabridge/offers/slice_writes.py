@@ -1,6 +1,6 @@
 """Plan the writes that turn a server's ResourceSlices into the desired ones: none when nothing differs.
 
-Rules of generation and count: a pool is usable when its highest generation has as many slices as they say
+Rules of generation and count: a pool is usable when its highest generation has as many slices as each of them says
 (staging/src/k8s.io/dynamic-resource-allocation/structured). So a change of one slice stays in its generation; a change
 of several, or of their number, makes a new generation of all. Slices that somebody deleted come back in their old
 generation: until the last of them is there the pool is incomplete, and nothing is allocated from it.

@@ -65,9 +65,9 @@ class Taint(Struct, frozen=True):
 class Offer(Struct, frozen=True):
     """One device as it may be offered now.
 
-    ``policies`` not None: several claims may hold it at once, each with a part of its capacities: how much of each, as
-    the API has it. ``consumes`` maps a counter set to the amounts that this device takes from it. ``lease``: it is
-    allocated after the agent confirmed.
+    ``policies``: how much a claim may take of each capacity, as the API has it; None: one claim at a time holds the
+    device. ``consumes`` maps a counter set to the amounts that this device takes from it. ``lease``: a claim gets it
+    only after the agent has confirmed.
     """
 
     device: Device
@@ -101,9 +101,9 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
     """Return the slices of a pool, for a server that keeps the fields of ``features``.
 
     Without taints, a device with a taint is left out. Without counters, a part is left out while its whole is offered:
-    nothing would stop a claim on each. Without sharing, a shared device is offered to one claim at a time. Without
-    binding conditions, a device that needs a lease is left out. Without lists, numaNode is
-    one number. An empty pool is one slice without devices: "the driver is here, the node has none".
+    nothing would stop a claim on each. Without sharing, a device for several claims is offered to one claim at a time.
+    Without binding conditions, a device that needs a lease is left out. Without lists, numaNode is one number. An empty
+    pool is one slice without devices: "the driver is here, the node has none".
     """
     notes: list[str] = []
     plain: list[Json] = []

@@ -1,8 +1,8 @@
 """Decide to which API alone a shared device is offered, while both want more than there is. Pure.
 
 Left alone, the side that has a device keeps it. When a pod ends, the scheduler sends the next one at once, because
-kubelet's number has not changed; so claims lose every race. When a claim ends, the slice shows that at once, and
-kubelet tells the scheduler its new number with its next node status only.
+kubelet's number has not changed; so claims lose every race. When a claim ends, the slice shows that at once, but
+kubelet tells the scheduler its new number only with its next node status; so the next claim is first.
 
 So while both sides want devices and none is free, a device that is released is offered to one side alone for a while:
 to the one that has fewer, or as many, so that each gets half. A pod whose device claims are to get must have no
@@ -14,8 +14,8 @@ While claims wait in a queue, what they keep in this way is lent to the dra lane
 lease, for which the scheduler would make it wait five seconds. That they wait is known from the last device that was
 offered to them alone: they took it at once. A lent device that they leave comes back, after the lane's quiet time.
 
-A side wants devices from when it takes or tries to take one until it leaves one unused that was offered to it alone.
-Nothing here changes what the ledger grants: who comes all the same gets the device.
+A side wants devices as soon as it takes one or tries to. It no longer wants any when it leaves one unused that was
+offered to it alone. Nothing here changes what the ledger grants: whoever comes all the same gets the device.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ TURN_SECONDS = 12.0
 (podMaxBackoffSeconds)."""
 
 QUEUE_SECONDS = 5.0
-"""A claim that waits takes a device so soon: the scheduler tries it at once, if it did not just before."""
+"""A claim that waits takes a device within this time: the scheduler tries it at once, if it did not just before."""
 
 ASK_SECONDS = 120.0
-"""Nobody here sees pods with limits that wait for a device. Where claims have them all, pods get a turn that often."""
+"""Nobody here sees pods with limits that wait for a device. If claims have all devices, pods get a turn so often."""
 
 ADMIT_SECONDS = 0.5
 """From Allocate until kubelet has admitted the pod: an app container that takes over its init container's device is
@@ -140,7 +140,7 @@ def _takes_part(entry: Entry, lent: Collection[str]) -> bool:
 
 
 def _side(entry: Entry) -> Side | None:
-    """Who has the device."""
+    """Return which side has the device."""
     return Side.PODS if entry.owner is Owner.LEGACY else Side.CLAIMS if entry.owner in DRA_OWNERS else None
 
 
@@ -190,7 +190,7 @@ class _Group:
     def lent(self) -> frozenset[str]:
         """Return what is to be in the dra lane: what claims have, or have a turn for, while they queue.
 
-        What claims have there stays, also if an earlier agent lent it. Nothing is lent if pods are due the next.
+        What claims have there stays, also if an earlier agent lent it. Nothing is lent if the next device is for pods.
         """
         theirs = [one for one in self._entries if one.owner in _LEASED or self._is_for_claims(one.name)]
         pods_next = self._is_next(Side.PODS, self._has[Side.CLAIMS] - 1)
@@ -203,14 +203,14 @@ class _Group:
         return turn is not None and turn.side is Side.CLAIMS
 
     def _release(self, released: Entry, last: Side) -> None:
-        """Give a device that ``last`` has released to the side that has fewer; an only one to each in turns."""
+        """Give a device that ``last`` has released to the side that has fewer; a single device goes to each in turn."""
         side = OTHER[last] if self._is_next(OTHER[last], self._has[last]) else last
         if last is Side.PODS and side is Side.CLAIMS:
             if self._is_known():
                 self._promise = None
             else:
                 side = Side.PODS  # the next one is under way
-        if side is Side.CLAIMS or released.lane is Lane.SHARED:  # else it is theirs when it has come back
+        if side is Side.CLAIMS or released.lane is Lane.SHARED:  # else pods get it when it has come back
             self._give(released.name, side)
 
     def _give(self, device: str, side: Side) -> None:
@@ -231,7 +231,7 @@ class _Group:
     def promise(self) -> str | None:
         """Return what is promised to claims; None if they are not to get the next device that pods release.
 
-        Nothing is soon after kubelet's start: while it admits its pods anew, what they have must be Healthy.
+        Nothing is promised soon after kubelet's start: while it admits its pods anew, their devices must be Healthy.
         """
         if self.wanting != BOTH or not self._scarce or not self._settled:
             return None
@@ -244,12 +244,12 @@ class _Group:
 
 
 def _released_by(past: Entry) -> Side | None:
-    """Which side had a device that is free now; one that has come back was for claims."""
+    """Return which side had a device that is free now; a device that moved back from the dra lane was for claims."""
     return Side.CLAIMS if past.lane is Lane.DRA_TO_LEGACY else _side(past)
 
 
 def _tried(was: Entry, now: Entry) -> frozenset[Side]:
-    """Which sides have taken the device since, or tried to."""
+    """Return the sides that have taken the device since, or tried to."""
     sides = set()
     if now.hold is not None and (was.hold is None or was.hold.allocated_at != now.hold.allocated_at):
         sides.add(Side.PODS)

@@ -23,8 +23,8 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 def run_export(options: Namespace) -> int:
     """Serve metrics until SIGINT or SIGTERM, or write them to a file once or at an interval."""
-    # Waited for, not handled: a thread that begins just then may take the signal, and Python runs handlers in the main
-    # thread alone, which would go on sleeping. Threads inherit the mask.
+    # The signals are waited for, not handled: a thread that begins just then may take the signal, but Python runs
+    # handlers only in the main thread, which would go on sleeping. Threads inherit the mask.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     resolver = None
     if options.resolve:

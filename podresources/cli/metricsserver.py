@@ -13,7 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-MOST_CONNECTIONS = 16  # each has a thread; Prometheus and a person have one each. One more ends another
+MOST_CONNECTIONS = 16  # each has a thread; Prometheus and a person need one each. One more ends another one
 IDLE_SECONDS = 5.0  # for a request to come, and for each piece of an answer to go
 
 
@@ -27,7 +27,7 @@ class _Handler(WSGIRequestHandler):
         return understood
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Log nothing: scrapes are no news."""
 
 
 class _Connection(Struct):
@@ -40,8 +40,8 @@ class _Connection(Struct):
 class MetricsServer(ThreadingMixIn, WSGIServer):
     """Serves a registry.
 
-    Who comes while all places are taken gets that of the oldest connection, of the address that has most of them,
-    without a request if there is one. So slow senders take the places of nobody else.
+    If all places are taken, a new connection takes that of another: the oldest one of the address with the most, before
+    others one that has sent no request. So slow senders take the places of nobody else.
     """
 
     daemon_threads = True
@@ -57,7 +57,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self.set_app(make_wsgi_app(registry))
 
     def server_bind(self) -> None:
-        """Both families where the address is every one."""
+        """Listen on IPv4 and IPv6 if the address is ``::``."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)  # that of HTTPServer asks the DNS for a name that nobody reads
@@ -97,4 +97,4 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             worst.shutdown(socket.SHUT_RDWR)  # its thread ends, and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who hangs up, or is slow, is no news either."""
+        """Log nothing: a peer that hangs up, or is slow, is no news."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def width() -> int | None:
-    """Characters per line when a person looks; None in a pipe, where nothing may be cut."""
+    """Return the characters per line of a terminal; None in a pipe, where nothing may be cut."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -29,7 +29,7 @@ def dump(document: dict[str, Any], output: str, *, one_line: bool = False) -> st
 
 
 def exposition(metrics: Iterable[Metric]) -> str:
-    """Prometheus' text format."""
+    """Return metrics in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.registry import Collector
 

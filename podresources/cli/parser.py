@@ -36,7 +36,7 @@ Exit codes: 0 it worked, 1 the thing asked failed, 2 the command line makes no s
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Options with ``command``, the function to call with them. Raises SystemExit like argparse."""
+    """Return the options, with ``command``, the function to call with them. Raises SystemExit like argparse."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     given = vars(options)

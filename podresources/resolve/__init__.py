@@ -4,7 +4,8 @@ Kubelet names a claim's device ``driver/pool/device`` only, which joins with no 
 node:
 
 - ``agent``: drabridge's status document, on the agent's unix socket (:mod:`podresources.resolve.agent`);
-- ``cdi``: the claim's CDI file, of any driver (:mod:`podresources.resolve.cdi`);
+- ``cdi``: the claim's CDI file, of any driver; for a MIG instance with limits, the vendor's file
+  (:mod:`podresources.resolve.cdi`);
 - ``metadata``: the claim's metadata file of KEP-5304 (:mod:`podresources.resolve.metadata`);
 - ``slices``: the node's ResourceSlices, from the API server, only if asked for (:mod:`podresources.resolve.slices`);
 - ``id``: kubelet's own id of a device with limits, which is a UUID or a PCI address with most plugins;
@@ -13,6 +14,7 @@ node:
 The pod's UID is in kubelet's checkpoints (:mod:`podresources.resolve.checkpoints`), in the agent's document, and in the
 names of the folders of logs (:mod:`podresources.resolve.pod_uids`).
 
-Sources are asked in this order, and the first that knows a field wins; a source that says something else is shown as a
-conflict. Everything that is read here was written by others: sizes are limited, and only regular files are read.
+Sources are asked in this order (for limits, ``id`` comes before ``cdi``), and the first that knows a field wins; a
+source that says something else is shown as a conflict. Everything that is read here was written by others: sizes are
+limited, and only regular files are read.
 """

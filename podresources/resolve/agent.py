@@ -83,7 +83,7 @@ class Agents:
     def pod_uid(self, held: PodAllocation, device_id: str) -> str:
         """Return the UID of the pod that holds the device by limits; "" if none or several of that name do.
 
-        Of another device's holder the name says nothing: it may be an earlier pod's, which is not released yet.
+        A holder of another device with that name proves nothing: it may be an earlier pod, which is not released yet.
         """
         found = self._pods.get((held.resource or "", device_id, held.namespace, held.pod), set())
         return next(iter(found)) if len(found) == 1 else ""

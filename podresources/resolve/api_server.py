@@ -51,7 +51,7 @@ class ApiServer(Struct, frozen=True):
         except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise ApiServerError(f"{self.host}:{self.port} does not answer: {reason}") from error
-        except ValueError:  # it quotes what it does not send, a token for example
+        except ValueError:  # its text quotes what was not sent, such as a token
             raise ApiServerError("the request cannot be sent: HTTP does not allow its path or a header") from None
 
 
@@ -143,7 +143,7 @@ def _context(cafile: str | None = None, cadata: str | None = None) -> ssl.SSLCon
 
 
 def _load_client(context: ssl.SSLContext, pem: str) -> None:
-    """Load a key that is in no file: OpenSSL takes paths alone, and a disk should not have it."""
+    """Load a key from memory: OpenSSL takes only paths, and the key should not be on a disk."""
     descriptor = os.memfd_create("client.pem", os.MFD_CLOEXEC)
     with open(descriptor, "wb") as file:
         file.write(pem.encode())

@@ -1,4 +1,4 @@
-"""Read which nodes and variables a claim's CDI file gives a container: whose driver wrote it does not matter.
+"""Read which nodes and variables a claim's CDI file gives a container, whichever driver wrote the file.
 
 Kubelet shows the CDI names of a claim's device; the file that defines a name says its nodes. drabridge, NVIDIA's driver
 (``k8s.gpu.nvidia.com-claim_<uid>.yaml``) and most others write one file for each claim. With NVIDIA's the variable
@@ -89,8 +89,8 @@ class CdiFiles:
 def own_names(allocations: Iterable[PodAllocation]) -> dict[ClaimDeviceKey, tuple[str, ...]]:
     """Return the CDI names of each claim's device alone.
 
-    Kubelet 1.34 to 1.36 repeats the names of a claim's earlier devices with each later one: what a shorter list of the
-    same claim and driver has is not the later device's own.
+    Kubelet 1.34 to 1.36 repeats the names of a claim's earlier devices with each later one: so a name that is in a
+    shorter list of the same claim and driver is not the later device's own.
     """
     lists: dict[tuple[str, ...], dict[ClaimDeviceKey, tuple[str, ...]]] = {}
     for held in allocations:
@@ -120,7 +120,7 @@ def claim_device_key(held: PodAllocation) -> ClaimDeviceKey:
 
 
 def facts(edits: Collection[Edits], hardware: Hardware) -> DeviceFacts:
-    """Return which one device the edits are of; nothing if they speak of several, or of none."""
+    """Return what is known of the one device behind the edits; nothing if they are of several devices, or of none."""
     nodes = [node for edit in edits for node in edit.nodes]
     behind = {hardware.of_node(node.path, node.kind, node.major, node.minor) for node in nodes} - {NOTHING}
     uuids = {uuid for edit in edits for uuid in edit.uuids}
@@ -163,7 +163,8 @@ def _decode(data: bytes, *, yaml: bool) -> Any:
         return msgspec.json.decode(data)
     from yaml import YAMLError, load
 
-    # It makes texts of all scalars. The safe loaders convert, and what they raise for `!!bool x` is any exception.
+    # The base loader makes texts of all scalars. The safe loaders convert, and may raise any exception, as for `!!bool
+    # x`.
     try:
         from yaml import CBaseLoader as Loader
     except ImportError:  # PyYAML without libyaml: a hundred times slower, and right

@@ -68,7 +68,7 @@ class Resolution(Struct, frozen=True):
     def exporter_uuid(self) -> str:
         """The UUID by which exporters know it: for a MIG instance that of its GPU (``UUID`` of dcgm-exporter).
 
-        Empty for an instance of which the GPU is not known.
+        Empty for an instance whose GPU is not known.
         """
         return self.facts.gpu_uuid or ("" if self.facts.is_instance else self.facts.uuid)
 

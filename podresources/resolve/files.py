@@ -36,7 +36,7 @@ class ReadFiles(Generic[T]):
     """What files say, by path in ``contents``; each is read again only when it changed, also one that is unreadable."""
 
     def __init__(self, read: Callable[[Path], T], what: str) -> None:
-        """``read`` raises UnreadableFileError; ``what`` the files are is said in problems."""
+        """``read`` raises UnreadableFileError; ``what`` names the files in problems."""
         self._read, self._what = read, what
         self._seen: dict[Path, tuple[tuple[int, ...], T | None, str]] = {}
         self.contents: dict[Path, T] = {}
@@ -65,8 +65,8 @@ class ReadFiles(Generic[T]):
 def read(path: Path, most_bytes: int = MOST_BYTES) -> bytes | None:
     """Return the file's content; None if it is not there. Raises UnreadableFileError.
 
-    A FIFO would wait for its writer, a symbolic link may lead anywhere, a device answers for ever, and some act when
-    they are opened: none is.
+    None of these is opened: a FIFO, which would wait for its writer; a symbolic link, which may lead anywhere; a
+    device, which may answer for ever, or act when it is opened.
     """
     try:
         mode = os.stat(path, follow_symlinks=False).st_mode
@@ -108,7 +108,7 @@ def read_named(path: Path, most_bytes: int = MOST_BYTES) -> bytes | None:
 
 
 def leads_out(path: Path, roots: Collection[Path]) -> bool:
-    """Tell whether a path, its symbolic links followed, is in none of the folders, which have no links."""
+    """Tell whether a path, with its symbolic links followed, is in none of ``roots``, which contain no links."""
     real = Path(os.path.realpath(path))
     return not any(real.is_relative_to(root) for root in roots)
 

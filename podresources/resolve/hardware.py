@@ -98,7 +98,7 @@ class Hardware:
                             yield minor, number[1]
 
     def complete(self, facts: DeviceFacts) -> DeviceFacts:
-        """Return what the kernel says more of a device of which a UUID or a PCI address is known."""
+        """Return what else the kernel says of a device whose UUID or PCI address is known."""
         if not facts.uuid and not facts.pci_bus_id and not facts.gpu_uuid:
             return NOTHING
         gpu = self._by_uuid.get(facts.gpu_uuid or facts.uuid) or self._by_pci.get(facts.pci_bus_id, NOTHING)
@@ -117,7 +117,7 @@ class Hardware:
         return text(read_line(self._root / "sys/bus/pci/devices" / address / name)) if address else ""
 
     def _of_link(self, link: Path) -> DeviceFacts:
-        """Return the PCI device that a ``device`` link names itself; behind a USB device's is only its controller."""
+        """Return the PCI device that a ``device`` link names; nothing for a USB device: only its controller is PCI."""
         try:
             address = pci_bus_id(os.path.basename(os.readlink(link)))
         except OSError:

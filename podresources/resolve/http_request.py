@@ -52,7 +52,7 @@ def request(
 
 
 class _Answer(io.BytesIO):
-    """A whole answer in the shape of a socket, of which http.client asks nothing but a file."""
+    """A whole answer that looks like a socket: http.client asks a socket only for its file."""
 
     def makefile(self, mode: str) -> io.BytesIO:
         return self

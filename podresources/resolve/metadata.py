@@ -64,7 +64,7 @@ def _by_claim(allocations: Mapping[ClaimDeviceKey, PodAllocation]) -> dict[tuple
 def _devices(path: Path) -> Iterator[tuple[_Device, DeviceFacts]]:
     """Yield what the first object of the file says of each device. Raises UnreadableFileError.
 
-    Its writer writes in place, so a reader may see half of it: it is read again at the next time.
+    The file is written in place, so a reader may see half of it; then it is read again the next time.
     """
     data = read(path)
     if data is None:

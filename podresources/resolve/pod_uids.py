@@ -1,9 +1,9 @@
 """Find a pod's UID on the node: kubelet names the folder of its logs ``<namespace>_<pod>_<uid>``.
 
 Source: kubernetes, pkg/kubelet/kuberuntime/helpers.go, BuildPodLogsDirectory. The folder is there from before the pod's
-first container starts until some time after the pod's end. Of several with one name, which a StatefulSet's next pod
-leads to, those count that have a folder in ``<kubelet>/pods``. A static pod has the UID there that kubelet gave it, not
-its mirror's in the API server.
+first container starts until some time after the pod's end. If several folders have one name, as after a StatefulSet's
+next pod, only pods with a folder in ``<kubelet>/pods`` count. A static pod's folder has the UID that kubelet gave it,
+not that of its mirror in the API server.
 """
 
 from __future__ import annotations

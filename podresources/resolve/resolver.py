@@ -92,7 +92,7 @@ class Resolved(Struct, frozen=True):
         return FRESH_SECONDS if sure else RETRY_SECONDS
 
     def of(self, held: PodAllocation) -> Resolution:
-        """Return what is known of a held device; all fields are empty where nothing is."""
+        """Return what is known of a held device; all fields are empty if nothing is known."""
         return self.by_key.get(held.key, UNKNOWN)
 
 
@@ -160,7 +160,7 @@ class Resolver:
         }
         if self._slices is not None:
             problems["slices"] = self._slices.problems()
-        problems["host"] = []  # what is not there says nothing; only `resolve` sees that it hangs
+        problems["host"] = []  # a missing file is no problem; only `resolve` notices that a disk hangs
         own = cdi.own_names(claims.values())
         by_key = {held.key: self._one(held, own) for held in allocations}
         return Resolved(by_key, {source: said for source, said in problems.items() if said}, tuple(problems))
@@ -194,7 +194,7 @@ class Resolver:
     def _pod_uid(self, held: PodAllocation, device_id: str) -> tuple[str, str]:
         """Return the pod's UID and who said so.
 
-        The folders of logs are asked last: for a moment after a pod's start only an earlier one's of its name may be
+        The folders of logs are asked last: for a moment after a pod's start, only an earlier pod's of that name may be
         there.
         """
         if uid := self._checkpoints.pod_uid(held):

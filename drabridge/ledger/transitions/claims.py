@@ -50,7 +50,7 @@ def _give(tx: Transaction, entry: Entry, request: RequestedUse, phase: ClaimPhas
 
 
 def grant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record that the API server gave a free device to a claim. That is true even if the hardware is gone."""
+    """Record that the API server gave a free device to a claim, even if the hardware is gone."""
     uid = request.claim.uid
     return cordon(tx, entry, uid) or overlap(tx, entry, uid) or _give(tx, entry, request, ClaimPhase.GRANTED)
 
@@ -63,9 +63,10 @@ def pend(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 
 def pend_as_well(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record an allocation of a device for whose lease claims wait: it is known, or a share, or a second holder.
+    """Record an allocation of a device whose lease claims wait for: a known one, or a further share.
 
-    Refused when the device has gone meanwhile, or a relative was taken: nobody can be granted its lease.
+    A second holder without a share is refused. So is everybody when the device has gone meanwhile, or a relative was
+    taken: nobody can be granted its lease.
     """
     if entry.claim(request.claim.uid) is None and not request.use.lease:
         return refusals.no_lease(entry)
@@ -78,9 +79,9 @@ def prepare(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 
 def regrant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record an allocation of a device that claims hold: it is known, or a share, or a second holder to refuse.
+    """Record an allocation of a device that claims hold: a known one, or a further share. A second holder is refused.
 
-    Refused when the device has gone while this claim waited, or a relative was taken: it cannot be granted the lease.
+    A claim that waits is refused when the device has gone meanwhile, or a relative was taken: it cannot get its lease.
     """
     known = entry.claim(request.claim.uid)
     if known and known.phase is ClaimPhase.WITHDRAWN and (refusal := obstacle(tx, entry, request.claim.uid)):
@@ -91,9 +92,9 @@ def regrant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 
 def reprepare(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Prepare a device that claims hold: this claim, or a share, or a second holder to refuse.
+    """Prepare a device that claims hold, for a claim that holds it or has a further share. A second holder is refused.
 
-    A pod may be on a relative by now: what kubelet shows is believed, whoever had the device first.
+    A pod may have a relative by now: what kubelet shows is believed, whoever had the device first.
     """
     held = entry.claim(request.claim.uid)
     if held and held.phase in (ClaimPhase.PENDING, ClaimPhase.WITHDRAWN):
@@ -174,7 +175,10 @@ def admit_admin(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome
 
 
 def found_prepared(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record that a claim may be in use, as a CDI file says: it holds the device, whatever the ledger says."""
+    """Record that a claim may be in use, as a record, a CDI file or kubelet says.
+
+    It holds the device then in any case.
+    """
     if request.use.admin:
         return admit_admin(tx, entry, request)
     known = entry.claim(request.claim.uid)

@@ -25,9 +25,12 @@ def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
 
 
 def move_when_released(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
-    """Mark a held device: it moves when it is released. Between lanes that its holder's side may use it moves at once.
+    """Mark a held device to move when it is released.
 
-    Not from the dra lane: when the claim ends, the scheduler may give the device to the next one as its slice shows it.
+    Between two lanes that its holder's side may use, it moves at once.
+
+    It does not move at once out of the dra lane: when the claim ends, the scheduler may give the device to the next
+    claim, by the slice that it still knows.
     """
     if event.lane is (entry.move.target if entry.move else entry.lane):
         return entry

@@ -49,8 +49,8 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
     """Give what a legacy pod has to a pod again: its app container, the re-admitted pod, or another replica's pod.
 
     To refuse here because PodResources still shows the pod made pods fail in storms (project-akri/akri#849). But it is
-    refused if kubelet counts the pod under another resource: then kubelet takes the device for free. And of a device
-    that is out of service only the containers of one admission get what they share.
+    refused if kubelet counts the pod under another resource: then kubelet takes the device for free. And a device that
+    is out of service goes only to further containers of the pod that is being admitted.
     """
     if entry.counted_elsewhere:
         return refusals.held(entry, tx.at)
@@ -92,15 +92,15 @@ def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
 
 
 def adopt_before_lease(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
-    """Believe kubelet that shows a pod on a device for whose lease claims wait: they are denied it."""
+    """Believe kubelet, which shows a pod on a device whose lease claims wait for: they are denied it."""
     return adopt(tx, without_waiting(tx, entry, f"kubelet shows a pod on {entry.name}"), evidence)
 
 
 def confirm(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
     """Record that kubelet shows the pod.
 
-    What outlasts the pod is made durable, for it may be gone at the next start: its grace period, and of a device that
-    several have who they are.
+    What is needed after the pod's end is made durable, because the pod may be gone at the next start: its grace period
+    and, for a device that several pods have, who these are.
     """
     hold = entry.hold or Hold()
     seen = release_rule.with_record(release_rule.confirm(hold, evidence, tx.at), evidence, tx.at)
