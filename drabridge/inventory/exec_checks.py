@@ -1,7 +1,7 @@
 """Run the programs of health rules (`exec:`), and keep what each said last.
 
 Nothing waits for these programs. Until a program has ended for the first time, its device is not healthy. A program
-that takes too long is killed with all processes of its session, and counts as failed. It is not started again before it
+that takes too long is killed with all processes of its group, and counts as failed. It is not started again before it
 has ended: one that hangs in a driver may stay for ever, and such processes must not pile up.
 """
 
