@@ -103,7 +103,7 @@ class Xids(Struct):
     seen: dict[Event, float] = {}
 
     def add(self, event: Event, now: float) -> bool:
-        """Remember an event; return False, and forget it, if it is implausible (no GPU, no valid XID)."""
+        """Remember an event that names a GPU and a valid XID; ignore any other. Return whether it was remembered."""
         if not event.gpu or not 0 < event.xid <= XID_MAX:
             return False
         self.seen.pop(event, None)
