@@ -1,4 +1,4 @@
-"""Watch this node's Node and its pods at the API server; a standby does so before it is the agent."""
+"""Watch this node's Node object and pods at the API server. A standby starts these watches before it takes over."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ LANES, CORDONS, LABELS = "lanes", "cordons", "labels"  # what a Node says: two a
 
 
 class ApiWatches:
-    """The two watches. :meth:`notify` sets the callbacks; until then a standby only keeps what is seen."""
+    """Run both watches. Until :meth:`notify` sets the callbacks, what the Node says is only kept."""
 
     def __init__(self, cluster: Cluster, node: str, driver: str, resources: Callable[[], Collection[str]]) -> None:
-        """``resources`` returns the names that matter in a pod's limits; it is called from another thread."""
+        """``resources`` returns the resource names to look for in a pod's limits. Another thread calls it."""
         self._resources = resources
         self._on_pod_ended: Callable[[], None] | None = None
         self._on_node: Mapping[str, Callable[[Any], None]] = {}
         self._seen: dict[str, Any] = {}  # the newest of LANES, CORDONS and LABELS
         self._tasks: list[asyncio.Task[None]] = []
         self.allocatable: Mapping[str, int] = {}
-        """How many devices of each resource pods may have here, as the Node says and the scheduler knows it."""
+        """Resource -> number of devices in the Node's ``status.allocatable``, which the scheduler uses."""
         self.pods = PodWatch(cluster, node, self._pod_ended, lambda: self._resources())
         lanes, labels, cordons = (partial(self._take, what) for what in (LANES, LABELS, CORDONS))
         self._node = NodeAnnotationWatch(cluster, node, driver, lanes, labels, self._take_allocatable, cordons)
@@ -50,9 +50,10 @@ class ApiWatches:
         on_node: Mapping[str, Callable[[Any], None]],
         resources: Callable[[], Collection[str]],
     ) -> None:
-        """Set the callbacks: a pod with devices is gone or has ended; the Node says this.
+        """Set the callbacks, and call those of the Node at once with the values seen so far (LABELS: None if none).
 
-        ``on_node``: for each of LANES, CORDONS and LABELS. What the Node has is also told now.
+        ``on_pod_ended``: a pod with devices has ended or is gone. ``on_node``: one callback for each of LANES, CORDONS
+        and LABELS. ``resources``: as in the constructor.
         """
         self._on_pod_ended, self._on_node, self._resources = on_pod_ended, on_node, resources
         for what, value in ({LABELS: None} | self._seen).items():

@@ -82,25 +82,25 @@ class Foundation(Struct, frozen=True):
     paths: Paths
     port: Port
     withheld: WithheldDevices
-    state_worker: IoThread  # waits for the state directory's disk, the ledger aside
-    snapshot_taken: WakeUp  # the inventory has another snapshot
+    state_worker: IoThread  # does the I/O in the state directory, except the ledger's
+    snapshot_taken: WakeUp  # set when the inventory has a new snapshot
     now: Callable[[], float]
 
 
 class Current(Struct):
-    """What is in use now, each replaced as a whole; and why something newer is not."""
+    """Configuration and devices in use, each replaced as a whole, and why a newer version of them is not in use."""
 
     config: Config
-    devices: Mapping[str, Device] = {}  # by name, of the newest snapshot that was taken to the ledger
+    devices: Mapping[str, Device] = {}  # by name, of the newest complete snapshot
     config_error: str = ""
     devices_error: str = ""
 
 
 class KubeletObserver:
-    """Passes the DevicePlugin side's facts on, and tells the ledger of each kubelet that is seen."""
+    """Passes on the facts of the DevicePlugin side, and tells the ledger of each kubelet process that is seen."""
 
     def __init__(self, ledger_service: LedgerService, sinks: Sinks, paths: Paths, told: Callable[[], None]) -> None:
-        """``told`` is called as soon as the ledger knows: kubelet's first list is to be that of a new kubelet."""
+        """``told`` is called once the ledger knows the kubelet, so that its first list already takes that in."""
         self._told = told
         self._ledger_service = ledger_service
         self._sinks = sinks
@@ -110,7 +110,7 @@ class KubeletObserver:
     def observe(self, fact: deviceplugin.Fact) -> None:
         """Implement :class:`deviceplugin.Observer`."""
         self._sinks.observe(fact)
-        stream = isinstance(fact, deviceplugin.StreamOpened) and fact.expected  # kubelet's, not a stranger's look
+        stream = isinstance(fact, deviceplugin.StreamOpened) and fact.expected  # kubelet opened it, not another client
         if stream or isinstance(fact, deviceplugin.KubeletSeen):
             kubelet = deviceplugin.kubelet_process(self._paths.device_plugins)
             task = asyncio.create_task(self._tell(kubelet))
@@ -126,7 +126,7 @@ class KubeletObserver:
 class Components:
     """The parts of one agent that owns the ledger. Only the agent itself and its status reader get all of them.
 
-    ``lanes_changed`` is set when ledger, inventory or desired lanes changed: lanes are looked at again.
+    ``lanes_changed`` is set when ledger, inventory or desired lanes changed: the mover then plans again.
     """
 
     def __init__(
@@ -307,7 +307,7 @@ class Components:
         )
 
     def resource_of(self, device: str) -> str:
-        """Return the resource of a device that the ledger knows; "" for another."""
+        """Return the resource of a device; "" if the ledger does not know the device."""
         entry = self.ledger_service.ledger.entries.get(device)
         return entry.device.resource if entry else ""
 
@@ -329,7 +329,7 @@ class Components:
         return pods.owner(holding.namespace, holding.name)
 
     def follow_holds(self) -> None:
-        """Count who has which device, and write down who had one."""
+        """Count the holds of now for the metrics, and write the ended ones to the history."""
         service = self.ledger_service
         self.history.add(self.holds.follow(service.ledger, service.now()))
 
@@ -344,7 +344,7 @@ class Components:
         return ready or Inventory(config, held=held, known=known, paths=where, on_fact=on_fact)
 
     def _take_fact(self, fact: Fact) -> None:
-        """Take a fact of the inventory; of what a person must know there is an Event."""
+        """Pass on a fact of the inventory; write an Event if driver files are missing."""
         self.sinks.inventory(fact)
         if isinstance(fact, FallbackGiven) and fact.lacks:
             self.events.tell(Notify(Subject.NODE, "DriverFilesMissing", f"{fact.resource}: {fact.lacks}"))
@@ -393,7 +393,7 @@ class Components:
         self.legacy.follow_ledger()
 
     def paused(self) -> Mapping[str, str]:
-        """Return the devices that nobody new gets now: their vendor's manager or a virtual machine has them."""
+        """Return device -> why no new holder gets it now: its vendor's manager is at work, or vfio-pci has it."""
         devices = self.current.devices
         return self.vendor_managers.paused(devices, self.inventory.udev_device) | self.vfio.paused(devices)
 
@@ -412,7 +412,7 @@ class Components:
     async def _look_for_competing_plugins(self) -> None:
         before = set(self.competing.found)
         await self.competing.look()
-        if self.competing.found:  # whom the other plugin serves must be a holder soon
+        if self.competing.found:  # pods that the other plugin serves must soon be in the ledger
             self.evidence.hurry()
         if before - self.competing.found.keys():
             self.lanes_changed.set()

@@ -1,9 +1,9 @@
 """Keep which devices are out of service: by ``drabridge devices cordon``, and by the Node's annotation.
 
-A device is out of service while one of the two names it, by its name or its id. What was commanded is in
-``cordons.json``, over restarts. The Node's annotation ``<driver>/cordoned`` is ``{"<device>": "<why>"}``; until the
-Node is seen, it is what the ledger remembers beside the commands. A name that no device has is kept: the device may
-come back, and then nobody gets it.
+A device is out of service while one of the two names it, by its name or its id. ``cordons.json`` keeps the commands
+over restarts. The Node's annotation ``<driver>/cordoned`` is ``{"<device>": "<why>"}``. Until the Node has been seen,
+the cordons that the ledger remembers and that no command made count as the annotation. A name that no device has is
+kept: the device may come back, and then nobody gets it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Asked(Struct):
 
 
 class Cordons:
-    """The two sources. ``annotation_error``: why the annotation is not followed, for people."""
+    """Combine commands and annotation. ``annotation_error``: why the annotation is not followed, for people."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class Cordons:
         api_server: ApiServer,
         files: IoThread,
     ) -> None:
-        """Call ``changed`` when the ledger is to hear of :attr:`devices`. ``files``: whose thread waits for disks.
+        """Call ``changed`` when the ledger must be told of :attr:`devices`. ``files``: the thread that writes.
 
-        Without an API server nobody could take back an old annotation.
+        Without an API server the cordons of an earlier annotation are dropped: nobody could take them back.
         """
         self._path = state / FILE_NAME
         self._config = config
         self._ledger_service = ledger_service
         self._changed = changed
         self._files = files
-        self._commanding = asyncio.Lock()  # one command after the other: each begins with what the one before left
+        self._commanding = asyncio.Lock()  # one command at a time: each starts from the result of the one before
         self._lost = ""
         entries = ledger_service.head.entries.items()
         remembered = {name: entry.device.cordoned for name, entry in entries if entry.device.cordoned}
@@ -78,19 +78,19 @@ class Cordons:
         return self.devices_with({})
 
     def devices_with(self, names: Mapping[str, str]) -> Mapping[str, str]:
-        """Return :attr:`devices`; ``names`` are those of devices by id that the ledger may not know yet."""
+        """Return :attr:`devices`. ``names``: id -> name, of devices that the ledger may not know yet."""
         asked = {**self._annotation, **self._commands}
         return {names.get(one) or self._name(one): why for one, why in asked.items()}
 
     def _name(self, name: str) -> str:
-        """Return the name of the device of this name, or of this id: people copy both."""
+        """Return the name of the device with this name or id (people copy both); the text itself if there is none."""
         entries = self._ledger_service.ledger.entries
         if name in entries:
             return name
         return next((entry.name for entry in entries.values() if entry.device.id == name), name)
 
     def notes(self) -> list[str]:
-        """Say what is asked for and not done, and why, for people."""
+        """Return sentences for people: which cordons are not in force, and why."""
         notes = []
         if self.annotation_error:
             notes.append(f"the Node's annotation for cordoned devices is not followed: {self.annotation_error}")
@@ -102,9 +102,10 @@ class Cordons:
         return notes
 
     async def request(self, body: bytes) -> dict[str, Any]:
-        """``{"device": ..., "reason": ...}``, or with ``"undo": true`` instead of the reason.
+        """Cordon a device: ``{"device": ..., "reason": ...}``; or end that: ``{"device": ..., "undo": true}``.
 
-        Returns the device as it is now. Raises ConfigError for what means nothing, HostError where the disk fails.
+        Returns the device as it is now. Raises ConfigError for a malformed body, an unknown device, or an undo of what
+        the annotation says; HostError if the command cannot be written, or is written but not in the ledger yet.
         """
         async with self._commanding:
             name, reason, undo = self._parse(body)
@@ -135,16 +136,16 @@ class Cordons:
             return self._describe(name)
 
     def annotate(self, text: str | None) -> None:
-        """Take the annotation's value as it is now; None when there is none.
+        """Take the annotation's present value; None if the Node has none.
 
-        A bad one is reported, and what the annotation said before stays in force.
+        A malformed value is reported, and the last good one stays in force.
         """
         before = self.annotation_error
         try:
             devices = _parse_devices(text) if text else {}
         except ConfigError as error:
             self.annotation_error = str(error)
-            if self.annotation_error != before:  # a Node changes every few seconds
+            if self.annotation_error != before:  # log once: the Node changes every few seconds
                 log.error("cordoned devices not followed", extra={"reason": self.annotation_error})
             return
         self.annotation_error = ""
@@ -153,14 +154,14 @@ class Cordons:
             self._changed()
 
     def forget_annotation(self) -> None:
-        """Count it no more: its changes are not known from now on."""
+        """Drop what the annotation said: from now on its changes are not seen."""
         self.annotation_error = ""
         if self._annotation:
             self._annotation = {}
             self._changed()
 
     def _parse(self, body: bytes) -> tuple[str, str, bool]:
-        """Return (device, reason, undo). Raises ConfigError for another form, or a device that is not known."""
+        """Return (device, reason, undo). Raises ConfigError for a malformed body or an unknown device."""
         asked = read_request(body, _Asked, "a device was expected, and why", '{"device": "GPU-8f1c", "reason": "fan"}')
         name = self._name(asked.device)
         known: Collection[str] = self._ledger_service.ledger.entries.keys()
@@ -183,7 +184,7 @@ class Cordons:
         }
 
     def _load(self, remembered: Mapping[str, str]) -> dict[str, str]:
-        """Read the commands; where the file is lost, all that the ledger remembers stays out of service."""
+        """Read the commands. If the file is unreadable, all cordons that the ledger remembers count as commands."""
         try:
             return _parse_devices(self._path.read_text())
         except FileNotFoundError:
@@ -195,11 +196,11 @@ class Cordons:
 
 
 def _parse_devices(text: str) -> dict[str, str]:
-    """Parse ``{"<device>": "<why>"}``. Raises ConfigError for another form."""
+    """Parse ``{"<device>": "<why>"}``. Raises ConfigError if malformed."""
     return {name: _one_line(why) for name, why in parse_mapping(text, str, "texts", EXAMPLE).items()}
 
 
 def _one_line(reason: str) -> str:
-    """Return the reason in one line, without what a terminal would act on, never empty."""
+    """Return the reason as one line of printable characters, at most ``REASON_MAX``, never empty."""
     words = "".join(char if char.isprintable() else " " for char in reason).split()
     return " ".join(words)[:REASON_MAX] or NO_REASON

@@ -1,8 +1,8 @@
-"""Whether the agent can be removed from this node: what moves to the legacy lane first, and who still holds devices.
+"""Tell whether the agent can be removed from this node: which devices must still move, and which claims are left.
 
-Only this driver can unprepare its claims: kubelet keeps a pod Terminating until it has (pkg/kubelet/cm/dra/manager.go,
-unprepareResources). So a node is drained when no claim of it is left anywhere: not in the ledger, not among the records
-on disk, not in the API server. Pods with limits need no driver to end, and run on.
+Only this driver can unprepare its claims: kubelet keeps a pod Terminating until the driver has done so
+(pkg/kubelet/cm/dra/manager.go, unprepareResources). So a node is drained when no claim on its devices is left: not in
+the ledger, not among the records on disk, not in the API server. Pods with limits can end without a driver, and run on.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from drabridge.status.document import API_VERSION, evidence, stamp
 
 log = logging.getLogger(__name__)
 
-LIST_SECONDS = 5.0  # between LISTs of all claims while somebody waits for the end: they cost the API server
+LIST_SECONDS = 5.0  # between two LISTs of all claims while an operator waits for the drain: each loads the API server
 DOUBTFUL = frozenset({Owner.QUARANTINE, Owner.CONFLICT})
 ALLOCATED = "allocated"  # phase of a claim that the API server shows and nobody has asked to prepare
-UNPREPARED = "unprepared"  # phase of one whose pod is gone: its processes may go on until ``lingersUntil``
+UNPREPARED = "unprepared"  # phase of a claim whose pod is gone: processes may run until ``lingersUntil``
 Document = dict[str, Any]
 
 
 class DriverFiles:
-    """The CDI files of this driver. Each call runs in the thread that writes them: a disk that hangs stops no loop."""
+    """The CDI files of this driver. Calls run in the thread that writes them: a hanging disk blocks no loop."""
 
     def __init__(self, cdi: CdiStore, legacy_files: LegacyCdiFiles) -> None:
         self._cdi = cdi
         self._legacy_files = legacy_files
 
     async def paths(self) -> list[str]:
-        """List them, sorted; [] where the directory cannot be read."""
+        """Return their paths, sorted; [] if the directory cannot be read."""
         return await self._cdi.thread.promptly(lambda: files_of(self._cdi))
 
     async def remove(self, paths: Sequence[str], ledger: Ledger) -> None:
-        """Remove those of ``paths`` that are about claims, and of the others those that no pod needs."""
+        """Remove those of ``paths`` that claims use, and every file for limits that no pod needs."""
         await self._cdi.thread.promptly(lambda: self._legacy_files.sweep(ledger))
         legacy = self._cdi.prefix(Family.LEGACY)
         names = [name for path in paths if not (name := Path(path).name).startswith(legacy)]
@@ -66,7 +66,7 @@ class DriverFiles:
 
 
 class ClaimsLeft:
-    """Lists every claim that needs this driver: by the ledger, by the records, and at last by the API server."""
+    """Lists every claim that needs this driver: of ledger and records; if these have none, of the API server."""
 
     def __init__(
         self, ledger_service: LedgerService, claims: ClaimSide, queries: ClaimQueries, kubelet: KubeletEvidence
@@ -79,7 +79,7 @@ class ClaimsLeft:
         self._list_due = 0.0
 
     async def rows(self, *, ask_api_server: bool) -> list[Document]:
-        """One row for each claim. The API server is asked only if no other source has one."""
+        """Return one row for each claim. ``ask_api_server``: ask it if no other source has a claim."""
         found: dict[str, Document] = {}
         for entry in self._ledger_service.ledger.entries.values():
             for held in entry.claims:
@@ -102,8 +102,8 @@ class ClaimsLeft:
         return sorted(found.values(), key=lambda row: (row["namespace"], row["name"], row["uid"]))
 
     async def allocated(self) -> Sequence[ClaimDevices] | None:
-        """Return what the API server shows allocated here, asked at most every 5 s. None: it cannot be asked."""
-        if self._queries.nobody_to_ask:  # no claims are served, and what were served are on record
+        """Return the claims that the API server shows allocated here; asked every 5 s at most. None: no answer."""
+        if self._queries.nobody_to_ask:  # no claims are served; claims of before are in the records
             return ()
         if time.monotonic() >= self._list_due:
             self._listed = await self._queries.allocated()
@@ -111,7 +111,7 @@ class ClaimsLeft:
         return self._listed
 
     def ask_anew(self) -> None:
-        """Ask the API server at the next call, whenever it was asked last."""
+        """Make the next call ask the API server, even if it was asked less than 5 s ago."""
         self._list_due = 0.0
 
 
@@ -121,7 +121,7 @@ class _Asked(Struct):
 
 
 class Drain:
-    """``drabridge drain``: begins, undoes, tells how far it is, and removes what nobody needs afterwards."""
+    """``drabridge drain``: begins or undoes a drain, reports its progress, and removes files that nobody needs."""
 
     def __init__(
         self,
@@ -140,10 +140,10 @@ class Drain:
         self._files = files
 
     async def request(self, body: bytes) -> Document:
-        """``{"drain": true}`` begins, ``{"drain": false}`` undoes; ``"clean": true`` removes what is no longer needed.
+        """Answer ``drabridge drain``: ``{"drain": true}`` begins, ``{"drain": false}`` undoes; empty: only report.
 
-        An empty body asks how far it is. Raises ConfigError for a body that means nothing, HostError where the disk
-        fails, RefusedError for a node that is to be cleaned while devices of it are held.
+        ``"clean": true`` also removes files that nobody needs. Raises ConfigError for a malformed body, HostError if
+        the disk fails, RefusedError for ``clean`` before the drain is complete (pods with limits do not matter).
         """
         if not body:
             return await self.document()
@@ -155,7 +155,7 @@ class Drain:
             await self._desired.drain()
             log.warning("node drained by the operator: no device is for claims from now on")
         self._claims_left.ask_anew()
-        before = await self._files.paths()  # what comes later is needed
+        before = await self._files.paths()  # files that are written from here on are needed
         document = await self.document()
         if asked.clean:
             if not document["complete"]:
@@ -169,7 +169,7 @@ class Drain:
         return document
 
     async def document(self) -> Document:
-        """Say how far it is. ``because`` lists in words what is left; it is empty when the node is drained."""
+        """Return the progress. ``because`` says in words what is left to do; it is empty when the node is drained."""
         config, ledger = self._config(), self._ledger_service.ledger
         astray = _astray(ledger, {one.name for one in config.resources})
         claims = await self._claims_left.rows(ask_api_server=not astray)
@@ -203,15 +203,15 @@ class Drain:
 
 
 def is_state_unneeded(ledger: Ledger, desired: DesiredLanes) -> bool:
-    """Whether nobody needs what the agent keeps on disk: the operator said so, and no device has a holder."""
+    """Whether nobody needs the agent's files: the operator asked for ``clean``, and a whole ledger has no holder."""
     held = any(entry.owner is not Owner.NONE or entry.claims for entry in ledger.entries.values())
     return desired.drained and desired.clean_at_end and ledger.node.whole and not held
 
 
 def remove_state(state: Path) -> None:
-    """Remove what is ours in the state directory, the lock last; the directory itself may be a mount. Logs failures.
+    """Remove our files in the state directory, the lock last. Logs failures. The directory stays: it may be a mount.
 
-    A vendor's driver of the same name keeps its files there, too, and may have begun already.
+    Files of a vendor's driver with the same name stay too: that driver may already run.
     """
     lock = state / LOCK_FILE
     try:
@@ -227,7 +227,7 @@ def remove_state(state: Path) -> None:
 
 
 def files_of(cdi: CdiStore) -> list[str]:
-    """Paths of the CDI files of this driver, sorted; [] where the directory cannot be read."""
+    """Return the paths of this driver's CDI files, sorted; [] if the directory cannot be read."""
     try:
         names = [cdi.file_name(family, key) for family in Family for key in cdi.keys(family)]
         names += cdi.metadata_files()
@@ -237,7 +237,7 @@ def files_of(cdi: CdiStore) -> list[str]:
 
 
 def _astray(ledger: Ledger, resources: set[str]) -> list[Entry]:
-    """Devices that are not in the legacy lane. One that is gone, or no longer configured, is offered to nobody."""
+    """Return the devices outside the legacy lane, without gone and unconfigured ones: nobody is offered those."""
     return [
         entry
         for entry in ledger.entries.values()
@@ -277,7 +277,7 @@ def _claim_words(claim: Mapping[str, Any]) -> str:
 
 
 def _pods(entry: Entry) -> list[Document]:
-    """Those that have the device by limits."""
+    """Return the pods that have the device by limits."""
     if entry.hold is None or entry.owner is Owner.QUARANTINE:
         return []
     return [

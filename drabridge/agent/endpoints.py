@@ -1,6 +1,7 @@
-"""Serve what the agent shows: on the port liveness, readiness and metrics; on the control socket, status and lanes too.
+"""Serve liveness, readiness and metrics on the port; on the control socket also status and the operator's requests.
 
-The page for people is on the control socket and, unless asked for elsewhere, only on loopback addresses: it names pods.
+The page for people is on the control socket. On the port it is served to loopback addresses only, unless the operator
+says otherwise: it names pods.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from drabridge.system.port import Port
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 30.0  # the loop's own tick is every few seconds; ten times late means it is stuck
+HEARTBEAT_SECONDS = 30.0  # ten times ``TICK_SECONDS`` of maintenance: the loop is stuck
 
 Answer = Callable[[bytes], Awaitable[dict[str, Any]]]
-"""Takes the body of a request, returns the document to answer with. Raises DrabridgeError."""
+"""Takes a request's body, returns the document of the answer. Raises DrabridgeError."""
 
 OPERATOR_ROUTES = (
     ("POST", "/lanes"),
@@ -39,7 +40,7 @@ OPERATOR_ROUTES = (
     ("POST", "/cordon"),
     ("POST", "/history"),
 )
-"""What the control socket lets the operator ask of the agent that has the ledger."""
+"""The operator's requests on the control socket. Only the agent that has the ledger answers them."""
 
 
 class Views(Struct, frozen=True):
@@ -51,16 +52,15 @@ class Views(Struct, frozen=True):
 
 
 class Endpoints:
-    """Routes of the port and of the control socket. Changes nothing but by the operator's requests on the socket."""
+    """Routes of the port and of the control socket. Only the operator's requests on the socket change anything."""
 
     def __init__(
         self, views: Views, requests: Mapping[str, Answer], port: Port, control_socket: Path, page_for: str
     ) -> None:
-        """Serve ``requests``, which answer OPERATOR_ROUTES, by path.
+        """Answer each path of OPERATOR_ROUTES by ``requests``: path -> answer.
 
-        ``port`` may be bound already, by the standby that this agent was, or be another agent's until that ends.
-
-        ``page_for`` says who gets the page for people on the port: ``local``, ``all`` or ``off``.
+        ``port`` is bound already if this agent was a standby that could bind it; else another agent may have it until
+        that one ends. ``page_for`` says who gets the page for people on the port: ``local``, ``all`` or ``off``.
         """
         self._views = views
         self._requests = requests
@@ -72,7 +72,7 @@ class Endpoints:
         self._beat_at = asyncio.get_running_loop().time()
 
     async def open(self) -> None:
-        """Bind the control socket, in the state directory that our lock is for, and serve on it and on the port."""
+        """Bind the control socket in the locked state directory; serve on it and, if bound, on the port."""
         asked = {(method, path): partial(_answer, self._requests[path]) for method, path in OPERATOR_ROUTES}
         status = {("GET", "/"): self._page, ("GET", "/status"): lambda _: Response.json(self._views.document())}
         self._control.routes = {**self._public(), **status, **asked}
@@ -81,12 +81,12 @@ class Endpoints:
         self._serve_port()
 
     async def wait_for_port(self) -> None:
-        """Serve on the port as soon as the agent before this one has let it go."""
+        """Bind the port as soon as the former agent closes it, and serve on it."""
         await self._port.bind_when_free()
         self._serve_port()
 
     async def renew_control_socket(self) -> None:
-        """Make the control socket again if somebody removed it: without it the agent is deaf to the operator."""
+        """Make the control socket again if somebody removed it: without it the operator cannot reach the agent."""
         path = self._control_socket
         try:
             if self._open and await self._control.renew_unix(path):
@@ -95,11 +95,11 @@ class Endpoints:
             log.error("no control socket", extra={"path": path, "reason": str(error)})
 
     async def beat(self) -> None:
-        """Note that the loop turns; ``/healthz`` fails when this comes late."""
+        """Record that the event loop runs; ``/healthz`` fails ``HEARTBEAT_SECONDS`` after the last call."""
         self._beat_at = asyncio.get_running_loop().time()
 
     async def close(self) -> None:
-        """Hang up; the port is free and our control socket is gone on return."""
+        """Close all connections; on return the port is free and our control socket is removed."""
         await self._port.close()
         await self._control.close()
 
@@ -140,10 +140,10 @@ class Endpoints:
         return Response(body, content_type="text/html; charset=utf-8", headers=page.HEADERS)
 
     def _local_page(self, request: Request) -> Response:
-        """Serve the page on a loopback address only: at this machine, or by ``kubectl port-forward`` into the pod.
+        """Serve the page only over a loopback address: from this machine, or by ``kubectl port-forward`` into the pod.
 
-        And only by a name of this machine: a web site whose name was made to mean 127.0.0.1 (DNS rebinding) must not
-        read the page through the operator's browser.
+        The Host header must name this machine, too: a web site whose name resolves to 127.0.0.1 (DNS rebinding) must
+        not read the page through the operator's browser.
         """
         if not request.loopback:
             listed = " ".join(sorted(path for _, path in self._public()))
@@ -157,7 +157,7 @@ class Endpoints:
 
 
 async def _answer(answer: Answer, request: Request) -> Response:
-    """Answer a control request; 400 for one that means nothing, 409 for one that cannot be done now."""
+    """Answer a control request; 400 if it is wrong (ConfigError), 409 if it cannot be done now."""
     try:
         return Response.json(await answer(request.body))
     except ConfigError as error:

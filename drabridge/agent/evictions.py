@@ -1,8 +1,9 @@
-"""End pods whose device has left or was exchanged, where the configuration asks for it: by eviction, never by killing.
+"""Evict pods whose device is gone or was exchanged, where the configuration says ``evictHolders``. Kill none.
 
-Only pods that are proven to have the device: kubelet's checkpoint names them by UID after the last Allocate, or their
-claim, by UID, is reserved for them; and the API server shows them on this node. What a PodDisruptionBudget forbids is
-tried again. A pod that is evicted ends as any other, and its hold with it.
+A pod is evicted only if it is proven to have the device. Kubelet's checkpoint, read after the last Allocate, names the
+pod's UID; or the claim with the right UID is reserved for the pod. In both cases the API server shows the pod on this
+node. An eviction that a PodDisruptionBudget forbids is tried again. An evicted pod ends as any other, and its hold
+with it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 10.0  # until what a budget forbids is tried again
-DENIED_SECONDS = 60.0  # until a right that lacks is looked for again
+RETRY_SECONDS = 10.0  # until a refused eviction, for example by a budget, is tried again
+DENIED_SECONDS = 60.0  # until an eviction that lacked a permission is tried again
 
 
 class Evictor:
-    """Looks by time alone. ``notes``: what keeps pods from being evicted, for people."""
+    """Looks periodically for pods to evict. :meth:`notes`: what keeps pods from being evicted, for people."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Evictor:
         count: Callable[[str, str], None],
         now: Callable[[], float],
     ) -> None:
-        """``count`` counts (resource, result). ``now``: wall seconds."""
+        """``count`` gets the resource and the result: evicted, denied or refused. ``now``: wall-clock seconds."""
         self._config = config
         self._devices = devices
         self._ledger_service = ledger_service
@@ -58,16 +59,16 @@ class Evictor:
         self._tell = tell
         self._count = count
         self._now = now
-        self._began = now()  # devices may come late after a boot: no absence counts from before
-        self._serials: dict[tuple[str, str], str] = {}  # (device, UID of the pod or claim) -> serial as it first was
-        self._again: dict[str, float] = {}  # UID of a pod -> when it may be evicted (once more), monotonic seconds
+        self._began = now()  # no absence counts from earlier: devices may appear late after a boot
+        self._serials: dict[tuple[str, str], str] = {}  # (device, UID of the pod or claim) -> serial when first seen
+        self._again: dict[str, float] = {}  # pod's UID -> earliest next attempt, monotonic seconds
         self._denied = ""
 
     def notes(self) -> list[str]:
         return [f"pods that lost their device are not evicted: {self._denied}"] if self._denied else []
 
     async def look(self) -> None:
-        """Evict whose device is lost."""
+        """Evict the pods whose device is lost."""
         rules = {one.name: one.evict_holders for one in self._config().resources if one.evict_holders is not None}
         pods = self._others.pods
         if not rules or pods is None:
@@ -95,7 +96,7 @@ class Evictor:
     def _lost(
         self, ledger: Ledger, entry: Entry, uid: str, rule: EvictHolders, seen: dict[tuple[str, str], str]
     ) -> str:
-        """Say why a holder has lost the device; "" if it has not. ``seen`` takes the device's serial."""
+        """Return why a holder has lost the device; "" if it has not. Adds the device's serial to ``seen``."""
         device, key = self._devices().get(entry.name), (entry.name, uid)
         serial = device.serial if device is not None else ""
         before = self._serials.get(key, "")
@@ -112,7 +113,7 @@ class Evictor:
         return f"gone for {seconds:.0f} s" if seconds >= rule.after_seconds else ""
 
     async def _pods_of(self, claim: ClaimRef, pods: PodWatch) -> list[PodDemand]:
-        """Return the pods of this node for which the API server has reserved the claim."""
+        """Return this node's pods for which the claim is reserved in the API server; [] if that cannot be asked."""
         cluster = self._api_server.cluster
         if cluster is None:
             return []
@@ -141,7 +142,7 @@ class Evictor:
             }
             try:
                 await cluster.create(PODS, body, namespace=pod.namespace, subresource="eviction")
-            except (NotFoundError, ConflictError):  # it is gone, or another pod has its name
+            except (NotFoundError, ConflictError):  # the pod is gone, or another pod has its name
                 self._again[pod.uid] = inf
             except DeniedError as error:
                 self._put_off(pod, entry, "denied", str(error), DENIED_SECONDS)
@@ -162,5 +163,5 @@ class Evictor:
 
 
 def _is_held(entry: Entry) -> bool:
-    """Whether it is known who has the device."""
+    """Whether a pod with limits or a prepared claim has the device, counted under the device's own resource."""
     return entry.owner in (Owner.LEGACY, Owner.DRA_PREPARED) and not entry.counted_elsewhere

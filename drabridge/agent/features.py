@@ -22,9 +22,9 @@ def of_kubelet(found: KubeletFeatures) -> Mapping[str, FeatureState]:
 
 
 def needed_by(config: Config, *, leases: bool) -> frozenset[str]:
-    """Return the features that this configuration makes use of. ``leases``: a device is to be offered to both sides.
+    """Return the features that this configuration uses. ``leases``: a device shall be offered to both sides.
 
-    Health in the status of pods is for whoever reads it: no configuration needs it.
+    No configuration needs the feature that shows health in a pod's status: only readers of that status do.
     """
     serving = [one for one in config.resources if one.lanes.uses_dra] if config.dra.enabled else []
     uses: Mapping[str, Callable[[], bool]] = {
@@ -44,7 +44,7 @@ def needed_by(config: Config, *, leases: bool) -> frozenset[str]:
 def feature_documents(
     config: Config, states: Mapping[str, FeatureState], kubelet: KubeletFeatures, *, leases: bool
 ) -> list[Document]:
-    """Return the rows of the status document. ``states``: of the DRA side."""
+    """Return the rows of the status document. ``states``: what the DRA side found."""
     needed = needed_by(config, leases=leases)
     rows = feature_rows({**states, **of_kubelet(kubelet)})
     return [{**to_builtins(row), "needed": row.name in needed} for row in rows]

@@ -1,7 +1,8 @@
-"""Keep who had which device when: a line for each hold that has ended, in two files of bounded size.
+"""Keep who had which device when: one line for each ended hold, in two files of bounded size.
 
-``history.jsonl`` is written by the thread of the state's disk, without fsync: the ledger says who holds what, this says
-who did. Past ``FILE_BYTES`` it becomes ``history.1.jsonl``. A line that a crash cut is left out when it is read.
+The thread for the state directory writes ``history.jsonl``, without fsync: nothing depends on it, since the ledger says
+who holds a device now. From ``FILE_BYTES`` on it is renamed to ``history.1.jsonl``. Readers skip a line that a crash
+cut short.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ log = logging.getLogger(__name__)
 
 FILE_NAME, OLDER_FILE_NAME = "history.jsonl", "history.1.jsonl"
 FILE_BYTES = 2 << 20  # about 6,000 holds; there are two files
-WAITING_MAX = 10_000  # lines that a disk that hangs or is full keeps in memory
-LIMIT = 100  # holds that are told without another number
+WAITING_MAX = 10_000  # lines kept in memory while the disk hangs or is full
+LIMIT = 100  # holds in an answer, unless the request says how many
 
 EXAMPLE = '{"device": "GPU-8f1c", "limit": 100}'
 
@@ -48,18 +49,18 @@ class History:
         self._files = files
         self._holds = holds
         self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)  # this loop appends, the thread takes
-        self._whole = False  # the file's last line has an end, as far as this process knows
+        self._whole = False  # this process knows that the file's last line is complete
         self._failed = ""
 
     def add(self, ended: Iterable[Ended]) -> None:
-        """Write holds that have ended, soon."""
+        """Write ended holds soon, in the thread."""
         lines = [json.dumps(_row(one.holding, one.until, one.because)).encode() + b"\n" for one in ended]
         if lines:
             self._waiting.extend(lines)
             self._files.submit_latest(FILE_NAME, self._write)
 
     async def retry(self) -> None:
-        """Write what a failing disk did not take."""
+        """Write again the lines that the disk has not taken."""
         if self._waiting:
             self._files.submit_latest(FILE_NAME, self._write)
 
@@ -68,9 +69,9 @@ class History:
         return [f"history is not written: {self._failed}"] if self._failed else []
 
     async def request(self, body: bytes) -> dict[str, Any]:
-        """``{"device": ..., "limit": ...}``, both optional: the newest holds, those of now first.
+        """Return the newest holds, present ones first. Body: ``{"device": ..., "limit": ...}``, both optional.
 
-        Raises ConfigError for what means nothing, or a device that nothing is known of.
+        Raises ConfigError for a malformed body, or a device without any known hold.
         """
         asked = read_request(body or b"{}", _Asked, "a device was expected, and a limit from 1", EXAMPLE)
         device, limit = asked.device or "", asked.limit
@@ -84,7 +85,7 @@ class History:
         return {"device": device, "holds": rows[:limit], "leftOut": max(len(rows) - limit, 0), "damagedLines": damaged}
 
     def _write(self) -> None:
-        """Append what waits, in the thread. What fails waits on; it is logged once."""
+        """Append the waiting lines, in the thread. If that fails they wait for the next try; it is logged once."""
         lines: list[bytes] = []
         while self._waiting:
             lines.append(self._waiting.popleft())
@@ -99,7 +100,7 @@ class History:
         self._failed = ""
 
     def _append(self, text: bytes) -> None:
-        """Append lines. Raises OSError; what was written all the same is a cut line, and its lines come twice."""
+        """Append lines. Raises OSError. It may have written some of them by then: the next try writes these twice."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -117,7 +118,7 @@ class History:
             os.replace(self._path, self._older)
 
     def _read(self, device: str) -> tuple[list[Row], set[str], int]:
-        """Return the device's past holds ("": all), the devices of all, and how many lines mean nothing."""
+        """Return the past holds of a device ("": of all), the names of all devices, and how many lines are damaged."""
         found, known, damaged = [], set(), 0
         for path in (self._older, self._path):
             for line in (read_if_there(path) or b"").splitlines():
@@ -152,7 +153,7 @@ _KEYS = _row(Holding("", "", "")).keys()
 
 
 def _row_of(line: bytes) -> Row | None:
-    """Read one line; None if a crash or somebody else made something else of it."""
+    """Parse one line; None if it is damaged, by a crash or by hand."""
     try:
         row: Any = json.loads(line)
     except (ValueError, RecursionError):

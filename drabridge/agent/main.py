@@ -34,14 +34,14 @@ from drabridge.system.supervise import LoopErrors, WakeUp
 
 log = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 0.5  # for what waits for the state directory's disk; of the 3 s in which SIGTERM ends the agent
+CLOSE_SECONDS = 0.5  # for unfinished writes in the state directory; part of the 3 s in which SIGTERM ends the agent
 
 
 class Agent:
     """One agent on one node. :meth:`run` returns after :meth:`stop` or SIGTERM."""
 
     def __init__(self, options: Options, *, now: Callable[[], float] | None = None) -> None:
-        """Read what is needed. Raises ConfigError (every fault at once) before anything of the node is touched."""
+        """Read the configuration. Raises ConfigError (every fault at once) before anything on the node is touched."""
         self._options = options
         self._config_file = identity_of(options.config)  # before it is read
         self._config = load(options.config)
@@ -56,7 +56,7 @@ class Agent:
         for hint in advice(self._config):
             log.warning("configuration", extra={"note": hint})
         self._stop = asyncio.Event()
-        self._reload = WakeUp()  # SIGHUP, also before anybody follows the configuration
+        self._reload = WakeUp()  # set by SIGHUP, also before the configuration is followed
         self._base = Foundation(
             options=options,
             paths=paths,
@@ -69,11 +69,11 @@ class Agent:
         self._standby: Standby | None = None  # what was ready while another agent had the ledger
 
     def stop(self) -> None:
-        """End gracefully: streams first, sockets removed, CDI files left, everything known on disk."""
+        """End gracefully: close streams, remove sockets, leave CDI files, and write to disk what is known."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Serve until stopped. Raises DrabridgeError only for what an operator must mend before it can start."""
+        """Serve until stopped. Raises DrabridgeError only for what an operator must mend before the agent can start."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopErrors())
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -89,7 +89,7 @@ class Agent:
             await self._base.port.close()
 
     async def _own_ledger(self) -> Store | None:
-        """Get the ledger's lock, so that this is the one agent of the node; wait for another one to end.
+        """Return the ledger's store, with its lock: this agent is then the node's only one. Wait for another to end.
 
         None: stopped before that.
         """
@@ -101,7 +101,7 @@ class Agent:
         lock = await self._standby.wait(self._stop)
         if lock is None:
             return None
-        refuse_another_name(base.paths, self._config, node)  # it may have begun since
+        refuse_another_name(base.paths, self._config, node)  # an agent with another name may have begun since
         if identity_of(self._options.config) != self._config_file:
             self._reload.set()
         log.info("the other agent has ended, this one takes over")
@@ -111,7 +111,7 @@ class Agent:
         base = self._base
         service = LedgerService(store, release_policy(self._config), base.now)
         config = with_pool_in_use(self._config, base.paths.claim_records, self._options.node_name, service.ledger)
-        if config != self._config:  # the file is asked for again, and again, until its pool can be used
+        if config != self._config:  # the file is read again until the pool that it names can be used
             self._reload.set()
         if service.loaded.message:
             log.error(
@@ -128,7 +128,7 @@ class Agent:
             await service.close(lambda: self._leave(service.ledger, parts if ended else None))
 
     def _leave(self, ledger: Ledger, parts: Components | None) -> None:
-        """Last, under the ledger's lock: empty the state directory if nobody needs it, a waiting successor included."""
+        """Empty the state directory if nobody needs it, not even a standby. Runs last, under the ledger's lock."""
         state = self._base.paths.state
         if parts is not None and is_state_unneeded(ledger, parts.desired) and not standbys(state):
             remove_state(state)

@@ -1,4 +1,4 @@
-"""Do what is due by time alone. All of it may be late; none of it may be wrong."""
+"""Run periodic jobs. A job may run late without harm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from drabridge.offers.turns import NOBODYS, Change, follow
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 3.0  # how long a disk that works again stays unnoticed; kubelet's own retries take longer
+TICK_SECONDS = 3.0  # so soon a disk that works again is noticed; kubelet's own retries take longer
 
 Job = Callable[[], Awaitable[None]]
 
@@ -35,7 +35,7 @@ class Maintenance:
         self._jobs = tuple(jobs)
 
     async def run(self) -> None:
-        """Until cancelled. An error of one job ends all of them."""
+        """Run until cancelled. An error of one job ends all of them."""
         async with asyncio.TaskGroup() as group:
             for job in self._jobs:
                 group.create_task(_repeat(job))
@@ -48,19 +48,19 @@ async def _repeat(job: Job) -> None:
 
 
 class TurnKeeper:
-    """Keeps whose turn it is to get shared devices."""
+    """Keeps whose turn it is to get each shared device: pods with limits or claims."""
 
     def __init__(self, ledger_service: LedgerService, changed: Callable[[], None]) -> None:
-        """Call ``changed`` when time alone has changed it."""
+        """Call ``changed`` when :meth:`look` finds that turns have changed."""
         self._ledger_service = ledger_service
         self._changed = changed
         self._seen = ledger_service.ledger
         self.turns = NOBODYS
-        self.watches: ApiWatches | None = None  # of what the Node says that pods may have, and of pods sent here
+        self.watches: ApiWatches | None = None  # the Node's allocatable devices, and the pods scheduled here
         self._sent: Mapping[str, int] = {}
 
     def follow(self) -> bool:
-        """Follow the ledger as it is now. Returns whether anything is another's turn since."""
+        """Compute the turns from the ledger as it is now. Returns whether any turn changed."""
         before, seen, self._seen = self.turns, self._seen, self._ledger_service.ledger
         told: Mapping[str, int] = {}
         sent = self._sent
@@ -89,7 +89,7 @@ class TurnKeeper:
 
 
 class LedgerMaintenance:
-    """Tells the ledger what time alone brings about: claims that lingered, devices that are gone for good."""
+    """Tells the ledger what is over: claims that have lingered long enough, devices that are gone for good."""
 
     def __init__(
         self, ledger_service: LedgerService, inventory: Inventory, legacy: LegacyManager, others: OtherEvidence
@@ -100,7 +100,7 @@ class LedgerMaintenance:
         self._others = others
 
     async def retry(self) -> None:
-        """Try a failing disk again: while a grant would fail nothing is offered, so no request tries it."""
+        """Try a failing disk again: nothing is offered while grants would fail, so no request would try it."""
         self._ledger_service.retry_write()
 
     async def end_lingering(self) -> None:
@@ -115,8 +115,8 @@ class LedgerMaintenance:
                 await service.apply(events.Unprepare(claim.uid, now, ended=ended))
 
     async def forget_gone(self) -> None:
-        """Drop devices that are gone for good: unheld, unknown to the inventory, and no longer used by kubelet."""
-        self._legacy.follow_inventory()  # a device may have left its lane long enough ago to leave the list as well
+        """Drop gone devices that nobody holds, the inventory does not know, and kubelet no longer has in its lists."""
+        self._legacy.follow_inventory()  # a device that left its lane some time ago may now leave kubelet's list
         if not self._inventory.current.complete:
             return
         service, known = self._ledger_service, self._inventory.current.by_name()
@@ -150,7 +150,7 @@ class CdiMaintenance:
         api_server: ApiServer,
         written_again: Callable[[], None],
     ) -> None:
-        """``written_again`` is called after files were missing, or could not be written and can be again."""
+        """``written_again`` is called after missing files were found, or after the directory became writable again."""
         self._config = config
         self._devices = devices
         self._cdi = cdi
@@ -162,18 +162,18 @@ class CdiMaintenance:
 
     @property
     def error(self) -> str:
-        """Why CDI files cannot be written; empty where nothing enters a container by them."""
+        """Why CDI files cannot be written; "" if they can, or if this node needs none."""
         config = self._config()
         used = {resource.inject or config.legacy.inject for resource in config.resources}
         return self._cdi.error if self._api_server.cluster is not None or "cdi" in used else ""
 
     async def sweep(self) -> None:
-        """Remove the files of devices that no pod can hold. Not before the merge: a file may be all that is known."""
+        """Remove the files of devices that no pod can hold; none before the merge: a file may be the only evidence."""
         if self._ledger_service.ledger.node.merged:
             self._legacy_files.sweep_soon(self._ledger_service.ledger)
 
     async def restore(self) -> None:
-        """Write missing files again; while the directory cannot be written, try whether it can."""
+        """Write missing files again. If the directory was not writable, first try whether it is now."""
         failed = self._cdi.error
         if failed and not await self._cdi.thread.promptly(self._cdi.probe):
             if self.error and not self._error_logged:
@@ -187,6 +187,6 @@ class CdiMaintenance:
         if gone:
             log.warning("CDI files were removed by somebody else; they are written again", extra={"files": gone})
         if failed or gone:
-            if self._ledger_service.ledger.node.merged:  # the merge does it, too
+            if self._ledger_service.ledger.node.merged:  # before that, the merge will restore them
                 self._legacy_files.restore_soon(self._ledger_service.ledger, self._devices())
             self._written_again()

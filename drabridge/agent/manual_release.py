@@ -1,4 +1,4 @@
-"""Release a device in doubt on the operator's word that nobody uses it, as far as the evidence allows that."""
+"""Release a device in doubt because the operator says that nobody uses it, unless the evidence speaks against it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from drabridge.ledger.service import LedgerService
 log = logging.getLogger(__name__)
 
 ForgetDevice = Callable[[str, Sequence[str]], Awaitable[None]]
-"""Takes the device out of the records and CDI files of the claims with these UIDs."""
+"""Removes a device from the records and CDI files of the claims with these UIDs."""
 
 
 class _Asked(Struct):
@@ -31,7 +31,7 @@ class _Asked(Struct):
 
 
 class OperatorRelease:
-    """``drabridge lanes release``: asks every source once more, then ends the holds that none of them confirms."""
+    """``drabridge lanes release``: asks every source once more, then ends the holds that no source confirms."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class OperatorRelease:
         self._forget_device = forget_device
 
     async def request(self, body: bytes) -> dict[str, Any]:
-        """``{"device": NAME}``: end the holds of a device in QUARANTINE or CONFLICT, or of a claim left prepared.
+        """End the holds of a device in QUARANTINE or CONFLICT, or of a claim left prepared: ``{"device": NAME}``.
 
-        Returns the device as it is afterwards. Raises ConfigError for a body that means nothing, RefusedError while a
-        source says that the device is in use or, about a claim, cannot be asked.
+        Returns the device as it is afterwards. Raises ConfigError for a malformed body or an unknown device;
+        RefusedError while a source says that the device is in use, or cannot be asked about its claim.
         """
         service = self._ledger_service
         entry = self._entry(body)
@@ -99,7 +99,10 @@ class OperatorRelease:
         return entries[asked.device]
 
     async def _refuse_if_allocated(self, entry: Entry) -> None:
-        """Kubelet before 1.34 shows no claims. Where none are served the operator knows as much as the API server."""
+        """Raise RefusedError if the API server shows the device allocated to a claim, or cannot be asked.
+
+        Kubelet before 1.34 shows no claims, so the API server is asked. It need not answer where no claims are served.
+        """
         allocated = await self._queries.allocated()
         if allocated is None and self._claims.wanted:
             raise RefusedError(
@@ -116,7 +119,8 @@ class OperatorRelease:
     async def _has_ended(self, entry: Entry, held: ClaimHold) -> bool:
         """Whether nobody has the device by a prepared claim; False if the API server shows the claim allocated.
 
-        Usually kubelet says when a prepared claim ends. It cannot of a claim that it has forgotten.
+        Usually kubelet says when a prepared claim ends; it cannot say so of a claim that it has forgotten. Raises
+        RefusedError if the claim's pods or processes still use the device, or a source cannot be asked.
         """
         claim = held.claim
         try:
@@ -144,7 +148,7 @@ class OperatorRelease:
                 f"{self._kubelet.error}",
                 hint="try again when it answers",
             )
-        # In a conflict it may be the pod that has it open: then its hold stays until it is closed.
+        # In a conflict the pod may have the device open, not the claim: the pod's hold then stays until it closes it.
         opened = await self._others.in_use({entry.name}) if entry.hold is None else {}
         if users or opened:
             who = ", ".join([*(f"pod {user}" for user in users), *opened.values()])

@@ -1,4 +1,4 @@
-"""Make the Node's labels of the configuration and the devices, and hand them to whoever writes them."""
+"""Compute the Node's labels from configuration and devices, and pass them to the writer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from drabridge.config.template import Lookup
 from drabridge.inventory.model import Device
 from drabridge.kube.node_labels import NodeLabelWriter
 
-REFRESH_SECONDS = 60.0  # a value of the hardware that no device shows otherwise may be another one by then
+REFRESH_SECONDS = 60.0  # a hardware value may change without any event of a device
 
 
 class NodeLabels:
-    """Labels of this node: wanted ones follow the devices, and the Node follows them."""
+    """Keeps the wanted labels of this Node up to date; ``writer`` brings them to the Node."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class NodeLabels:
         self.writer = writer
 
     def follow(self) -> None:
-        """Make the labels anew: devices or the configuration may have changed."""
+        """Compute the labels again: devices or the configuration may have changed."""
         labels: Mapping[str, str] = {}
         if rules := self._config().label_rules:
             from drabridge.offers.node_labels import wanted_labels
@@ -40,7 +40,7 @@ class NodeLabels:
         self.writer.want(labels)
 
     async def refresh(self) -> None:
-        """Make them anew now and then."""
+        """Compute the labels again if the last time is ``REFRESH_SECONDS`` ago."""
         if self._config().node_labels is not None and self._now() - self._refreshed_at >= REFRESH_SECONDS:
             self._refreshed_at = self._now()
             self.follow()

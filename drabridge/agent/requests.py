@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def read_request(body: bytes, form: type[T], expected: str, example: str = "") -> T:
-    """Read a request into a struct. Raises ConfigError, which says what was ``expected``, for another form."""
+    """Parse a request into a struct. Raises ConfigError, which says what was ``expected``, if it is malformed."""
     try:
         return msgspec.json.decode(body, type=form)
     except (msgspec.MsgspecError, ValueError, RecursionError):

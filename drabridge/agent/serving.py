@@ -1,7 +1,7 @@
 """Run the agent that owns the ledger: take devices into it, begin to serve after the merge, pass on what changes.
 
-What starts when: the inventory; the merge with what kubelet and the CDI directory say; the DevicePlugin side; and only
-when kubelet has taken its lists, the DRA side. Nothing is granted before the merge.
+Order of the start: the inventory; the merge with what kubelet and the CDI directory say; the DevicePlugin side; when
+kubelet has its lists, the DRA side. Nothing is granted before the merge.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from drabridge.system.supervise import WakeUp, forever
 log = logging.getLogger(__name__)
 
 STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
-REFRESH_SECONDS = 0.01  # an Allocate is answered first; several that come together make one list
+REFRESH_SECONDS = 0.01  # so that Allocate is answered first, and several together cause one list
 MEMORY_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
-REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # notices with a refusal's words
+REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # reasons of a Notify whose message is a refusal
 
 Work = Callable[[], Awaitable[None]]
 
@@ -57,16 +57,16 @@ class ServingAgent:
         )
         self._rebooted = False  # since the ledger was written
         self._boot_recorded = False  # the ledger has this boot's id
-        self._serving = False  # the ledger knows enough for it: from kubelet and the CDI files, or from before
-        self._behind = False  # the ledger could not be told of the newest snapshot: its disk is full
+        self._serving = False  # the ledger knows enough: by the merge, or from an earlier run
+        self._behind = False  # the newest snapshot, or the merge, is not in the ledger: its disk is full
         self._configuring = asyncio.Lock()
-        self._collisions: tuple[Collision, ...] = ()  # that were reported
+        self._collisions: tuple[Collision, ...] = ()  # those that were logged
         self._refresh: asyncio.TimerHandle | None = None
         self._watches: ApiWatches | None = None
         self._tasks: list[asyncio.Task[None]] = []  # ended first when the agent ends
 
     async def run(self) -> None:
-        """Serve until stopped. Streams end before the ledger is let go."""
+        """Serve until stopped. Streams end before the ledger's lock is released."""
         parts = self._parts
         unsubscribe = parts.ledger_service.subscribe(self._ledger_changed)
         await self._open_endpoints()
@@ -91,12 +91,12 @@ class ServingAgent:
             unsubscribe()
             await parts.endpoints.close()
             await parts.podresources.close()
-            # The last thing before the ledger is let go: from here until a successor has registered pods are refused.
+            # Last before the ledger is let go: from here on, pods are refused until a successor has registered.
             await parts.legacy.close(STOP_GRACE_SECONDS)
             log.info("stopped")
 
     async def _open_endpoints(self) -> None:
-        """Listen. A port that is taken is an operator's error, unless the agent before this one may have it."""
+        """Listen. A taken port is an error; but a former standby waits for it: the agent before may still have it."""
         if self._standby is None:
             await self._port.bind()
         await self._parts.endpoints.open()
@@ -111,7 +111,7 @@ class ServingAgent:
     async def _follow_inventory(self) -> None:
         try:
             await self._take_snapshots()
-        except Exception as error:  # it is tried again; until that has gone well, this is why
+        except Exception as error:  # shown until the next try succeeds
             self._parts.current.devices_error = str(error) or repr(error)
             raise
 
@@ -120,10 +120,10 @@ class ServingAgent:
         parts = self._parts
         service = parts.ledger_service
         boot_id, node = parts.options.boot_id.read_text().strip(), service.ledger.node
-        if not self._boot_recorded:  # a lost ledger's boot id is an older copy's, which may be long past
+        if not self._boot_recorded:  # the boot id in a lost ledger is that of an older copy and proves nothing
             self._rebooted |= not node.lost and node.boot_id not in ("", boot_id)
         while True:
-            if not self._boot_recorded:  # again while the disk is full: a later start would see a reboot that was none
+            if not self._boot_recorded:  # else a later start would see a reboot that did not happen
                 self._boot_recorded = (await service.apply(NodeBooted(boot_id, service.now()))).accepted
             if not self._serving:
                 await parts.vendor.look()
@@ -142,12 +142,12 @@ class ServingAgent:
 
     @property
     def _stands_back(self) -> bool:
-        """Whether nothing may be served yet beside the software of the vendor whose names are used."""
+        """Whether serving must wait because the vendor's own software, whose driver name is used here, still runs."""
         return bool(self._parts.vendor.found) and not self._serving
 
     async def _take(self, snapshot: Snapshot) -> None:
         parts = self._parts
-        if parts.inventory.config is not parts.current.config:  # a device is the first with the name of its resource
+        if parts.inventory.config is not parts.current.config:  # the first device of a templated resource name appeared
             await self._use(parts.inventory.config)
         mounted = [resource.name for resource in parts.current.config.resources if resource.offer_mounted]
         snapshot = await parts.withheld.update(snapshot, parts.ledger_service.head, mounted, parts.vfio.why_not)
@@ -163,7 +163,7 @@ class ServingAgent:
         self._collisions = snapshot.collisions
 
     async def _merge(self) -> None:
-        """Merge and begin to serve. While the disk is full only a ledger of before is enough to serve from."""
+        """Merge and begin to serve. While the disk is full, begin only if the ledger is whole from an earlier run."""
         parts = self._parts
         service = parts.ledger_service
         merged = False
@@ -172,14 +172,14 @@ class ServingAgent:
             merged = await parts.merge.merge(parts.current.config, names, rebooted=self._rebooted)
         if merged:
             parts.legacy_files.restore_soon(service.ledger, parts.current.devices)
-        self._behind = not merged  # again when the disk works
+        self._behind = not merged  # tried again when the disk works
         if not self._serving and (merged or service.ledger.node.whole):
             self._serving = True
             await parts.legacy.configure(parts.current.config)
             self._begin_to_serve()
 
     def _begin_to_serve(self) -> None:
-        """Start what may run once the ledger agrees with kubelet's view."""
+        """Start the parts that may run once the ledger knows enough, and the watches of the API server."""
         parts = self._parts
         self._spawn("evidence", parts.evidence.run)
         self._spawn("lanes", parts.mover.run)
@@ -194,7 +194,7 @@ class ServingAgent:
     # --- the API server ---------------------------------------------------------------------------------------------
 
     def _join_cluster(self) -> None:
-        """Follow what the API server says of this node. Also when a reload is the first to allow it."""
+        """Follow what the API server says of this node; called again when a reload allows the API server."""
         parts, cluster = self._parts, self._parts.api_server.cluster
         if cluster is None or self._watches is not None:
             return
@@ -215,7 +215,7 @@ class ServingAgent:
         self._watches = watches
 
     async def _leave_cluster(self) -> None:
-        """Leave the API server, as a reload says. What it said last counts no more."""
+        """Disconnect from the API server, as a reload says. What it said last no longer counts."""
         await self._end_watches()
         self._parts.api_server.disconnect()
         self._parts.events.cluster = None
@@ -234,7 +234,7 @@ class ServingAgent:
         self._parts.vendor_managers.take(labels)
 
     def _resources(self) -> frozenset[str]:
-        """Return the names under which pods may have a device that is known here. For any thread."""
+        """Return the resource names under which pods may have a known device. Any thread may call it."""
         entries = self._parts.ledger_service.ledger.entries.values()
         return frozenset(name for entry in entries for name in (entry.device.resource, *entry.counted_as)) | {
             resource.name for resource in self._parts.current.config.resources
@@ -243,11 +243,11 @@ class ServingAgent:
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def _ledger_changed(self, ledger: Ledger, effects: tuple[Effect, ...]) -> None:
-        """After every step: offers follow from the ledger, facts go to their sinks."""
+        """Pass on the effects of a step of the ledger, and update the offers soon."""
         del ledger
         parts = self._parts
         if parts.ledger_service.health.lost:
-            self._stop.set()  # and begin anew, as the other agent's standby
+            self._stop.set()  # the agent then starts again as the other agent's standby
         refused = next((e.message for e in effects if isinstance(e, Notify) and e.reason in REFUSALS), "")
         for effect in effects:
             parts.sinks.effect(effect, refused)
@@ -261,7 +261,7 @@ class ServingAgent:
             self._refresh = asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._follow_ledger)
 
     def _follow_ledger(self) -> None:
-        """Bring offers, moves and questions to kubelet up to date after one change of the ledger or several."""
+        """Update offers, moves and questions to kubelet after one or more changes of the ledger."""
         parts = self._parts
         self._refresh = None
         parts.turns.follow()
@@ -279,7 +279,7 @@ class ServingAgent:
         await self._use(self._parts.inventory.config)
 
     async def _use(self, config: Config) -> None:
-        """Serve by a configuration, which the file or the devices have changed. One after the other."""
+        """Serve by a new configuration; the file or the devices have changed it. Calls run one at a time."""
         async with self._configuring:
             await self._configure(config)
 
@@ -287,7 +287,7 @@ class ServingAgent:
         parts = self._parts
         parts.current.config = config
         parts.ledger_service.policy = release_policy(config)
-        if self._serving:  # else nothing is served yet, and it begins with the configuration of then
+        if self._serving:  # else serving begins later, with the configuration in use then
             await parts.legacy.configure(config)
             parts.legacy.follow_inventory()
             parts.node_labels.follow()

@@ -1,9 +1,10 @@
-"""Wait for another agent to end, with everything but the ledger ready: takes over within milliseconds.
+"""Wait for another agent to end, with everything but the ledger ready, and take over within milliseconds.
 
 A DaemonSet with ``maxSurge`` starts the successor beside the agent that it replaces. Until the successor has the
-ledger's lock it touches nothing of the other agent's: it grants nothing, registers no resource, writes no file but a
-socket of its own. It has its imports, its devices and its watches of the API server, and answers every request with
-the word standby. Its readiness is true: a standby is ready to take over, and else the rollout would not go on.
+ledger's lock it touches nothing of the other agent's: it grants nothing, registers no resource, and creates no files
+but its own sockets (control socket, relay). It has its imports, its devices and its watches of the API server. To
+requests for status and to the operator's it answers that it is a standby. ``/readyz`` succeeds once it can take over:
+otherwise the rollout would not go on.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ log = logging.getLogger(__name__)
 
 REGISTER_SECONDS = 5.0  # kubelet looks for sockets once a second (pkg/kubelet/pluginmanager)
 RELAY_SECONDS = 30.0  # kubelet registers a socket within 1 s; after 30 s without one it deletes the driver's slices
-FORGET_SECONDS = 1.0  # until kubelet has seen that the relay's stream of health has ended, and forgotten what it knew
+FORGET_SECONDS = 1.0  # until kubelet has noticed the end of the relay's health stream, and forgotten its health
 POLL_SECONDS = 0.1
-SOCKETS = "standby-*.sock"  # in the state directory; short, a path has 107 bytes
+SOCKETS = "standby-*.sock"  # in the state directory; short: a socket's path has 107 bytes at most
 
 
 def standbys(state: Path) -> list[str]:
@@ -61,10 +62,10 @@ def standbys(state: Path) -> list[str]:
 
 
 class Standby:
-    """What an agent has ready before the ledger is its own. Use from one loop; :meth:`close` ends what is left.
+    """What an agent has ready before the ledger is its own. Use it on one loop; :meth:`close` ends what is left.
 
-    ``watcher`` watches kubelet's directory: its threads take longer to start than a registration. ``cluster`` is the
-    API server that it talks to, if any.
+    ``watcher`` watches kubelet's directory. It is started early: its threads take longer to start than a registration.
+    ``cluster`` is the API server that the standby talks to; None without one.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Standby:
         held = {} if ledger is None else ledger.entries
         self._held: Callable[[str], bool] = lambda name: name in held and held[name].owner is not Owner.NONE
         self._on_fact: Callable[[Fact], None] = lambda fact: None
-        self._facts: dict[type[Fact], Fact] = {}  # the newest of each kind that tells a state
+        self._facts: dict[type[Fact], Fact] = {}  # the newest fact of each kind that describes a state
         known = IdentityStore(paths.state).load(config)
         self._inventory = Inventory(
             config,
@@ -96,13 +97,13 @@ class Standby:
         self._watching: Subscription | None = None
         self.cluster: Cluster | None = None
         self._watches: ApiWatches | None = None
-        self._ready = False  # all parts are there
-        self._relay: Relay | None = None  # of kubelet's calls for claims
+        self._ready = False  # it can take over, except that devices may be unknown yet
+        self._relay: Relay | None = None  # passes kubelet's calls for claims on to the serving agent
         self._relay_task: asyncio.Task[None] | None = None
 
     @property
     def words(self) -> str:
-        """What this agent is and what it waits for, for people."""
+        """A sentence for people: this is a standby, and what it waits for."""
         pid = holder(self._paths.state)
         return f"standby: waiting for the ledger's lock held by pid {pid} in {self._paths.state}"
 
@@ -133,7 +134,7 @@ class Standby:
         self._watching = self.watcher.subscribe(self._paths.device_plugins, lambda: None)
         routes: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): lambda _: Response("ok\n"),
-            ("GET", "/"): self._readyz,  # who forwards a port to this pod in a rollout looks for the page of people
+            ("GET", "/"): self._readyz,  # somebody may forward a port to this pod in a rollout, to see the page
             ("GET", "/readyz"): self._readyz,
             ("GET", "/metrics"): self._exposition,
         }
@@ -151,7 +152,7 @@ class Standby:
         return frozenset(resource.name for resource in self._inventory.config.resources)
 
     def _relay_claims(self) -> None:
-        """Import the DRA side, which saves 0.2 s at the takeover, and open the relay for kubelet's calls."""
+        """Import the DRA side (this saves 0.2 s at the takeover), and open the relay for kubelet's calls."""
         import drabridge.dra.driver  # noqa: F401
         from drabridge.dra.standby_relay import Relay
 
@@ -163,7 +164,7 @@ class Standby:
         self._relay_task = asyncio.create_task(relay.run(), name="relay")
 
     async def _wait_for_relay(self) -> None:
-        """Count as ready once kubelet has the relay registered, after 5 s at most: kubelet may be away."""
+        """Become ready once kubelet has registered the relay, or after 5 s: kubelet may be away."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REGISTER_SECONDS):
                 if self._relay is not None:
@@ -171,14 +172,14 @@ class Standby:
         self._ready = True
 
     async def _open_control(self) -> None:
-        """Open a socket of its own beside the other agent's, so that people and that agent see the standby."""
+        """Open a control socket beside the other agent's, so that people and that agent see the standby."""
         for path in self._paths.state.glob(SOCKETS):
             if is_dead(path):
                 path.unlink(missing_ok=True)
         path = self._paths.state / SOCKETS.replace("*", secrets.token_hex(2))
         try:
             await self._control.listen_unix(path)
-        except OSError as error:  # the path is too long, or the disk is full: it is for people alone
+        except OSError as error:  # too long a path, or a full disk; the standby can do without
             log.warning("no control socket for the standby", extra={"path": str(path), "reason": str(error)})
             return
         log.info("listening", extra={"address": self._port.address, "control": str(path)})
@@ -192,9 +193,10 @@ class Standby:
         held: Callable[[str], bool],
         on_fact: Callable[[Fact], None],
     ) -> Inventory | None:
-        """Return the inventory, if a new one would find the same with the identities that are known now; else None.
+        """Return the inventory if a new one would find the same; else None.
 
-        None: the other agent has named devices meanwhile, or the configuration is another one.
+        None: the other agent has named devices meanwhile (``known``), the configuration is another one, or the first
+        enumeration has not ended.
         """
         inventory = self._inventory
         if config is not self._config or not inventory.current.complete or inventory.identities() != known:
@@ -205,26 +207,26 @@ class Standby:
         return inventory
 
     def take_inventory_task(self, inventory: Inventory) -> asyncio.Task[None] | None:
-        """Give away the task that runs the inventory, once; None if ``inventory`` is not the one of this standby."""
+        """Return the task that runs the inventory, and give it up; None if ``inventory`` is not this standby's."""
         if inventory is not self._inventory:
             return None
         task, self._inventory_task = self._inventory_task, None
         return task
 
     def take_watches(self) -> ApiWatches | None:
-        """Give away the watches of the API server, once."""
+        """Return the watches of the API server, and give them up; None if there are none."""
         watches, self._watches = self._watches, None
         return watches
 
     async def step_aside(self) -> None:
-        """Close the standby's socket, and end an inventory that the agent, which serves now, did not take."""
+        """Close the standby's control socket; end the inventory if the agent that now serves did not take it over."""
         if self._inventory_task is not None:
             self._inventory_task.cancel()
             await asyncio.gather(self._inventory_task, return_exceptions=True)
         await self._control.close()
 
     async def retire_relay(self, claims: ClaimSide) -> None:
-        """End the relay once kubelet has the agent registered, or after 30 s: until then kubelet calls the relay."""
+        """End the relay once kubelet has registered the agent, or after 30 s. Until then kubelet calls the relay."""
         if self._relay is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -243,7 +245,7 @@ class Standby:
             await asyncio.gather(self._relay_task, return_exceptions=True)
 
     async def close(self) -> None:
-        """End what nobody took over."""
+        """End the parts that the agent did not take over."""
         await self._end_relay()
         if self._watching is not None:
             self._watching.close()
@@ -279,8 +281,8 @@ class Standby:
 async def _wait_for_lock(directory: Path) -> Lock:
     """Wait in a thread for the directory's lock. Raises HostError.
 
-    If the caller is cancelled, a lock that comes later is let go of at once; a thread that still waits ends with the
-    process.
+    If the caller is cancelled and the thread gets the lock later, it releases the lock at once. A thread that still
+    waits ends with the process.
     """
     thread = IoThread("ledger-lock")
     job = thread.submit(lambda: Lock(directory, wait=True))

@@ -1,7 +1,7 @@
 """Merge the ledger with what kubelet, claim records and CDI files say. A device is held if any source says so.
 
-Nothing is granted before. A ledger that no agent has compared with kubelet's view yet knows nothing: its free devices
-are free only if every source that could know more was asked and understood. Else the ledger counts as lost.
+Nothing is granted before the merge. A ledger that was never merged knows nothing: its free devices count as free only
+if every source that could know more was asked and its answer understood. Else the ledger counts as lost.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from drabridge.system.paths import Paths
 log = logging.getLogger(__name__)
 
 FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; what it says later is evidence too
-NAMED = 4  # of the ids that no device has: enough to see how they differ from ours
+NAMED = 4  # unknown ids in a message: enough to see how they differ from ours
 _SHARE = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")  # the API server's share ids
 
 
 class StartupMerge:
-    """Brings snapshots to the ledger, and merges it with the other sources."""
+    """Brings snapshots to the ledger, and merges the ledger with the other sources."""
 
     def __init__(
         self, ledger_service: LedgerService, kubelet: KubeletEvidence, cdi: CdiStore, paths: Paths, boot_id: Path
@@ -61,16 +61,16 @@ class StartupMerge:
         self._boot_id = boot_id
 
     async def merge(self, config: Config, names: Collection[str], *, rebooted: bool) -> bool:
-        """Merge once; return whether that is on disk. If not, it is to be tried again, and nothing is served before.
+        """Merge once; return whether the result is on disk. If not, the caller tries again.
 
-        ``names``: of resources as the file has them, with the templates of those that no device has now.
+        ``names``: resource names as in the configuration file, name templates included: no device may fill them now.
 
-        If kubelet is away the ledger alone counts. On a new node it may be empty: where kubelet has no checkpoint no
-        plugin has ever registered, and in a directory that is not kubelet's no kubelet asks for devices.
+        If kubelet is away, the other sources decide. On a new node they may be empty: if kubelet has no checkpoint, no
+        plugin has ever registered; if the directory is not kubelet's, no kubelet asks for devices.
         """
         service = self._ledger_service
         node = service.ledger.node
-        # Where the ledger is not whole, kubelet alone may know of a claim, or that it ended: waited for while it runs.
+        # If the ledger is not whole, only kubelet may know of a claim, or of its end: wait longer for kubelet's answer.
         listed = await self._listed(FIRST_LIST_SECONDS if node.whole else LIST_SECONDS)
         checkpoint = self._kubelet.read_checkpoint()
         if not node.ever_merged and not node.lost:
@@ -101,11 +101,12 @@ class StartupMerge:
         *,
         rebooted: bool,
     ) -> bool:
-        """Bring a snapshot to the ledger; return whether that is on disk. ``lanes``: of devices that are new there.
+        """Bring a snapshot to the ledger; return whether the result is on disk.
 
-        ``cordoned``: devices that are out of service, and why.
+        ``lanes``: device -> lane, of devices new to the ledger. ``cordoned``: device -> why it is out of service.
 
-        A device that was not there at the merge, or that only a changed configuration names, may be a running claim's.
+        A running claim may have a device that was absent at the merge, or that only the new configuration names: so
+        records and CDI files are read again.
         """
         service, devices = self._ledger_service, snapshot.by_name()
         shareable = {r.name: r.sharing.allow_multiple_allocations for r in config.resources}
@@ -125,7 +126,7 @@ class StartupMerge:
     # --- what makes a ledger that was never merged count as lost -----------------------------------------------------
 
     def _doubt_from_files(self) -> str:
-        """Say that there are CDI files or records of claims, of whatever content; "" if there are none."""
+        """Return a sentence if there are CDI files or claim records, whatever is in them; "" if there are none."""
         cdi, records = self._cdi, self._paths.claim_records
         try:
             left = any(cdi.keys(family) for family in Family)
@@ -138,9 +139,9 @@ class StartupMerge:
     def _doubt_from_ids(
         self, names: Collection[str], listed: KubeletList | None, checkpoint: CheckpointRead | None
     ) -> str:
-        """Say that kubelet shows pods with our resources, or claims of our driver, by names that no device here has.
+        """Return a sentence if kubelet shows pods or claims of ours with ids or names that no device here has; else "".
 
-        They have some of the hardware, and nobody can say which: an earlier driver called it otherwise.
+        These pods have some of the hardware, and nobody can say which: an earlier driver named it otherwise.
         """
         devices = [entry.device for entry in self._ledger_service.ledger.entries.values()]
         ids, shown = {device.id for device in devices}, _units_of_pods(listed, checkpoint)
@@ -168,9 +169,9 @@ class StartupMerge:
     async def _doubt_strangers(
         self, config: Config, listed: KubeletList | None, checkpoint: CheckpointRead | None
     ) -> bool:
-        """Put in doubt the devices of a resource that another plugin served while no agent ran, by ids of its own.
+        """Quarantine devices of a resource that another plugin served, under its own ids, while no agent ran.
 
-        Returns whether that is on disk.
+        Returns whether the result is on disk.
         """
         service, shown = self._ledger_service, _units_of_pods(listed, checkpoint)
         for resource in config.resources:
@@ -221,9 +222,9 @@ class StartupMerge:
         )
 
     def _claims_of_files(self) -> dict[str, tuple[ClaimDeviceName, ...]]:
-        """Return what CDI files say of claims. A directory that cannot be read is no reason to serve nobody.
+        """Return what CDI files say of claims, by UID; {} if the directory cannot be read: serving goes on without it.
 
-        The ledger and the records know more, and where they know nothing the ledger counts as lost.
+        The ledger and the records know more; if both know nothing, the ledger counts as lost.
         """
         try:
             return self._cdi.claims()
@@ -232,7 +233,7 @@ class StartupMerge:
             return {}
 
     def _remove_claim_files(self, claims: Iterable[ClaimDevices]) -> None:
-        """After a reboot remove the CDI files of other claims: no container has them, and a later start cannot tell."""
+        """After a reboot, remove the CDI files of other claims: no container uses them; a later start cannot tell."""
         try:
             self._cdi.regenerate(Family.CLAIM, (), keep={one.claim.uid for one in claims})
         except HostError as error:
@@ -240,7 +241,7 @@ class StartupMerge:
 
 
 def _units_of_pods(listed: KubeletList | None, checkpoint: CheckpointRead | None) -> set[Unit]:
-    """Return the units that kubelet shows with a pod."""
+    """Return the units that kubelet shows with a pod, in its list or its checkpoint."""
     return {*(listed.pods if listed else ()), *(checkpoint.pods if checkpoint else ())}
 
 
@@ -256,6 +257,6 @@ def _in_use(ledger: Ledger, found: startup_events.StartupFindings) -> tuple[Clai
 
 
 def _named(text: str, devices: Iterable[str]) -> list[str]:
-    """Return the devices that ``<request>-<device>[-<share>]`` may mean; where names are alike, all of them."""
+    """Return the devices that ``<request>-<device>[-<share>]`` may mean: all whose name fits the end of the text."""
     whole = _SHARE.sub("", text)
     return [name for name in devices if text.endswith(f"-{name}") or whole.endswith(f"-{name}")]

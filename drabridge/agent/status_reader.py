@@ -88,7 +88,7 @@ def _claims(parts: Components) -> ClaimsState:
 
 def _connections(state: AgentState, now: float) -> list[KubeletConnection]:
     """List both sides' connections with kubelet. ``now``: wall-clock seconds."""
-    clocks = now - asyncio.get_running_loop().time()  # a server counts on the monotonic clock
+    clocks = now - asyncio.get_running_loop().time()  # a server's ``since`` is on the monotonic clock
     found = [_connection(server, clocks) for server in state.servers]
     claims, driver = state.claims, state.config.driver
     if claims.wanted:
@@ -105,7 +105,7 @@ def _connection(server: ServerState, clocks: float) -> KubeletConnection:
 
 
 def _notes(parts: Components, state: AgentState) -> list[str]:
-    """Say what a person should know besides, one sentence each."""
+    """Return further sentences for people, one for each thing to know."""
     notes = [f"configuration on disk is refused: {fault}" for fault in state.troubles.config.splitlines()]
     if parts.kubelet.error:
         notes.append(f"kubelet does not tell who holds devices: {parts.kubelet.error}")
@@ -129,11 +129,11 @@ def _notes(parts: Components, state: AgentState) -> list[str]:
 
 
 def _no_slices(parts: Components, state: AgentState) -> str:
-    """Say why there are no slices though all is well; "" while there are, or while something else says it."""
+    """Return why there are no slices although nothing is wrong; "" if there are, or another note says it."""
     if state.claims.stranded:
         return ""
     if state.claims.off:
         return state.claims.off
     in_dra = any(entry.lane is Lane.DRA for entry in state.ledger.entries.values())
-    behind = parts.claims.state is not None and not state.claims.published  # what there is may be of before
+    behind = parts.claims.state is not None and not state.claims.published  # slices of before may be there
     return "" if in_dra or behind else "no device is in the dra lane"

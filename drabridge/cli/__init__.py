@@ -1,6 +1,6 @@
 """The ``drabridge`` command.
 
-Each subcommand is a module of its own, imported only when it is asked for.
+Each subcommand is a module of its own and is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from drabridge import __version__
 from drabridge.cli.output import error_text
 from drabridge.errors import ConfigError, DrabridgeError
 
-OK, FAILED, USAGE = 0, 1, 2  # exit codes: fine; the thing asked failed; bad usage or configuration
+OK, FAILED, USAGE = 0, 1, 2  # exit codes: success; the command failed; bad usage or configuration
 
 # name -> (module with `configure(parser)` and `run(arguments) -> int`, one line of help)
 COMMANDS = {
@@ -57,7 +57,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with examples kept as written and errors that point to the help."""
+    """argparse that keeps examples as written, and whose errors point to the help."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", _HelpFormatter)
@@ -73,14 +73,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def program_name() -> str:
-    """How this program was called: by kubectl, as its plugin, or by its own name."""
+    """Return the program's name as it was called: as a plugin of kubectl, or by its own name."""
     return "kubectl drabridge" if os.path.basename(sys.argv[0]).startswith("kubectl-") else "drabridge"
 
 
 def build_parser(chosen: str | None, program: str = "drabridge", words: Sequence[str] = ()) -> Parser:
-    """Return the parser of ``drabridge``, with the options of the chosen command, and of its own that ``words`` have.
+    """Return the parser of ``drabridge``, with the options of the chosen command and of its subcommand in ``words``.
 
-    No other command's module is imported; without words all of a command's own are.
+    Other commands' modules are not imported. Without ``words`` all subcommands of the chosen command are.
     """
     description = (
         "One node agent that offers the same devices through Kubernetes' DevicePlugin API and through DRA,\n"
@@ -102,7 +102,7 @@ def build_parser(chosen: str | None, program: str = "drabridge", words: Sequence
 def _add_own_commands(
     parser: argparse.ArgumentParser, package: str, commands: Mapping[str, tuple[str, str]], words: Sequence[str]
 ) -> None:
-    """Add the commands of a command: those that the words have, or all with options if they have none."""
+    """Add the subcommands of a command: the one that ``words`` name, or all with their options if they name none."""
     chosen = next((word for word in words if word in commands), None)
     subparsers = parser.add_subparsers(dest="own", metavar="COMMAND", required=True)
     for name, (module, help_text) in commands.items():

@@ -12,13 +12,13 @@ from drabridge.errors import ConfigError, HostError
 from podresources.resolve.http_request import FAILURES, request_unix
 
 ASK_SECONDS = 10.0
-MOST_BYTES = 64 << 20  # of an answer: the history of 12,000 holds is the largest
+MOST_BYTES = 64 << 20  # of an answer; the largest is the history of 12,000 holds
 
 
 def find_socket(given: Path | None) -> Path:
     """Return the socket to ask: the given one, or the only one of this node.
 
-    Raises HostError for none or several.
+    Raises HostError if there is none, or more than one.
     """
     if given is not None:
         return given

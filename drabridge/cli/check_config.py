@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _convert(files: list[Path], source: str) -> int:
-    """Print each file's configuration in our format. Raises ConfigErrors for what cannot be converted."""
+    """Print each file's configuration, converted to our format. Raises ConfigErrors if that is impossible."""
     if source == "nvidia-device-plugin":
         from drabridge.config.import_nvidia_device_plugin import convert
     elif source == "sriov-network-device-plugin":

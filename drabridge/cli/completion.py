@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def for_kubectl() -> int:
-    """Print what may follow the words that kubectl hands over, as its plugins' completion wants it."""
+    """Print the completions of the words that kubectl passes on, in the form of kubectl's plugins."""
     *before, current = sys.argv[1:] or [""]
     known = dict(_words())
     path: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ def for_kubectl() -> int:
 
 
 def _words() -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield what may follow each command: its subcommands, choices and options."""
+    """Yield each command with the words that may follow it: subcommands, choices and options."""
     from drabridge.cli import COMMANDS, build_parser
 
     yield (), [*COMMANDS, "--version", "--help"]

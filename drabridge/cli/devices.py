@@ -17,7 +17,7 @@ from drabridge.errors import ConfigError, DrabridgeError
 from drabridge.inventory.fallbacks import no_driver, why_fallbacks
 from drabridge.inventory.model import Device, NvidiaFiles, Semver
 
-LOOK_SECONDS = 2.0  # for the list, which does without an agent
+LOOK_SECONDS = 2.0  # for asking an agent; the list works without one
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,13 +66,13 @@ def row(device: Device) -> dict[str, Any]:
 
 
 def _gets(device: Device) -> list[str]:
-    """Return what a container gets: nodes of our own, and other programs' CDI devices or the nodes in their place."""
+    """Return what a container gets: our own nodes, and CDI devices of other programs or the fallback's nodes."""
     instead = device.fallback.nodes if device.cdi_missing and device.fallback is not None else ()
     return [*(node.path for node in (*device.nodes, *instead)), *device.cdi_devices]
 
 
 def _driver_files(device: Device, driver: NvidiaFiles | None) -> dict[str, Any]:
-    """Where the driver's files were found that go with a device while it gets its fallback."""
+    """Return where the driver's files were found, if the device gets them with its fallback."""
     given = device.fallback.mounts if device.fallback is not None and device.cdi_missing else ()
     if driver is None or not (no_driver(device) or set(driver.mounts) & set(given)):
         return {}
@@ -141,7 +141,7 @@ def _cordon(arguments: argparse.Namespace) -> int:
 
 
 def _cordoned(socket: Path | None) -> dict[str, str]:
-    """Return name -> why of what the running agent has out of service; nothing where no agent says so.
+    """Return name -> why, of the devices that the running agent has cordoned; {} without an agent.
 
     Raises DrabridgeError if a socket was given and does not answer.
     """

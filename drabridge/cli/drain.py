@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 POLL_SECONDS = 0.5
 ASK_SECONDS = 60.0  # the agent asks kubelet, and lists every claim of the cluster
-FREE_SECONDS = 120.0  # for free devices: a move takes safety.quiesceSeconds (30) and what the API server needs
+FREE_SECONDS = 120.0  # for free devices: a move takes safety.quiesceSeconds (30) plus the API server's time
 _COLUMNS = ("claim", "devices", "phase", "pods")
 _CLUSTER_COLUMNS = ("node", "claim", "devices", "pods")
 
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _goes_on(document: Row) -> bool:
-    """Whether something ends by itself: a device that nobody holds is on its way."""
+    """Whether waiting helps: a device that nobody holds is moving."""
     return any(not row["held"] for row in document["moving"])
 
 

@@ -76,15 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _shared(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the column of shared devices, where there are some."""
+    """Return the column of shared devices if there are any."""
     return ("shared",) if any("shared" in row for row in rows) else ()
 
 
 def _request(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what the agent is asked for ``set`` or ``reset``.
-
-    Raises ConfigError for arguments that mean nothing.
-    """
+    """Return the request to the agent for ``set`` or ``reset``. Raises ConfigError for invalid arguments."""
     if arguments.resource is None:
         raise ConfigError(f"drabridge lanes {arguments.action} needs a RESOURCE", hint="drabridge lanes lists them")
     if arguments.action == "reset":

@@ -51,7 +51,7 @@ def _records(arguments: argparse.Namespace, config: Config) -> Iterator[UdevDevi
 
 
 def _shown(row: Mapping[str, Any]) -> str:
-    """Return the device as a table has it: several GPUs have a MIG instance gi1-ci0, so with its GPU."""
+    """Return the device's name in the table; a MIG instance with its GPU, as several GPUs have one named gi1-ci0."""
     name = str(row["device"])
     return f"{row['syspath'].split('/')[-3]}/{name}" if row["subsystem"] == MIG else name
 

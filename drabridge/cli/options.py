@@ -1,4 +1,4 @@
-"""The options that several commands have, each said once."""
+"""Define the options that several commands have, each once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
-    """Add ``--socket``, where the agent is asked."""
+    """Add ``--socket``, the agent's control socket."""
     text = f"the agent's control.sock; default: the only one below {PLUGINS}"
     parser.add_argument("--socket", type=Path, metavar="FILE", help=text)
 
@@ -33,18 +33,18 @@ def add_output(
 
 
 def add_kubeconfig(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add ``--kubeconfig``, for a command that else has its pod's account."""
+    """Add ``--kubeconfig``, for a command that otherwise uses its pod's service account."""
     parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help=f"{text}; default: the pod's account")
 
 
 def add_log(parser: argparse.ArgumentParser) -> None:
-    """Add ``--log-level`` and ``--log-format``, for a program that goes on."""
+    """Add ``--log-level`` and ``--log-format``, for a program that keeps running."""
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--log-format", choices=("logfmt", "json"), default="logfmt")
 
 
 def driver_name(text: str) -> str:
-    """Take the name of a driver, for argparse. Nobody has claims of a wrong one, and an uninstall would go on."""
+    """Check a driver's name, for argparse: no claims are found for a mistyped one, and an uninstall would go on."""
     from drabridge.config.names import DRIVER_MAX, is_dns_subdomain
 
     if not is_dns_subdomain(text, DRIVER_MAX):

@@ -14,7 +14,7 @@ from podresources.table import printable, render
 
 
 def cell(value: Any) -> str:
-    """Return one value as a person reads it: lists joined, nothing as a dash, no control characters."""
+    """Return one value as text for people: lists joined, an empty value as a dash, no control characters."""
     if value is None or value == "" or value == [] or value == ():
         text = "-"
     elif isinstance(value, bool):
@@ -27,7 +27,7 @@ def cell(value: Any) -> str:
 
 
 def terminal_width(output: str) -> int | None:
-    """Return how many characters a line may have; None where it may have any number (a pipe, wide output)."""
+    """Return how many characters a line may have; None: any number (a pipe, wide output)."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and output == "table" else None
 
 

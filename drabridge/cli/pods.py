@@ -20,11 +20,11 @@ from drabridge.cli.output import as_json_or_yaml
 from drabridge.errors import ConfigError, HostError
 from podresources.table import printable
 
-SELECTOR = "app.kubernetes.io/name=drabridge"  # as the chart and the kustomize base label the pods
+SELECTOR = "app.kubernetes.io/name=drabridge"  # the pods' label in the chart and in the kustomize base
 CONTAINER, VOLUME = "agent", "plugin"  # of those pods; the volume has the control socket
 ALL = ["*"]
 AT_ONCE = 8  # pods that are asked at a time
-MOST_BYTES = 16 << 20  # of one pod's answer; more, or a later one, is none: the pod's node may be another's by now
+MOST_BYTES = 16 << 20  # of one pod's answer; larger or later ones are dropped: somebody else may control the node
 ANSWER_SECONDS = 60.0
 
 
@@ -38,7 +38,7 @@ class _Agent(Struct, frozen=True):
 
 
 def add_nodes(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say on which nodes the command is to run instead of here. ``nodes`` is empty for here."""
+    """Add the options that choose the nodes where the command runs. Empty ``nodes``: run it here."""
     group = parser.add_argument_group("on other nodes, through the API server with kubectl")
     group.add_argument("--node", dest="nodes", action="append", metavar="NODE", help="run in the agent's pod there")
     group.add_argument("--all-nodes", dest="nodes", action="store_const", const=ALL, help="run in every agent's pod")
@@ -49,7 +49,7 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    """Run ``words`` in the pods, without the options that say which; return the highest exit status.
+    """Run ``words`` in the pods, without the options that choose them; return the highest exit status.
 
     Raises ConfigError if there is no such pod, HostError if kubectl is missing or fails.
     """
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def _answer(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run kubectl, with a limit for what it says and for its time."""
+    """Run kubectl, with limits for its output and its time."""
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def read(stream: IO[bytes]) -> str:
@@ -152,7 +152,7 @@ def _agents(program: Sequence[str], arguments: argparse.Namespace) -> list[_Agen
 
 
 def _running(pods: Sequence[Any]) -> Iterator[_Agent]:
-    """Yield the agents among pods with their labels. A tenant may write these, too, but has no folder of the node."""
+    """Yield the agents among pods with their labels. Tenants may use the labels, too, but cannot mount host folders."""
     for pod in pods:
         container = next((one for one in pod["spec"]["containers"] if one["name"] == CONTAINER), None)
         if container is None or pod.get("status", {}).get("phase") != "Running":

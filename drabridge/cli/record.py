@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _shared_nodes(udev: Udev, config: Config) -> list[UdevDevice]:
-    """Return the devices of nodes that the configuration names by path: /dev/kfd has the topology of AMD's GPUs."""
+    """Return the devices of nodes that the configuration names by path, such as /dev/kfd with AMD's topology."""
     paths = {node.path.literal for resource in config.resources for node in resource.nodes if node.path}
     return [record for path in sorted(filter(None, paths)) if (record := udev.find(path))]
 

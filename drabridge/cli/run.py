@@ -63,14 +63,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 GRPC = {
     "GRPC_VERBOSITY": "ERROR",  # "Got goaway" at info is not for operators
-    "GRPC_ENABLE_FORK_SUPPORT": "0",  # hooks are programs; what gRPC does before a fork is for those who fork to serve
+    "GRPC_ENABLE_FORK_SUPPORT": "0",  # only programs that serve gRPC in forked children need it; hooks do not
 }
 
 
 def run(arguments: argparse.Namespace) -> int:
     share_one_heap()
     logs.setup(arguments.log_level, arguments.log_format)
-    for name, value in GRPC.items():  # read when gRPC is imported, which nothing has done yet
+    for name, value in GRPC.items():  # gRPC reads them when it is imported, which has not happened yet
         os.environ.setdefault(name, value)
     asyncio.run(_serve(arguments))
     return 0

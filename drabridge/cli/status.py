@@ -28,8 +28,8 @@ from drabridge.status.wording import (
 )
 
 COLUMNS = ("device", "lane", "owner", "holder", "since", "evidence")
-QUIET = frozenset({"doubt", "unusable", "cordoned", "shared", "moving"})  # left out where all are zero, as on the page
-DOUBTS_MAX = REFUSALS_MAX = 5  # the table has the others; what is too much for one screen is not read
+QUIET = frozenset({"doubt", "unusable", "cordoned", "shared", "moving"})  # left out if all are zero, as on the page
+DOUBTS_MAX = REFUSALS_MAX = 5  # the table shows the others; nobody reads more than one screen
 NARROW = ("device", "lane", "owner", "since")
 WIDE = ("resource", "id", "presence", "numa", "pci", "nodes")
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         except DrabridgeError as error:
             if not asked:
                 raise
-            text, stream = error_text(error), sys.stderr  # an agent that restarts is what somebody watches for
+            text, stream = error_text(error), sys.stderr  # keep watching: the agent may be restarting
         asked = True
         if arguments.watch is None:
             print(text)
@@ -89,7 +89,7 @@ def moves(devices: Sequence[Row], now: float, width: int | None) -> list[str]:
 
 
 def remarks(document: Row, width: int | None) -> Iterator[str]:
-    """Yield lines that the tables do not have: why it is not ready, what is in doubt, and the notes."""
+    """Yield lines beside the tables: why the agent is not ready, devices in doubt, and the notes."""
     yield from wrapped(document["notReadyBecause"], width, "  ! ")
     doubtful = doubts(document)
     yield from wrapped((f"{owner}: {words}" for owner, words in doubtful[:DOUBTS_MAX]), width, "  ! ")
@@ -109,7 +109,7 @@ def _text(document: Row, arguments: argparse.Namespace) -> str:
 def render(
     document: Row, resource: str | None = None, *, wide: bool = False, width: int | None = None
 ) -> Iterator[str]:
-    """Yield the screen's lines: is it well, what is there, who has it, what was refused."""
+    """Yield the lines of the screen: verdict, resources, devices with holders, refusals."""
     resources, devices = of_resource(document, resource)
     now = parse_time(document["at"])
     well, words = verdict(document)
@@ -140,7 +140,7 @@ def render(
 
 
 def _not_needed(document: Row, width: int | None) -> Iterator[str]:
-    """Yield what this cluster lacks besides; the notes have what the configuration needs."""
+    """Yield missing features that the configuration does not need; those that it needs are in the notes."""
     features = document.get("features", ())  # an agent of 0.2 has none
     if lacking := [one["sentence"] for one in features if one["sentence"] and not one["needed"]]:
         yield from ["", "not in this cluster, and not needed by the configuration"]
@@ -167,7 +167,7 @@ def _resource(row: Row) -> dict[str, Any]:
 def _devices(rows: Sequence[Row], columns: Sequence[str], width: int | None) -> Iterator[str]:
     """Yield the table of devices.
 
-    If it is too wide, holders and reasons get lines of their own: a name that is cut is no use.
+    If it is too wide, holders and reasons get lines of their own: a truncated name is useless.
     """
     whole = table(rows, columns).splitlines()
     if width is None or max(map(len, whole)) <= width:
@@ -183,7 +183,7 @@ def _devices(rows: Sequence[Row], columns: Sequence[str], width: int | None) -> 
 
 def _device(row: Row, now: float, wide: bool) -> dict[str, Any]:
     because = evidence(row, now)
-    if row["owner"] == "none" and not wide:  # why it was released, but not also who agreed
+    if row["owner"] == "none" and not wide:  # show why it was released, without the other sources that agreed
         because = "" if row["reason"] else ": ".join(because.split(": ")[:2])
     return {
         "device": row["name"],

@@ -1,4 +1,4 @@
-"""``drabridge version``: print the versions of drabridge and of what it stands on."""
+"""``drabridge version``: print the versions of drabridge and of its main dependencies."""
 
 from __future__ import annotations
 

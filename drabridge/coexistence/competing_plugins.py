@@ -1,10 +1,12 @@
-"""Detect another device plugin that registered one of our resources: the vendor's, left running or brought back.
+"""Detect another device plugin that registered one of our resources, usually the vendor's.
 
-Kubelet calls whoever registered a name last and tells the other nothing: its stream stays open, and the lists of both
-overwrite each other (plugin/v1beta1/handler.go up to 1.36). So kubelet is asked what it would give out: an id that our
-list has not had Healthy for a while comes from another plugin. Unlike a List, this question does not make kubelet count
-anew. A pod with an id that no device here has may have any of the devices: as at a start, those without a known holder
-are put in doubt.
+Kubelet calls the plugin that registered a name last. It tells the other plugin nothing: that one's stream stays open,
+and the lists of both overwrite each other (plugin/v1beta1/handler.go up to 1.36). So the agent asks kubelet which ids
+it would give out. An id that our list has not had as Healthy for a while comes from another plugin. Unlike a List, this
+call does not make kubelet count its devices again.
+
+A pod with an id that no device here has may have any device. So all devices without a known holder are quarantined, as
+at a start.
 """
 
 from __future__ import annotations
@@ -26,28 +28,28 @@ from podresources import Client, PodResourcesError
 
 log = logging.getLogger(__name__)
 
-ASK_SECONDS = 2.0  # kubelet answers from memory; what else is due by time waits as long
+ASK_SECONDS = 2.0  # kubelet answers from memory; the next look waits for this one
 SETTLED_SECONDS = 30.0  # kubelet may be late with a list: it writes a file after each, on whatever disk
-RETRY_SECONDS = 10.0  # before we register a second time against another plugin; twice that before the next, and so on
+RETRY_SECONDS = 10.0  # before we register again against another plugin; doubles each time
 RETRY_MOST_SECONDS = 300.0
 
 
 class _CompetingPlugin(Struct):
-    """``seen_at``: when kubelet last had its list. Kubelet may call it until we register after that."""
+    """``seen_at``: when kubelet last had the plugin's list. Kubelet may call it until we register after that."""
 
     seen_at: float
     registered_at: float = -math.inf
-    due: float = -math.inf  # not before this time do we register again
+    due: float = -math.inf  # we register again at this time at the earliest
     pause: float = RETRY_SECONDS
-    foreign_ids: bool = False  # it offers ids that no device here has
-    doubted: frozenset[str] = frozenset()  # such ids that pods had: devices were put in doubt, once, because of them
+    foreign_ids: bool = False  # the plugin offers ids that no device here has
+    doubted: frozenset[str] = frozenset()  # of such ids of pods, those that led to quarantine
 
 
 class CompetingPlugins:
-    """Asks kubelet for ids that are not ours, and registers again where it finds some.
+    """Asks kubelet whether it offers ids that are not ours; if so, registers the resource again.
 
     ``found``: resource -> what was found, in words. Two answers in a row make a finding. Kubelet is asked at every
-    third look (``every``), and at each while there is reason to. ``clock`` counts seconds and never goes back.
+    third look (``every``), and at each look while something is suspected or found. ``clock``: monotonic seconds.
     """
 
     def __init__(
@@ -70,11 +72,11 @@ class CompetingPlugins:
         self._every = every
         self._looks = 0
         self._ours: dict[str, dict[str, float]] = {}  # resource -> id -> when it was last Healthy in our list
-        self._suspected: dict[str, set[str]] = {}  # resource -> ids that kubelet offered against our list, a look ago
+        self._suspected: dict[str, set[str]] = {}  # resource -> foreign ids in kubelet's last answer
         self._plugins: dict[str, _CompetingPlugin] = {}
 
     async def look(self) -> None:
-        """Ask kubelet once at most, and do what follows from the answer. Never raises."""
+        """Ask kubelet at most once, and act on the answer. Never raises."""
         now, listed = self._clock(), self._legacy.healthy_ids()
         for resource, ids in listed.items():
             recent = {one: seen for one, seen in self._ours.get(resource, {}).items() if now - seen < SETTLED_SECONDS}
@@ -115,7 +117,7 @@ class CompetingPlugins:
         )
 
     async def _doubt_devices(self, resource: str, plugin: _CompetingPlugin) -> None:
-        """Put devices in doubt, once for the same pods: the operator may have released the devices since."""
+        """Quarantine devices, only once for the same units: the operator may have released the devices since."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 shown = await self._kubelet.shown()
@@ -128,7 +130,7 @@ class CompetingPlugins:
                 plugin.doubted |= units
 
     async def _answer(self, resource: str, plugin: _CompetingPlugin, now: float) -> None:
-        """Register later, or list later, than the other plugin: the later one wins. With growing pauses."""
+        """Register again, or send our list again: the later plugin wins. Registers with growing pauses."""
         if plugin.registered_at < plugin.seen_at:
             if now >= plugin.due:
                 plugin.registered_at, plugin.due = now, now + plugin.pause

@@ -16,10 +16,9 @@ from drabridge.system.paths import Paths
 def refuse_another_name(paths: Paths, config: Config, node: str) -> None:
     """Raise ConfigError if another name's ledger here has holders of a configured resource, or is unreadable.
 
-    The driver's name is in everything that a running pod and kubelet refer to, and in the ledger's path: under a new
-    name nothing would be known of the holders. A reload refuses such a change for the same reason. Hardware of a
-    resource that this configuration names otherwise is withheld, device by device
-    (:mod:`drabridge.coexistence.other_agents`).
+    Running pods and kubelet refer to the driver's name everywhere, and the ledger's path has it: under a new name the
+    agent would not know the holders. A reload refuses such a change for the same reason. If this configuration gives
+    the resource another name, its hardware is withheld device by device (:mod:`drabridge.coexistence.other_agents`).
     """
     served = [resource.name for resource in config.resources]
     for directory in sorted((paths.kubelet / "plugins").glob("*/")):

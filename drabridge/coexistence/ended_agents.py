@@ -1,9 +1,9 @@
-"""Free what an agent of another driver left when it ended, once nobody can have it any more.
+"""Free the devices that an agent of another driver left held when it ended, once nobody can have them any more.
 
-Its file names hardware that pods and claims had then. Nobody serves that hardware now, so no new holder can have got
-it: a pod that has it asks for the resource, a claim that has it is allocated. Once neither kubelet nor the API server
-has shown such a pod or claim for as long as processes may outlive them, it is free, and is struck out of the file. In
-doubt, and always where there is no API server, it stays held until a person removes the file.
+The ended agent's file lists the devices that pods and claims had then. Nobody serves these devices now, so they have no
+new holders. A pod that still has one asks for its resource; a claim that still has one is allocated. A device is free,
+and is removed from the file, once neither kubelet nor the API server has shown such a pod or claim for as long as
+processes may outlive them. In doubt, and always without an API server, it stays held until a person removes the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EndedAgents:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``allocated_by`` returns the names of a driver's devices here that the API server shows allocated; None if it
-        cannot be asked. ``clock`` counts seconds and never goes back.
+        cannot be asked. ``clock``: monotonic seconds.
         """
         self._withheld = withheld
         self._ledger_service = ledger_service
@@ -45,7 +45,7 @@ class EndedAgents:
         self._allocated_by = allocated_by
         self._clock = clock
         self._due = 0.0
-        self._unseen: dict[tuple[str, KnownDevice], float] = {}  # since when no holder is seen
+        self._unseen: dict[tuple[str, KnownDevice], float] = {}  # since when no holder has been seen
 
     async def look(self) -> None:
         """Look once, if a look is due. Never raises."""
@@ -71,12 +71,12 @@ class EndedAgents:
                 await withheld.strike_out(driver, free)
 
     async def _without_holder(self, driver: str, pieces: Collection[KnownDevice]) -> set[KnownDevice]:
-        """Return those without a visible holder; none where a source that could know of one cannot be asked."""
+        """Return the devices without a visible holder; none if a source that may know a holder cannot be asked."""
         ledger, kubelet = self._ledger_service.ledger, self._kubelet
         if not ledger.node.merged or self._ledger_service.now() < ledger.node.releases_suspended_until:
             return set()
         if not (free := self._unclaimed(pieces, await kubelet.gather(ledger))):
-            return set()  # as it is for as long as its pods run: kubelet is not asked for more
+            return set()  # usual while its pods run: spare kubelet the other questions
         observed = await kubelet.gather(ledger, thoroughly=True)
         if observed.checkpoint is None or not observed.checkpoint.barrier:
             return set()
@@ -86,7 +86,7 @@ class EndedAgents:
         return {piece for piece in self._unclaimed(free, observed) if piece.name not in shown | allocated}
 
     def _unclaimed(self, pieces: Collection[KnownDevice], observed: Observed) -> set[KnownDevice]:
-        """Return those that no pod has by its limits, or may have."""
+        """Return the devices that no pod has, or may have, by its limits."""
         ledger, pods = self._ledger_service.ledger, self._others.pods
         unaccounted = None if pods is None else pods.unaccounted(ledger, observed)
         if pods is None or unaccounted is None:

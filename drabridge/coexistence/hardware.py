@@ -21,9 +21,9 @@ class KnownDevice(Struct, frozen=True, omit_defaults=True):
     name: str
     id: str
     places: Annotated[tuple[str, ...], Meta(min_length=1)]
-    holder: str = ""  # in words; of an agent that was ended
-    resources: tuple[str, ...] = ()  # under which kubelet may show a pod on it; none: an older agent does not say
-    grace: float | None = None  # seconds that its holders have to end when they are deleted; None: not known
+    holder: str = ""  # in words; set in the file of an agent that has ended
+    resources: tuple[str, ...] = ()  # under which kubelet may show a pod on it; empty: an older agent does not say
+    grace: float | None = None  # its holders' longest termination grace period, seconds; None: not known
 
 
 def known_device(device: Device) -> KnownDevice:
@@ -41,7 +41,7 @@ def all_devices(ledger: Ledger) -> Iterator[KnownDevice]:
 
 
 def held_devices(ledger: Ledger) -> Iterator[KnownDevice]:
-    """Describe the devices that have a holder, or may have one."""
+    """Describe the devices that have a holder or, in quarantine, may have one."""
     free = {entry.name for entry in ledger.entries.values() if entry.owner is Owner.NONE}
     return (device for device in all_devices(ledger) if device.name not in free)
 
@@ -53,7 +53,7 @@ def _grace(entry: Entry) -> float | None:
 
 
 class OverlapIndex:
-    """Finds the device at a place, above it or below it in the tree of devices."""
+    """Finds the device at a place in sysfs, above it or below it."""
 
     def __init__(self, devices: Iterable[KnownDevice]) -> None:
         self._at: dict[str, KnownDevice] = {}
@@ -65,7 +65,7 @@ class OverlapIndex:
                 self._above.setdefault(ancestor, device)
 
     def overlapping(self, device: KnownDevice) -> KnownDevice | None:
-        """Return a device of the index that is the same hardware, a part of it, or has it as a part."""
+        """Return a device of the index that is the same hardware, a part of it, or its whole; None if there is none."""
         places: Collection[str] = device.places
         found = next((self._at[place] for place in places if place in self._at), None)
         found = found or self._above.get(device.places[0])

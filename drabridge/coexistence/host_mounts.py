@@ -1,8 +1,8 @@
-"""Tell which block devices the host itself uses: with a file system that is mounted, or as swap.
+"""Tell which block devices the host itself uses: for a mounted file system, or as swap.
 
-A pod that gets such a disk writes below a mounted file system. A pod may mount what it holds; so it counts for devices
-that nobody holds. The kernel says it of most file systems (/sys/fs), for all mount namespaces; of the others only what
-is mounted in this namespace, or in the first process's where that can be read, is known.
+A pod that got such a disk would write underneath a mounted file system. A pod may mount a disk that it holds; so only
+ask for devices without a holder. For most file systems the kernel lists the mounted disks of all mount namespaces
+(/sys/fs). For the others, only mounts of this namespace, and of PID 1's if that can be read, are known.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from pathlib import Path
 from drabridge.inventory.model import Device
 from drabridge.system.files import names_in
 
-DEPTH = 8  # a crypt on a volume on a RAID on partitions is 4
+DEPTH = 8  # LUKS on a logical volume on a RAID on partitions needs 4
 
 Number = str  # "8:1"
 
 
 class HostMounts:
-    """What is below ``sys`` and ``proc`` says. Reads files of the kernel's that no disk can stop."""
+    """Reads the kernel's files below ``sys`` and ``proc``. No disk can block these reads."""
 
     def __init__(self, sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> None:
         self._sys = sys
         self._proc = proc
 
     def used(self, devices: Iterable[Device]) -> Mapping[str, str]:
-        """Return those of the devices that the host uses, by name, each with the reason."""
+        """Return device name -> why the host uses it, for those that it uses."""
         return self.using({device.name: numbers for device in devices if (numbers := numbers_of(device))})
 
     def using(self, disks: Mapping[str, set[Number]]) -> Mapping[str, str]:
-        """Do :meth:`used` for disks that are told by the numbers of their nodes."""
+        """Do :meth:`used` for disks given as name -> numbers of their nodes."""
         if not disks:
             return {}
         busy = self._busy()
@@ -42,7 +42,7 @@ class HostMounts:
         return found
 
     def _busy(self) -> dict[Number, str]:
-        """Return the block devices with a mounted file system, or swap, each in words."""
+        """Return number -> words, for block devices that are mounted or are swap."""
         found: dict[Number, str] = {}
         for process in ("1", "self"):
             for line in _lines(self._proc / process / "mountinfo"):
@@ -61,7 +61,7 @@ class HostMounts:
         return found
 
     def _above(self, number: Number, depth: int) -> Iterator[Number]:
-        """Yield the number, and those of the volumes that are made of it: device-mapper, md."""
+        """Yield the number, and the numbers of the volumes built on it: device-mapper, md."""
         yield number
         place = self._sys / "dev/block" / number
         for holder in names_in(place / "holders") if depth else ():
@@ -69,7 +69,7 @@ class HostMounts:
                 yield from self._above(above, depth - 1)
 
     def _number(self, name: str) -> Number:
-        """Return the number of a block device; empty for what is none."""
+        """Return the number of a block device, ``8:1``; "" if the name is none."""
         return "".join(_lines(self._sys / "class/block" / name / "dev")[:1]).strip()
 
     def _name(self, number: Number) -> str:

@@ -1,6 +1,6 @@
-"""Tell whether the functions of an IOMMU group may be bound to vfio-pci, and if not, what is in the way.
+"""Tell whether the functions of an IOMMU group may be bound to vfio-pci, and if not, why.
 
-The host comes first: what it uses, or may use, stays with its driver. What cannot be known counts as used.
+The host comes first: a function that it uses, or may use, keeps its driver. Unknown counts as used.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _IFF_UP = 0x1  # linux/if.h
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _NVIDIA_MAJOR = 195  # Linux Documentation/admin-guide/devices.txt
 _OF_SEVERAL_DISKS = {"LVM2_member": "in a volume group", "zfs_member": "in a ZFS pool", "bcache": "a cache's"}
-_BRIDGES = ("0x0604", "0x0607", "0x0609")  # classes of what has other functions behind it; vfio-pci refuses them
+_BRIDGES = ("0x0604", "0x0607", "0x0609")  # PCI classes of bridges; vfio-pci refuses them
 
 
 class Function(Struct, frozen=True):
-    """A PCI function of a group, and what of the host uses it, in words. ``nodes``: of everything below it."""
+    """A PCI function of a group. ``uses``: how the host uses it, in words. ``nodes``: of every device below it."""
 
     address: str
     ids: str  # "10de:2330"
@@ -50,12 +50,12 @@ class Function(Struct, frozen=True):
 
 
 def to_bind(functions: Sequence[Function], address: str) -> list[Function]:
-    """Return the function itself, and those of its group whose drivers would keep vfio from opening it. Pure."""
+    """Return the functions to bind: the function itself, and those of its group whose drivers block vfio. Pure."""
     return [one for one in functions if one.address == address or does_dma(one.driver)]
 
 
 def in_the_way(functions: Sequence[Function], address: str, rule: Vfio) -> list[str]:
-    """Why the group of a function cannot be bound to vfio-pci, one sentence for each ground. Pure."""
+    """Return why the group of a function cannot be bound to vfio-pci, one sentence for each reason. Pure."""
     found = []
     for one in to_bind(functions, address):
         if one.driver == VFIO_PCI:
@@ -72,7 +72,7 @@ def in_the_way(functions: Sequence[Function], address: str, rule: Vfio) -> list[
 class IommuGroups:
     """Reads sysfs, procfs and udev's database; blocks for milliseconds, or for longer in :meth:`opened`.
 
-    Of sysfs only what takes no lock of the device: that is held for as long as a driver does not let go of it.
+    Of sysfs it reads only files that do not take the device's lock: a driver that hangs while unbinding keeps it.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class IommuGroups:
         self._mounts = HostMounts(sys, proc)
 
     def why_not(self, address: str, rule: Vfio) -> str:
-        """Why a function cannot be handed out now; "" when it can. Open files aside, which change all the time."""
+        """Return why a function cannot be handed out now; "" if it can. Ignores open files, which change often."""
         if not self.drivers.has_driver(VFIO_PCI):
             return "the kernel has no driver vfio-pci: run modprobe vfio-pci on the node, at each boot"
         if not self.drivers.may_write():
@@ -98,7 +98,7 @@ class IommuGroups:
         return self._blind() or "; ".join(in_the_way(self.read(address), address, rule))
 
     def _blind(self) -> str:
-        """Why the processes of the node cannot be looked at; "" when they can: kernel threads are of its namespace."""
+        """Return why the node's processes cannot be seen; "" if they can, as kernel threads are."""
         try:
             seen = (self._proc / "2/comm").read_text().strip() == "kthreadd"
         except OSError:
@@ -106,7 +106,7 @@ class IommuGroups:
         return "" if seen else "the agent does not see who on the node has devices open: it needs hostPID"
 
     def read(self, address: str) -> list[Function]:
-        """Return the functions of a function's IOMMU group by address; none when it is in no group."""
+        """Return the functions of a function's IOMMU group, sorted by address; none if it is in no group."""
         folder = self._sys / "bus/pci/devices" / address / "iommu_group/devices"
         return [found for name in names_in(folder) if (found := self._function(name)) is not None]
 
@@ -120,7 +120,7 @@ class IommuGroups:
             return None
         place = (self._sys / "bus/pci/devices" / address).resolve()
         ids = ":".join(self.drivers.read(address, name).removeprefix("0x") for name in ("vendor", "device"))
-        if self.drivers.read(address, "class").startswith(_BRIDGES):  # what is behind it is not its own
+        if self.drivers.read(address, "class").startswith(_BRIDGES):  # devices behind a bridge are not its own
             return Function(address, ids, driver, ("it is a bridge",))
         if driver and not does_dma(driver):
             return Function(address, ids, driver)
@@ -195,7 +195,7 @@ class IommuGroups:
                 yield f"{name} is {_OF_SEVERAL_DISKS.get(kind, 'in a RAID')}"
 
     def _signature(self, number: Number) -> str:
-        """Return what udev found on a disk: ``LVM2_member``."""
+        """Return what udev found on a disk, such as ``LVM2_member``; "" if nothing."""
         with contextlib.suppress(OSError):
             for line in (self._udev_database / f"b{number}").read_text(errors="replace").splitlines():
                 if line.startswith("E:ID_FS_TYPE="):
@@ -203,7 +203,7 @@ class IommuGroups:
         return ""
 
     def _of_subsystems(self, controllers: Sequence[str]) -> Iterator[tuple[str, Number]]:
-        """Disks that several NVMe controllers may lead to are not below one of them (Linux drivers/nvme/host)."""
+        """Yield the disks of these controllers' NVMe subsystems: not below a controller (Linux drivers/nvme/host)."""
         for subsystem in names_in(self._sys / "class/nvme-subsystem"):
             folder = (self._sys / "class/nvme-subsystem" / subsystem).resolve()
             if any((folder / name).exists() for name in controllers):
@@ -219,17 +219,17 @@ class IommuGroups:
         return []
 
     def places(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Where functions are in the tree of devices, by address."""
+        """Return address -> syspath of the functions."""
         return {one: str((self._sys / "bus/pci/devices" / one).resolve()) for one in addresses}
 
     def own_nodes(self, address: str) -> set[str]:
-        """Return the paths of the nodes, for IOMMUFD, that a function has while it is bound to vfio-pci (Linux 6.6)."""
+        """Return the paths of the IOMMUFD nodes that a function has while it is bound to vfio-pci (Linux 6.6)."""
         return {f"{VFIO}devices/{name}" for name in names_in(self._sys / "bus/pci/devices" / address / "vfio-dev")}
 
     def opened(self, functions: Sequence[Function]) -> str:
-        """Who has a node of the functions open, in words; "" when nobody has. Raises HostError when it is not known.
+        """Return who has a node of the functions open, in words; "" if nobody has. Raises HostError if unknown.
 
-        The kernel opens disks itself, and no process shows that: for a target (LIO), a replica (DRBD).
+        The kernel may open a disk itself (LIO target, DRBD replica), which no process shows: disks are tried, too.
         """
         if user := self._open({str(one): one.nodes for one in functions if one.nodes}):
             return user
@@ -239,7 +239,7 @@ class IommuGroups:
         return ""
 
     def _is_exclusive(self, node: DeviceNode) -> bool:
-        """Whether somebody has a disk for itself. Not known without its node: then open files have to do."""
+        """Whether somebody has a disk open exclusively. Without a node this is unknown: then only open files count."""
         path = self._dev / f"block/{node.major}:{node.minor}"
         try:
             os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))

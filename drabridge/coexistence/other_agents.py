@@ -1,15 +1,16 @@
-"""Agree with agents of other drivers on this node who serves which hardware; withhold what another one has.
+"""Agree with agents of other drivers on this node who serves which device; withhold the devices of the others.
 
 Each agent writes what it serves to ``plugins_registry/.drabridge-<driver>.hardware``, and holds a lock beside that file
 for as long as it lives. Kubelet ignores names that begin with a dot there
 (pluginmanager/pluginwatcher/plugin_watcher.go), and in the chart that directory is the only one on the node's own disk
 that agents of two drivers both see. The first agent serves; the other one withholds what overlaps.
 
-The file outlives its agent. An agent that was ended has written what its ledger holds. Of one that was killed,
-everything that it served may be held. That is how a driver under a new name learns what pods and claims of the former
-name have. An older version writes no such file; if its state directory is visible, its ledger says the same.
+The file outlives its agent. An agent that ended in order has written what its ledger holds. If an agent was killed,
+everything that it served may be held. So a driver under a new name learns what pods and claims of the former name
+have. Older versions write no such file; if such a version's state directory is visible, its ledger is read instead.
 
-What an ended agent left is struck out once nobody can have it any more (:mod:`drabridge.coexistence.ended_agents`).
+Devices of an ended agent are removed from its file once nobody can have them any more
+(:mod:`drabridge.coexistence.ended_agents`).
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from podresources.resolve import files
 log = logging.getLogger(__name__)
 
 PREFIX, HARDWARE, LOCK = ".drabridge-", ".hardware", ".lock"
-TURN = f"{PREFIX}turn{LOCK}"  # no driver's: a driver's name has a dot
+TURN = f"{PREFIX}turn{LOCK}"  # cannot be a driver's file: a driver's name has a dot
 TURN_SECONDS = 2.0  # another agent's turn takes milliseconds
-OWN_SECONDS = 1.0  # the agent before this one has let the ledger go: its process is ending
+OWN_SECONDS = 1.0  # wait so long for our lock: the former agent's process is just ending
 POLL_SECONDS = 0.005
-RETURN_SECONDS = 60.0  # an agent that is replaced, or has crashed, is back by then; its devices wait for it
+RETURN_SECONDS = 60.0  # a replaced or crashed agent is back by then; its devices are kept for it
 MOST_BYTES = 1 << 22  # of a file: a thousand devices have 300 KB
 VERSION = 1
 
 
 class HardwareFile(Struct, frozen=True, rename="camel"):
-    """The file of one agent. ``ended``: the agent ended in order, and what is listed is held; else it may be."""
+    """The file of one agent. ``ended``: it ended in order, and ``pieces`` are held; else ``pieces`` may be held."""
 
     pieces: tuple[KnownDevice, ...]
     ended: bool = False
@@ -58,7 +59,7 @@ class HardwareFile(Struct, frozen=True, rename="camel"):
 
 
 class OtherAgent(Struct, frozen=True):
-    """What another agent has, or may have. ``alive``: it runs. ``fault``: why that cannot be known."""
+    """What another agent has, or may have. ``alive``: it runs. ``fault``: why ``pieces`` are not known."""
 
     driver: str
     pieces: tuple[KnownDevice, ...] = ()
@@ -68,9 +69,9 @@ class OtherAgent(Struct, frozen=True):
 
 
 class OtherAgents:
-    """This driver's file and lock, and the files of the others. Calls may wait for a disk: not on the loop.
+    """This driver's file and lock, and the files of the others. Calls may wait for a disk: make none on the loop.
 
-    ``left``: driver that has ended -> what it left of devices that are here; withheld, unless held here.
+    ``left``: ended driver -> its devices that overlap devices here. Those here are withheld unless held here.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class OtherAgents:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = paths.plugins_registry
-        self._plugins = paths.kubelet / "plugins"  # a state directory for each driver: those visible from here
+        self._plugins = paths.kubelet / "plugins"  # has a state directory for each driver
         self._driver = driver
         self._node = node
         self._return_seconds = return_seconds
@@ -92,15 +93,15 @@ class OtherAgents:
         self._lock: int | None = None
         self._written: HardwareFile | None = None
         self._served: frozenset[KnownDevice] = frozenset()
-        self._struck: Collection[str] | None = None  # what was struck out before this agent began; None: not read yet
+        self._struck: Collection[str] | None = None  # struck out before this agent began; None: not read yet
         self.left: Mapping[str, frozenset[KnownDevice]] = {}
 
     def announce(self, devices: Iterable[Device], held: Callable[[str], bool]) -> dict[str, str]:
         """Write what this agent serves now; return device name -> why the device is withheld.
 
-        A device that is held here is served, unless another agent serves it or it was struck out: nobody had it any
-        more then, and this agent's ledger is older. Never raises: where the others cannot be asked, a device that was
-        not served before is withheld.
+        A device that is held here is served, with two exceptions: another agent serves it; or another agent struck it
+        out of our file because nobody had it any more, which our older ledger does not know. Never raises: if the files
+        of the others cannot be read, devices that were not served before are withheld.
         """
         pieces = {device.name: known_device(device) for device in devices if device.syspath}
         mine = {name: piece for name, piece in pieces.items() if held(name)}
@@ -129,10 +130,7 @@ class OtherAgents:
                     self._write(self._written)
 
     def strike_out(self, driver: str, free: Collection[KnownDevice]) -> None:
-        """Strike ``free`` out of an ended agent's file: for that agent, should it come back, and for others.
-
-        Never raises.
-        """
+        """Remove ``free`` from an ended agent's file, so that it (if it comes back) and others know. Never raises."""
         try:
             with self._exclusively():
                 file = self._path(driver, HARDWARE)
@@ -147,7 +145,7 @@ class OtherAgents:
             log.warning("file of an ended agent not changed", extra={"driver": driver, "reason": str(error)})
 
     def end(self, ledger: Ledger) -> None:
-        """Write what stays held, and let the lock go. Never raises: where that fails, the file lists more."""
+        """Write what stays held, and release the lock. Never raises: if writing fails, the file lists too much."""
         if self._lock is None:
             return
         try:
@@ -165,7 +163,7 @@ class OtherAgents:
             self.close()
 
     def close(self) -> None:
-        """Let the lock go. Without :meth:`end` it looks as if this agent was killed."""
+        """Release the lock. Without :meth:`end` before, it looks as if this agent was killed."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -177,7 +175,7 @@ class OtherAgents:
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Until the end of the block no other agent reads or writes these files. Raises HostError after 2 s."""
+        """Lock all these files against other agents until the end of the block. Raises HostError after 2 s."""
         self._registry.mkdir(mode=0o750, parents=True, exist_ok=True)  # as kubelet does, which may start later
         path, deadline = self._registry / TURN, time.monotonic() + TURN_SECONDS
         while True:
@@ -189,7 +187,7 @@ class OtherAgents:
                     yield
                     return
             finally:
-                os.close(descriptor)  # the last agent took it along, if it is not there any more
+                os.close(descriptor)  # if the file is gone, an ending agent removed it: try again
 
     def _hold_lock(self) -> None:
         path = self._path(self._driver, LOCK)
@@ -203,7 +201,7 @@ class OtherAgents:
         self._lock = descriptor
 
     def _write(self, content: HardwareFile, care: Care = Care.PROCESS) -> None:
-        """Write our file. If a power cut loses it, only devices of an agent that was killed by it are missed."""
+        """Write our file. If a power cut kills this agent and loses the file, others do not know what it served."""
         path = self._path(self._driver, HARDWARE)
         if content != self._written or not path.exists():
             self._written = None
@@ -221,10 +219,10 @@ class OtherAgents:
         return self._with_recently_alive(found)
 
     def _struck_out(self, held: Collection[str]) -> set[str]:
-        """Return what the ledger holds and the file that this driver's last agent left does not list."""
+        """Return the held devices that the file of this driver's last agent does not list; none if it is unreadable."""
         try:
             named = {piece.name for piece in _read_file(self._path(self._driver, HARDWARE)).pieces}
-        except (OSError, ValueError, RecursionError):  # of an older version, or a person has removed it
+        except (OSError, ValueError, RecursionError):  # written by an older version, or removed by a person
             return set()
         return {name for name in held if name not in named}
 
@@ -234,7 +232,7 @@ class OtherAgents:
         )
 
     def _with_recently_alive(self, others: Iterable[OtherAgent]) -> list[OtherAgent]:
-        """Add the agents that ran until a moment ago, as they were: they are back soon, and their devices wait."""
+        """Add the agents that ran within ``return_seconds``, as they were: they may come back to their devices."""
         at, now = self._clock(), {other.driver: other for other in others}
         self._seen_alive |= {driver: (at, other) for driver, other in now.items() if other.alive}
         self._seen_alive = {
@@ -253,7 +251,7 @@ class OtherAgents:
         return OtherAgent(driver, content.pieces, alive, content.ended)
 
     def _by_ledger(self, driver: str) -> OtherAgent | None:
-        """Read an agent's state directory; None where there is nothing about this node."""
+        """Return what an agent's state directory says; None if it has no ledger of this node."""
         directory = self._plugins / driver
         alive = _is_locked(directory / LOCK_FILE)
         try:
@@ -295,7 +293,7 @@ class OtherAgents:
         return withheld
 
     def _is_there(self, piece: KnownDevice) -> bool:
-        """Whether its hardware is where it was. If not, a device with its id may be it; small ids are common."""
+        """Whether hardware is still at its place. If not, a device with the same id may be it; else ids say little."""
         return os.path.exists(piece.places[0])
 
     def _why(self, other: OtherAgent, theirs: KnownDevice) -> str:
@@ -307,7 +305,7 @@ class OtherAgents:
         return f"{what} on this node, whose agent was killed: a pod or a claim may have it. {self._hint(other)}"
 
     def _hint(self, other: OtherAgent) -> str:
-        """Say what a person can do."""
+        """Return a sentence about what a person can do."""
         if other.alive:
             return f"Take it out of one of the two configurations, or end the agent of {other.driver}"
         files = (self._path(other.driver, HARDWARE), self._plugins / other.driver)
@@ -318,7 +316,7 @@ class OtherAgents:
 
 
 def _locked(descriptor: int, seconds: float) -> bool:
-    """Lock a file, waiting for so many seconds; return whether the lock is ours."""
+    """Lock a file, within ``seconds``; return whether that worked."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -347,7 +345,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read_file(path: Path) -> HardwareFile:
-    """Read an agent's file. Raises OSError, ValueError or RecursionError for what no agent of this version wrote."""
+    """Read an agent's file. Raises OSError, ValueError or RecursionError if it is unreadable or of another version."""
     data = files.read(path, MOST_BYTES)
     if data is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

@@ -1,7 +1,7 @@
-"""Tell while a vendor's manager changes driver, MIG or partitions on this node: nobody is to begin to use its devices.
+"""Tell when a vendor's manager changes driver, MIG or partitions on this node: then nobody new may get its devices.
 
-These managers make way by taking the vendor's own pods off the node, and say so on the Node. This agent takes their
-place, so it makes way itself: it lets go of NVML, and gives out no device of that vendor until the sign is gone.
+These managers remove the vendor's own pods from the node first, and mark the Node. This agent takes the place of those
+pods. So while the mark is there, it stops using NVML and gives out no device of that vendor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 NVIDIA, AMD = "10de", "1002"  # PCI vendor ids
 
-# NVIDIA/k8s-driver-manager and NVIDIA/mig-parted (k8s-mig-manager): paused-for-driver-upgrade, paused-for-mig-change,
-# after what the label was, with an underscore, if that was not true.
+# NVIDIA/k8s-driver-manager and NVIDIA/mig-parted (k8s-mig-manager) write paused-for-driver-upgrade or
+# paused-for-mig-change. If the label was not "true", they keep its old value before that, with an underscore.
 _DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused-for-"
 # NVIDIA/mig-parted, NVIDIA/vgpu-device-manager.
 _STATES, _UNDER_WAY = ("nvidia.com/mig.config.state", "nvidia.com/vgpu.config.state"), ("pending", "rebooting")
@@ -27,7 +27,7 @@ _AMD_TAINT = "amd-dcm"  # ROCm/device-config-manager: amd-dcm=up:NoExecute, whil
 
 
 def signs(seen: LabelsSeen) -> Iterator[tuple[str, str]]:
-    """Yield the PCI vendor that has a manager at work on this Node, and the label or taint that says so. Pure."""
+    """Yield each PCI vendor whose manager is at work on this Node, with the label or taint that says so. Pure."""
     for name, value in sorted(seen.labels.items()):
         if (name.startswith(_DEPLOY) and _PAUSED in value) or (name in _STATES and value in _UNDER_WAY):
             yield NVIDIA, f"the Node's label {name}={value}"
@@ -43,7 +43,7 @@ class VendorManagers:
         self._changed = changed
 
     def take(self, seen: LabelsSeen | None) -> None:
-        """Take the Node's labels and taints; None: nobody tells them any more, which pauses nothing."""
+        """Take the Node's labels and taints. None: they are not known any more; then nothing is paused."""
         found = dict(reversed(list(signs(seen)))) if seen is not None else {}
         if found == self.at_work:
             return
@@ -55,7 +55,7 @@ class VendorManagers:
         self._changed()
 
     def paused(self, names: Iterable[str], udev_device: Callable[[str], UdevDevice | None]) -> dict[str, str]:
-        """Return those of the devices whose vendor's manager is at work, each with the sign."""
+        """Return device name -> sign, for the devices whose vendor's manager is at work."""
         if not self.at_work:
             return {}
         vendors = ((name, _vendor(udev_device(name))) for name in names)
@@ -63,7 +63,7 @@ class VendorManagers:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know, one sentence for each vendor."""
+        """Sentences for people, one for each vendor."""
         return [
             f"devices of PCI vendor {vendor} are given to nobody new because of {sign}: their manager changes driver "
             "or partitions, and they are offered again when it is done"

@@ -1,8 +1,8 @@
-"""Detect a vendor's own device plugin or DRA driver on the node, under whose names this agent is to serve.
+"""Detect a vendor's own device plugin or DRA driver on the node if this agent shall serve under its names.
 
-A configuration that takes a vendor's driver name stands in for the vendor's software: the two would publish one pool,
-prepare each other's claims and give out each other's devices. So nothing is served beside it. Both are found by their
-sockets: a file that somebody listens on. That needs no answer of kubelet or of the API server.
+A configuration with a vendor's driver name replaces the vendor's software. If both ran, they would publish the same
+pool, prepare each other's claims and give out each other's devices. So nothing is served while it runs. Its device
+plugin and its driver are found by sockets on which somebody listens: neither kubelet nor the API server is asked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drabridge.system.paths import Paths
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # while nothing is served because of it: pods wait for the agent
+LOOK_SECONDS = 1.0  # between looks while nothing is served because of it: pods wait for the agent
 
 # In plugins/<driver>: kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/main.go and driver.go;
 # ROCm/k8s-gpu-dra-driver cmd/gpu-kubeletplugin/main.go; intel/intel-resource-drivers-for-kubernetes pkg/gpu/device.
@@ -32,7 +32,7 @@ _UID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 class Vendor(Struct, frozen=True):
-    """Whose software it is, and how its device plugin names its sockets."""
+    """A vendor: its name, and how its device plugin names its sockets (glob)."""
 
     name: str
     plugin_sockets: str
@@ -48,13 +48,13 @@ VENDORS: Mapping[str, Vendor] = MappingProxyType(
         "gpu.intel.com": Vendor("Intel", "gpu.intel.com-*.sock"),
     }
 )
-"""By the name of the vendor's DRA driver, which a configuration takes in place of a domain of its own."""
+"""Name of the vendor's DRA driver -> vendor. A configuration may use this name as its driver."""
 
 
 class VendorSoftware:
-    """Looks for what the vendor of ``driver`` left running. ``found``: what was found last, in words; "" for nothing.
+    """Looks for running software of the vendor of ``driver``. ``found``: what was found last, in words; "" for nothing.
 
-    Where ``claims`` serves, the registration socket with the driver's plain name is this agent's.
+    While ``claims`` serves, the registration socket with the plain driver name is this agent's own.
     """
 
     def __init__(self, paths: Paths, driver: str, claims: ClaimSide) -> None:
@@ -65,7 +65,7 @@ class VendorSoftware:
         self._claims = claims
 
     async def look(self) -> None:
-        """Look once, in a thread. Never raises; what cannot be read is not there."""
+        """Look once, in a thread. Never raises; what cannot be read counts as absent."""
         if self._vendor is None:
             return
         state, vendor = self._claims.state, self._vendor
@@ -97,9 +97,9 @@ class VendorSoftware:
         yield from (path for path in paths if path.is_socket() and not is_dead(path))
 
     def _registrations(self) -> Iterator[Path]:
-        """Yield the vendor's registration sockets. Ours with a token, a standby's, has another form.
+        """Yield the vendor's registration sockets. A standby's socket, with a token in its name, has another form.
 
-        Go's kubeletplugin library: ``<driver>-reg.sock``, or with the pod's UID for rolling updates.
+        Go's kubeletplugin library names them ``<driver>-reg.sock``, or with the pod's UID for rolling updates.
         """
         name = re.compile(rf"{re.escape(self._driver)}(-{_UID})?-reg\.sock")
         for path in self._alive(self._paths.kubelet / "plugins_registry", f"{self._driver}*-reg.sock"):
@@ -108,5 +108,5 @@ class VendorSoftware:
 
 
 def is_vendors(path: Path) -> bool:
-    """Whether a file in the driver's directory is, or may be, the vendor's: a socket that somebody listens on is."""
+    """Whether a file in the driver's directory may be the vendor's: by its name, or a socket with a listener."""
     return path.name in _VENDORS_FILES or (path.is_socket() and not is_dead(path))

@@ -1,9 +1,9 @@
 """Bind the functions of held devices to vfio-pci, and give them back to their drivers afterwards.
 
-The ledger says who holds a device; a file says which functions were taken from which driver. It is on disk before the
-first function is touched, so after a crash each is brought, by what sysfs shows, to where it belongs: to vfio-pci by
-the holder's next start, or back to its driver when there is no holder. What else is at a taken function is given to
-nobody until it is back. A reboot takes nothing back: the kernel has begun anew.
+The ledger says who holds a device; a file says which functions were taken from which driver. The file is on disk before
+the first function is touched. So after a crash each function gets, by what sysfs shows, the right driver: vfio-pci at
+the holder's next start, or its former driver if there is no holder. Other devices at or below a taken function are
+given to nobody until the function is back. After a reboot nothing is given back: the kernel has bound drivers anew.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 FILE = "vfio.json"
 NVIDIA = "10de"
 BIND_SECONDS = 20.0  # kubelet waits 30 for PreStartContainer, 45 for a claim; a driver's remove may wait for ever
-CLOSE_SECONDS = 5.0  # for who is about to close a device: the last holder, our own NVML process
+CLOSE_SECONDS = 5.0  # wait so long for the last holder, or our own NVML process, to close a device
 LOOK_SECONDS = 0.2
-SEEN_SECONDS = 3.0  # until the inventory has the node that a bind made
+SEEN_SECONDS = 3.0  # wait so long until the inventory has the node that a bind made
 
 
 class Taken(Struct, frozen=True):
-    """A function that was taken from its driver. ``device``: for whom it was last; ``place``: its path in sysfs."""
+    """A function that was taken from its driver. ``device``: it was last taken for this one; ``place``: syspath."""
 
     driver: str
     override: str
@@ -55,17 +55,17 @@ class Taken(Struct, frozen=True):
 
 class _File(Struct, frozen=True):
     version: Literal[1]
-    boot_id: str  # in another boot the functions have what the node gave them
+    boot_id: str  # in another boot the file does not count
     functions: dict[str, Taken]  # by address
 
 
 class _Worker:
-    """The thread of one group: a driver that hangs stops no other group."""
+    """The thread of one IOMMU group: a driver that hangs blocks no other group."""
 
     def __init__(self, group: str) -> None:
         self.thread = IoThread(f"vfio-{group}")
         self.job: Job[None] | None = None
-        self.step = ""  # what it does just now, for people
+        self.step = ""  # what the job does now, for people
         self.late = ""  # what is said of a job that takes too long
 
     @property
@@ -120,11 +120,11 @@ class VfioBinder:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know, one sentence each."""
+        """Sentences for people."""
         return [*filter(None, [self.error]), *self._stays.values()]
 
     def paused(self, devices: Mapping[str, Device]) -> dict[str, str]:
-        """Return the devices that nobody new gets because a function of theirs was taken, each with the reason."""
+        """Return device name -> reason, for devices that nobody new gets because their function was taken."""
         if not self._taken:
             return {}
         found = {}
@@ -137,16 +137,16 @@ class VfioBinder:
         return found
 
     def rule(self, resource: str) -> Vfio | None:
-        """Return what a resource says of vfio-pci; None if its devices are not bound to it."""
+        """Return the ``vfio`` rule of a resource; None if its devices are not bound to vfio-pci."""
         try:
             return self._config().resource(resource).vfio
         except KeyError:
             return None
 
     def why_not(self, devices: Iterable[Device], held: Callable[[str], bool]) -> dict[str, str]:
-        """Why devices could not be bound now, by name, "" where they could: of those that are to be, and not held.
+        """Return device name -> why it could not be bound now, "" if it could; only for unheld devices with ``vfio``.
 
-        For a thread: it reads some hundred files.
+        Call it in a thread: it reads some hundred files.
         """
         found = {}
         for device in devices:
@@ -160,7 +160,7 @@ class VfioBinder:
     # --- bind -----------------------------------------------------------------------------------------------------
 
     async def bind(self, device: Device) -> None:
-        """Bind what a held device brings; at once when that is done already, or the device is not for vfio-pci.
+        """Bind the functions of a held device. Does nothing if the device is not for vfio-pci, or is bound already.
 
         Raises HostError.
         """
@@ -179,7 +179,7 @@ class VfioBinder:
         await self._seen(device)
 
     async def _run(self, group: str, call: Callable[[], None]) -> None:
-        """Make a call in the group's thread, after those before it. Raises HostError when it takes too long."""
+        """Make a call in the group's thread, after the earlier calls. Raises HostError if it takes too long."""
         worker = self._workers.setdefault(group, _Worker(group))
         try:
             async with asyncio.timeout(BIND_SECONDS):
@@ -195,11 +195,11 @@ class VfioBinder:
             raise HostError(worker.late, hint=hint) from None
         try:
             job.result()
-        except OSError as error:  # a file of the kernel's that went away between two looks
+        except OSError as error:  # a kernel file that vanished between two reads
             raise HostError(f"IOMMU group {group}: {error}") from error
 
     def _bind(self, device: Device, rule: Vfio, group: str) -> None:
-        """Take what must be taken, and bind it; in the thread. Any part of it may have been done before."""
+        """Take the necessary functions and bind them; runs in the thread. A part of that may be done already."""
         address = os.path.basename(device.syspath)
         end = time.monotonic() + CLOSE_SECONDS
         while True:
@@ -224,7 +224,7 @@ class VfioBinder:
                 one: _taken(before.get(one), bindings[one], device.name, group, places[one]) for one in sorted(ours)
             }
             self._taken = {**before, **made}
-            if not self._held(device.name):  # asked after it is known as taken: who lets go of it knows that
+            if not self._held(device.name):  # checked after ``_taken`` is set, so that a concurrent release sees it
                 raise HostError(f"{device.name} is not held any more")
             if self._taken != before:
                 self._save()
@@ -234,7 +234,7 @@ class VfioBinder:
             log.info("bound to vfio-pci", extra={"device": device.name, "functions": list(made)})
 
     def _bring(self, group: str, address: str, wanted: Binding, *, reset: bool = False) -> None:
-        """Bring a function to a binding. Raises HostError. One that is not there is left alone."""
+        """Bring a function to a binding, step by step. Does nothing if the function is gone. Raises HostError."""
         done: set[Step] = set()
         while (now := self._groups.drivers.binding(address)) is not None:
             step = next_step(now, wanted)
@@ -253,7 +253,7 @@ class VfioBinder:
                     log.warning("function not reset", extra={"function": address, "reason": str(error)})
 
     async def _seen(self, device: Device) -> None:
-        """Wait until the inventory has the function's own node, where the kernel has such nodes."""
+        """Wait until the inventory has the function's own node, if the kernel makes one; ``SEEN_SECONDS`` at most."""
         nodes = self._groups.own_nodes(os.path.basename(device.syspath))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SEEN_SECONDS):
@@ -263,7 +263,7 @@ class VfioBinder:
     # --- give back ------------------------------------------------------------------------------------------------
 
     async def give_back(self) -> None:
-        """Give functions that nobody holds back to their drivers. Never raises HostError: it is tried again."""
+        """Give functions without a holder back to their drivers. Raises no HostError: a failure is tried again."""
         self._end_pauses()
         if not self._ledger_service.ledger.node.merged:
             return
@@ -284,14 +284,14 @@ class VfioBinder:
             self._stays[group] = why
 
     def _return(self, group: str) -> None:
-        """Give a group's functions back; in the thread."""
+        """Give a group's functions back; runs in the thread."""
         if not self._unheld(group):
             return
         if user := self._groups.group_user(group):
             raise HostError(f"it is in use although no pod has it: {user}")
         of_group = {address: taken for address, taken in self._taken.items() if taken.group == group}
         for address, taken in of_group.items():
-            if self._groups.group_of(address) != group:  # it was unplugged: what is at its address now is another
+            if self._groups.group_of(address) != group:  # it was unplugged: another function is at its address now
                 continue
             if (now := self._groups.drivers.binding(address)) is not None:
                 before = binding_before(now, Binding(taken.driver, taken.override))
@@ -302,21 +302,21 @@ class VfioBinder:
         log.info("functions given back", extra={"group": group, "functions": sorted(of_group)})
 
     def _unheld(self, group: str) -> bool:
-        """Whether nobody holds what was taken of a group, neither by what is on disk nor by what is about to be."""
+        """Whether nobody holds a group's taken functions, in the ledger on disk and in the one about to be written."""
         names = {taken.device for taken in self._taken.values() if taken.group == group}
         return all(owner is Owner.NONE for name in names for owner in self._owners(name))
 
     def _held(self, name: str) -> bool:
-        """Whether somebody holds the device, by what is on disk and by what is about to be."""
+        """Whether somebody holds the device, both in the ledger on disk and in the one about to be written."""
         return Owner.NONE not in self._owners(name)
 
     def _owners(self, name: str) -> list[Owner]:
-        """Return who holds the device, by what is on disk and by what is about to be."""
+        """Return who holds the device: in the ledger on disk, and in the one about to be written."""
         ledgers = (self._ledger_service.ledger, self._ledger_service.head)
         return [entry.owner if (entry := one.entries.get(name)) else Owner.NONE for one in ledgers]
 
     def _save(self) -> None:
-        """Write the file. Raises HostError: then nothing may be touched."""
+        """Write the file. Raises HostError: then no function may be touched."""
         try:
             file = _File(1, self._boot_id.read_text().strip(), dict(self._taken))
             write_atomically(self._path, msgspec.json.encode(file))
@@ -324,7 +324,7 @@ class VfioBinder:
             raise HostError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
     def _end_pauses(self) -> None:
-        """Let NVML begin again once no function is on its way any more: it would open what is to be unbound."""
+        """Resume NVML once no function is being bound: NVML would open the GPU that is to be unbound."""
         if self._nvml_paused_by:
             self._nvml_paused_by = {group for group in self._nvml_paused_by if self._is_busy(group)}
             if not self._nvml_paused_by:
@@ -336,7 +336,7 @@ class VfioBinder:
 
 
 def _taken(before: Taken | None, now: Binding, device: str, group: str, place: str) -> Taken:
-    """Return what a function is taken from; of one that is on its way to vfio-pci, what it was taken from then."""
+    """Return what a function is taken from. If it is already taken in part, keep the former driver and override."""
     driver, override = now.driver, now.override
     if before is not None and driver in ("", VFIO_PCI):
         driver = before.driver

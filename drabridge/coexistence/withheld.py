@@ -1,6 +1,6 @@
-"""Withhold the devices that other agents have, or the host uses, from this agent's inventory.
+"""Withhold the devices that other agents have, or that the host uses, from this agent's inventory.
 
-What says so is read in a thread.
+The files that say so are read in a thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 NotForVfio = Callable[[Iterable[Device], Callable[[str], bool]], Mapping[str, str]]
 
-LEAVE_SECONDS = 0.5  # to write what stays held; of the 3 s in which SIGTERM is promised to end the agent
+LEAVE_SECONDS = 0.5  # to write what stays held; part of the 3 s in which SIGTERM ends the agent
 ASK_AGAIN_SECONDS = 3.0  # how long a change at another agent stays unnoticed
 
 
@@ -40,18 +40,18 @@ class WithheldDevices:
     def __init__(self, agents: OtherAgents, mounts: HostMounts | None = None) -> None:
         self._agents = agents
         self._mounts = mounts or HostMounts()
-        self._changes = False  # whether what the host uses may decide, which tells nobody when it changes
+        self._changes = False  # the host's use matters for some device; its changes cause no event
         self._files = IoThread("other-agents")
         self._withheld: Mapping[str, str] = {}
         self._shown: tuple[Snapshot, Mapping[str, str], Snapshot] | None = None
 
     @property
     def again_seconds(self) -> float | None:
-        """Seconds until the others must be asked again, though the inventory does not change; None: no need."""
+        """Seconds until the others must be asked again even if the inventory does not change; None: never."""
         return ASK_AGAIN_SECONDS if self._withheld or self._agents.left or self._changes else None
 
     def shown(self, snapshot: Snapshot) -> Snapshot:
-        """Return the snapshot with withheld devices as faulty. The same object as long as nothing has changed."""
+        """Return the snapshot with withheld devices as faulty; the same object while nothing has changed."""
         if self._shown is None or self._shown[0] is not snapshot or self._shown[1] is not self._withheld:
             self._shown = snapshot, self._withheld, _without(snapshot, self._withheld)
         return self._shown[2]
@@ -59,10 +59,10 @@ class WithheldDevices:
     async def update(
         self, snapshot: Snapshot, ledger: Ledger, mounted: Collection[str] = (), not_for_vfio: NotForVfio = _none
     ) -> Snapshot:
-        """Ask the others and tell them what is served here; return :meth:`shown`.
+        """Read what the others serve and write what this agent serves; return :meth:`shown`.
 
-        A device in quarantine does not count as held here: its holder is not known. ``mounted``: the resources whose
-        devices are offered although the host uses them. ``not_for_vfio``: see VfioBinder.why_not.
+        A device in quarantine does not count as held here: its holder is not known. ``mounted``: resources whose
+        devices are offered even if the host uses them. ``not_for_vfio``: see VfioBinder.why_not.
         """
 
         def held(name: str) -> bool:
@@ -88,7 +88,7 @@ class WithheldDevices:
 
     @property
     def left(self) -> Mapping[str, frozenset[KnownDevice]]:
-        """Driver that has ended -> what it left of devices that are here."""
+        """Ended driver -> its devices that overlap devices here."""
         return self._agents.left
 
     async def restore_file(self) -> None:
@@ -96,13 +96,13 @@ class WithheldDevices:
         await self._files.run(self._agents.restore_file)
 
     async def strike_out(self, driver: str, free: Collection[KnownDevice]) -> None:
-        """Strike ``free`` out of an ended agent's file; it is served as soon as the others are asked again."""
+        """Remove ``free`` from an ended agent's file. These devices are served after the next :meth:`update`."""
         await self._files.run(lambda: self._agents.strike_out(driver, free))
 
     async def leave(self, ledger: Ledger, *, ended: bool) -> None:
-        """Tell the others what stays held, before a successor may have the ledger. Waits 0.5 s for a disk at most.
+        """Write for the others what stays held, before a successor may have the ledger. Takes 0.5 s at most.
 
-        ``ended``: this is an orderly end; else nothing is written, as if this agent was killed.
+        ``ended``: this is an orderly end. Otherwise nothing is written, as if this agent had been killed.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):

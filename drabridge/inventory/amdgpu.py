@@ -1,13 +1,13 @@
-"""Read what AMD's driver says of a render node: its GPU, its partition, its compute units. udev knows none of it.
+"""Read what AMD's driver says of a render node: GPU, partition, compute units. udev knows none of them.
 
 A partitioned GPU (MI300) has one render node for each partition. The first is the PCI function's own; the others belong
 to platform devices ``amdgpu_xcp_<n>``, which nothing in sysfs ties to the GPU, and which stay when the partitions are
 gone (Linux drivers/gpu/drm/amd/amdxcp/amdgpu_xcp_drv.c). The topology of KFD, AMD's compute driver, says which render
 nodes are in use and on which PCI function each computes; AMD's device plugin looks there too (ROCm/k8s-device-plugin
-internal/pkg/amdgpu/amdgpu.go). ``udev.py`` adds what is read here as properties ``AMDGPU_*``, and puts the PCI function
-above the platform device: so match rules, identities and attributes need no words of their own for AMD.
+internal/pkg/amdgpu/amdgpu.go). ``udev.py`` adds what is read here as properties ``AMDGPU_*``, and makes the PCI
+function the parent of the platform device. So match rules, identities and attributes need no special keys for AMD.
 
-Nothing here opens a device. A file that is missing or holds something else leaves its property out.
+Nothing here opens a device. If a file is missing or malformed, its property is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from drabridge.inventory.udev_device import clean
 from drabridge.system.files import names_in
 
 PREFIX = "AMDGPU_"
-"""How the names of the properties begin; udev and its rules have none of that name."""
+"""Prefix of the properties' names. udev and its rules use no such names."""
 
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -51,7 +51,7 @@ Topology = Mapping[int, ComputeNode]
 
 
 def read_topology(nodes: Path = NODES) -> Topology:
-    """All compute nodes that have a render node; empty without KFD."""
+    """Return the compute nodes that have a render node, by its minor number; empty without KFD."""
     found: dict[int, ComputeNode] = {}
     with contextlib.suppress(OSError):
         for folder in filter(lambda folder: folder.name.isdecimal(), nodes.iterdir()):
@@ -83,7 +83,7 @@ def gpu_of_partition(syspath: str, topology: Topology) -> str:
 
 
 def properties_of(sysname: str, holder: str, topology: Topology) -> Mapping[str, str]:
-    """Return the properties of the render node ``sysname``. ``holder``: the syspath of the device that it belongs to.
+    """Return the properties of the render node ``sysname``. ``holder``: the syspath of its parent.
 
     Empty for a render node that no partition uses.
     """
@@ -127,7 +127,7 @@ def _product_name(gpu: Path) -> str:
 
 
 def _address(domain: int, location: int) -> str:
-    """``0000:05:00.0``. The function's number in ``location_id`` counts the partitions of the GPU."""
+    """Return ``0000:05:00.0``. The function is always 0: its bits in ``location_id`` number the partitions."""
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.0"
 
 
@@ -138,7 +138,7 @@ def _minors(folder: str, name: re.Pattern[str]) -> Iterator[int]:
 
 
 def _fields(path: Path) -> dict[str, str]:
-    """Lines of ``name value``. Later lines of one name do not count, as in AMD's plugin."""
+    """Parse lines of ``name value``. The first line of a name counts, as in AMD's plugin."""
     fields: dict[str, str] = {}
     for line in _text(path).splitlines():
         name, _, value = line.partition(" ")

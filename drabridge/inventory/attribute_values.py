@@ -1,4 +1,4 @@
-"""Attributes and capacity of one device: text from hardware, read as the types of the resource.k8s.io API. Pure.
+"""Convert text from hardware to a device's attributes and capacity, in the types of the resource.k8s.io API. Pure.
 
 A value that cannot be read as its type is left out: a wrong one would make the API refuse the whole slice.
 """
@@ -131,14 +131,14 @@ def amount(text: str, unit: str) -> int | None:
 
 
 class LastValues(Struct, frozen=True):
-    """What was published last of one device; ``rules``: a digest of what the configuration said of it then."""
+    """What was last published of one device. ``rules``: a digest of the attribute and capacity rules used then."""
 
     rules: str
     attributes: Mapping[str, Attribute]
     capacity: Mapping[str, int]
 
     def to_data(self) -> dict[str, Any]:
-        """Return it as ``identities.json`` has it."""
+        """Return the form that ``identities.json`` has."""
         versions = {k: {"version": v.text} if isinstance(v, Semver) else v for k, v in self.attributes.items()}
         return {"rules": self.rules, "attributes": versions, "capacity": dict(self.capacity)}
 
@@ -155,11 +155,12 @@ class LastValues(Struct, frozen=True):
 
 
 class LastKnown:
-    """The last values of all devices, ``values``, by device id: a claim's selector needs them on every device.
+    """The last values of all devices. ``values``: device id -> values.
 
-    CEL has no value for a missing key, and one such device keeps every claim that selects on the key pending, on all
-    nodes ("no such key": k8s.io/dynamic-resource-allocation, structured allocator). A GPU that NVML no longer reads has
-    what it had. A changed configuration of the attributes makes all of them anew.
+    Every device must have the attributes that claims select on: CEL fails on a missing key ("no such key"), and one
+    such device keeps all these claims pending, on all nodes (k8s.io/dynamic-resource-allocation, structured allocator).
+    So a GPU that NVML can no longer read keeps its last values. If the configuration of a resource's attributes
+    changes, its devices' old values are dropped.
     """
 
     def __init__(self, values: Mapping[str, LastValues]) -> None:
@@ -167,7 +168,7 @@ class LastKnown:
         self._rules: dict[int, tuple[Resource, str]] = {}  # by the resource's id(): the resource, and its digest
 
     def of(self, device_id: str, resource: Resource, lookup: Lookup) -> LastValues:
-        """Return a device's attributes and capacity now, the last known ones where there is no value, and keep them."""
+        """Return a device's attributes and capacity; the last known value where there is none now. Remembers them."""
         if (known := self._rules.get(id(resource))) is None:
             known = self._rules[id(resource)] = (resource, _digest(resource))
         rules = known[1]

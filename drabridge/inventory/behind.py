@@ -1,9 +1,10 @@
-"""Find what the kernel has behind a device node that other nodes give access to as well.
+"""Find the hardware behind a device node that other nodes give access to as well.
 
 An IOMMU group has one owner, whether its functions are opened by the group's node or, with IOMMUFD, by their own
-(Documentation/userspace-api/iommufd.rst). Who has a disk has its partitions, and who has a device-mapper or md device
-has a part of its members, at least: several logical volumes may be on one disk. Who has a function that leads to an
-NVMe disk has that disk; several functions may, and one may lead to several disks, which two may have side by side.
+(Documentation/userspace-api/iommufd.rst). A holder of a disk has its partitions too. A holder of a device-mapper or md
+device has at least a part of each member disk: several logical volumes may share one disk. A holder of a PCI function
+that leads to an NVMe disk has that disk. Several functions may lead to one disk, and one function to several disks;
+these disks may have different holders.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from drabridge.inventory.model import COMPANION
 from drabridge.inventory.vfio import VFIO, group_of
 from drabridge.system.files import names_in
 
-DEPTH = 8  # a crypt on a volume on a RAID on partitions is 4
+DEPTH = 8  # LUKS on a logical volume on a RAID on partitions needs 4
 
 
 def behind(path: str, kind: Literal["c", "b"], number: tuple[int, int], sys: str = "/sys") -> tuple[str, ...]:
     """Return the places behind a node, as :func:`drabridge.inventory.container_edits.places_of` writes them.
 
-    Members are written as companions are: two devices may share them, but nobody may have one of them beside.
+    Members are marked like companions: two devices may share a member, but a member itself then has no other holder.
     """
     if kind == "b":
         place = os.path.realpath(f"{sys}/dev/block/{number[0]}:{number[1]}")
@@ -46,7 +47,7 @@ def _below(place: str, mark: str, depth: int) -> Iterator[str]:
 
 
 def _functions(place: str) -> Iterator[str]:
-    """Yield the PCI functions that lead to an NVMe disk which is below none of them (Linux drivers/nvme/host)."""
+    """Yield the PCI functions of an NVMe disk that is below its subsystem in sysfs (Linux drivers/nvme/host)."""
     disk = os.path.dirname(place) if os.path.exists(f"{place}/partition") else place
     subsystem = os.path.dirname(disk)
     for name in names_in(subsystem) if os.path.basename(subsystem).startswith("nvme-subsys") else ():

@@ -1,13 +1,13 @@
-"""Make devices out of udev devices: match them, name them, add nodes, attributes and health.
+"""Build devices from udev devices: match them, name them, add nodes, attributes and health.
 
 Reads only what udev said, what NVIDIA's driver said and, through :class:`~drabridge.inventory.host.Host`, the nodes and
 files that the configuration names. A device that several resources match belongs to the first of them in the file: one
 piece of hardware is never counted twice.
 
-A held device stays what it was when a changed configuration would name it otherwise, or not at all. Until it is
-released it has the resource, the id and the nodes of the configuration that named it. That configuration's identity
-tells that it is the same hardware, not its place: another stick in the same port is another device, and the same stick
-in another port is the same device.
+A held device stays what it was, even if a changed configuration names it otherwise or no longer matches it. Until its
+release it keeps the resource, the id and the nodes of the configuration that named it. It is recognised by its
+identity under that configuration, not by its place: another stick in the same port is another device, and the same
+stick in another port is the same device.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ RunChecks = Callable[[Sequence[HealthRule], Lookup], tuple[str, ...]]
 
 
 class BuildResult(Struct, frozen=True):
-    """The devices, those that cannot be told apart, and the syspaths of those that udevd has not finished with.
+    """``devices``; ``collisions``: those that cannot be told apart; ``waiting``: syspaths that udevd still works on.
 
-    ``away``: why a device that is there is not among them, by resource and syspath.
+    ``away``: why present hardware is not among the devices, by resource and syspath.
     """
 
     devices: tuple[Device, ...]
@@ -66,13 +66,13 @@ class BuildResult(Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know of hardware that is no device."""
+        """Sentences for people about hardware that is not offered as a device."""
         away = [(*key, why) for key, why in sorted(self.away.items()) if why == NO_INSTANCES]
         return tuple(f"{resource}: {os.path.basename(syspath)}: {why}" for resource, syspath, why in away)
 
 
 class _Match(Struct, frozen=True):
-    """A udev device that a resource matches, and what follows from the two alone."""
+    """A udev device with the resource that matches it, and what follows from these two alone."""
 
     udev: UdevDevice
     config: Config
@@ -94,11 +94,11 @@ class _Named(Struct, frozen=True):
 
 
 class DeviceBuilder:
-    """Build the devices of one configuration. What did not change since the last time is not made again.
+    """Build the devices of one configuration. Unchanged devices are not built again.
 
     ``named_by``: device id -> the configuration that named the device; it is kept up to date. ``file``: the
-    configuration as it was given, where that has templates in the names of resources. ``run_checks``: what the
-    programs of health rules said last of a device. ``last``: what was published last of each device.
+    configuration as the file has it, if its resource names have templates. ``run_checks``: returns what the programs of
+    health rules said last of a device. ``last``: what was last published of each device.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ class DeviceBuilder:
         self.config = config
         self.last = last or LastKnown({})
         self.named_by = dict(named_by or {})
-        self.former_names: frozenset[str] = frozenset()  # that only an earlier configuration gives
-        self.driver: NvidiaFiles | None = None  # the files of NVIDIA's driver; None before they were looked for
+        self.former_names: frozenset[str] = frozenset()  # names of devices that an earlier configuration named
+        self.driver: NvidiaFiles | None = None  # None until the files of NVIDIA's driver have been looked for
         self._host = host
         self._vfio = vfio.wants_twins((config, *self.named_by.values()))
         self._divisible = wholes_of_mig(file or config)
         self._run_checks = run_checks
         self._rules = {id(each): _rules(each) for each in distinct_configs((config, *self.named_by.values()))}
-        # by configuration, by syspath: what a match was made of, and the match
+        # id() of the configuration -> syspath -> what a match was made of, and the match
         self._matches: dict[int, dict[str, tuple[UdevDevice, NvidiaFacts, _Match | None]]] = {}
         self._built: dict[Key, tuple[tuple[object, ...], Device]] = {}  # what a device was made of, and the device
         self._sources: dict[str, tuple[Resource, MatchedDevice]] = {}  # by device name
@@ -136,9 +136,10 @@ class DeviceBuilder:
         fresh: bool = True,
         cdi: CdiNames = NO_NAMES,
     ) -> BuildResult:
-        """All devices. ``ready``: udevd has finished with a device. ``fresh``: every node is looked at again.
+        """Build all devices. ``ready``: whether udevd has finished with a device.
 
-        ``cdi``: which CDI devices of other programs there are.
+        ``known_ids``: ids of earlier rounds, by resource and syspath. ``held``: whether a device, by name, has a
+        holder. ``fresh``: look at every node again. ``cdi``: the CDI devices of other programs.
         """
         matches = self._match(self.config, udev_devices, nvidia, fresh)
         former, away = self._former_matches(udev_devices, matches, nvidia, known_ids, held, fresh)
@@ -155,7 +156,7 @@ class DeviceBuilder:
         last_ids = {**known_ids, **former_ids, **ids}
         named = {
             match.udev.syspath: _Named(match, name_of(last_ids[match.candidate.key]))
-            for match in (*finished, *waiting)  # one that waits, or collides, has the name that it had last
+            for match in (*finished, *waiting)  # a waiting or colliding one keeps its last name
             if match.candidate.key in last_ids
         }
         tree = DeviceTree(udev_devices)
@@ -217,7 +218,7 @@ class DeviceBuilder:
         return BuildResult(tuple(devices), collisions, tuple(match.udev.syspath for match in waiting), divided)
 
     def source(self, name: str) -> tuple[Resource, MatchedDevice] | None:
-        """Return what the device of that name was last made of; None when it is not there."""
+        """Return the resource and the match that this device was last built from; None if it is not there."""
         return self._sources.get(name)
 
     # --- matching -----------------------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class DeviceBuilder:
     def _match(
         self, config: Config, udev_devices: Mapping[str, UdevDevice], nvidia: NvidiaFacts, fresh: bool
     ) -> dict[str, _Match]:
-        """Every udev device that a resource matches, by syspath; an unchanged one is not matched again."""
+        """Return the udev devices that a resource matches, by syspath; unchanged ones are not matched again."""
         before, matches = self._matches.get(id(config), {}), {}
         for syspath, device in udev_devices.items():
             known = before.get(syspath)
@@ -251,7 +252,7 @@ class DeviceBuilder:
         return None
 
     def _is_divided(self, match: _Match) -> bool:
-        """Whether it is a GPU that is to be had in MIG instances only: where the configuration offers those."""
+        """Whether it is a GPU in MIG mode, and another resource offers its instances."""
         return match.resource.name in self._divisible and mig.is_in_instances(match.nvidia)
 
     def _former_matches(
@@ -263,9 +264,9 @@ class DeviceBuilder:
         held: Callable[[str], bool],
         fresh: bool,
     ) -> tuple[dict[str, _Match], dict[str, Config]]:
-        """Return the held devices that an earlier configuration named: those found, by syspath; then the others.
+        """Return the held devices that an earlier configuration named: found ones by syspath; the others by id.
 
-        Each is looked for where it was, then everywhere: several that may be it collide.
+        Each is looked for at its last place, then everywhere. If several devices may be it, they collide.
         """
         away = {i: config for i, config in self.named_by.items() if config is not self.config and held(name_of(i))}
         found: dict[str, _Match] = {}
@@ -286,7 +287,7 @@ class DeviceBuilder:
         return found, _without(away, found)
 
     def _with_uniformity(self, devices: list[Device]) -> list[Device]:
-        """Return the devices; those of a resource that is to be uniform, and is not, are faulty."""
+        """Return the devices; all of a resource are faulty if it must be uniform (``uniform``) and is not."""
         found: dict[str, dict[str, str]] = {}  # resource -> device -> value
         for device in devices:
             resource, source = self._sources[device.name]
@@ -305,7 +306,7 @@ class DeviceBuilder:
     # --- one device ---------------------------------------------------------------------------------------------------
 
     def _unchanged(self, key: Key, made_of: tuple[object, ...]) -> Device | None:
-        """Return the last device if nothing it is made of changed. A faulty one is always looked at again."""
+        """Return the last round's device if what it is made of is unchanged. A faulty one is always built again."""
         known = self._built.get(key)
         if known is None or known[0] != made_of or known[1].presence is not Presence.PRESENT:
             return None
@@ -376,7 +377,7 @@ def _with_fault(device: Device, why: str) -> Device:
 
 
 def _as_held(former: _Match, match: _Match | None, device_id: str) -> _Match:
-    """Return the device as its holder knows it; by the present configuration where that names it alike."""
+    """Return the match under the id that its holder knows, by the present configuration if that gives the same id."""
     if match and match.resource.name == former.resource.name and device_id in match.ids:
         former = match
     return replace(former, candidate=replace(former.candidate, values=(device_id,), hint="", place=""))
@@ -396,13 +397,13 @@ def _parts(match: _Match, tree: DeviceTree) -> tuple[UdevDevice, ...]:
 
 
 def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_former: bool) -> str:
-    """Return the name of the whole device behind a part.
+    """Return the name of the whole device of a part; "" if it is no part.
 
-    It is what the configuration says, else the GPU of a MIG instance or the physical function of a VF, or what hangs on
-    that (a GPU is matched by its card).
+    The whole is what the configuration says (``partition``). Else it is the GPU of a MIG instance, the physical
+    function of a VF, or the device below that function (a GPU is matched by its card).
 
-    Found by place, not by resource: a held device is listed as what an earlier configuration called it (``any_former``:
-    there are such devices). One is a part of the other if the configuration of either says so.
+    It is found by place, not by resource: a held device may have the resource of an earlier configuration
+    (``any_former``: there are such devices). One device is a part of the other if the configuration of either says so.
     """
     udev, declared = part.udev, part.resource.partition is not None
     if declared or any_former:
@@ -410,7 +411,7 @@ def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_
             whole = named.get(place)
             if whole and any(_is_part(config, part, whole.match) for config in (part.config, whole.match.config)):
                 return whole.name
-    if udev.subsystem == MIG and udev.above is not None:  # also where nothing, or another place, is declared
+    if udev.subsystem == MIG and udev.above is not None:  # whether or not the configuration declares a whole
         target = udev.above.syspath
     else:
         target = next((node.links["physfn"] for node in udev.lineage() if "physfn" in node.links and not declared), "")
@@ -429,12 +430,12 @@ def _is_part(config: Config, part: _Match, whole: _Match) -> bool:
 
 
 def _resource(config: Config, match: _Match) -> Resource | None:
-    """Return the resource that a configuration takes the device for, which another configuration may have named."""
+    """Return the resource that this configuration gives the device, which another configuration may have named."""
     return match.resource if match.config is config else resource_of(config, match.udev)
 
 
 class _Functions:
-    """The named devices by the PCI function that they hang on; looked up only where there are virtual functions."""
+    """The named devices by the PCI function above them. The table is made only if there are virtual functions."""
 
     def __init__(self, named: Mapping[str, _Named]) -> None:
         self._named = named

@@ -1,7 +1,7 @@
 """Read which devices a CDI file of another program defines. No I/O.
 
-Only the names matter here: what a device brings into a container is between its file and the runtime. Files are
-untrusted. What makes runtimes refuse a file as a whole is looked for as far as the names are concerned, by the rules of
+Only the names matter here: the runtime reads from the file what a device brings into a container. Files are untrusted.
+A file that runtimes refuse as a whole is refused here too, as far as the names show it, by the rules of
 container-device-interface, pkg/cdi/spec.go (``validate``) and pkg/parser.
 """
 
@@ -17,17 +17,17 @@ from msgspec import Struct
 
 from drabridge.config.names import is_cdi_kind, is_cdi_name
 
-FILE_BYTES_MAX = 4 * 1024 * 1024  # reading takes ten times as much memory; eight GPUs in MIG instances have 0.5 MB
+FILE_BYTES_MAX = 4 * 1024 * 1024  # reading needs ten times as much memory; eight GPUs with MIG instances need 0.5 MB
 DEPTH_MAX = 50  # a CDI file needs 6
-EVENTS_MAX = 1_000_000  # of YAML, half a second
+EVENTS_MAX = 1_000_000  # YAML events of one file: half a second
 NAMES_MAX = 16_384  # of one file
-_BREATH = 2_000  # events, a millisecond; between two the thread lets others have the interpreter
+_BREATH = 2_000  # after so many events (1 ms) the thread lets other threads run
 
 _VERSION = re.compile(r"v?\d+\.\d+\.\d+", re.ASCII)
 
 
 class SpecError(ValueError):
-    """Runtimes refuse this file, or it is more than is read here."""
+    """Runtimes refuse this file, or it is larger than the limits here."""
 
 
 class SpecNames(Struct, frozen=True):
@@ -51,7 +51,7 @@ def driver_of(data: bytes) -> str:
 
 
 def _checked(version: str | None, kind: str | None, devices: Collection[tuple[str | None, bool]]) -> SpecNames:
-    """``devices``: names, and whether each has edits."""
+    """Return the names of a valid file. ``devices``: name, and whether it has edits. Raises SpecError."""
     if version is None or not _VERSION.fullmatch(version):
         raise SpecError("it has no cdiVersion" if version is None else f"cdiVersion {version!r} is no version")
     if kind is None or not is_cdi_kind(kind):
@@ -77,13 +77,13 @@ _KEY = object()  # the next scalar is a key
 
 
 class _YamlReader:
-    """Picks what is needed out of YAML's events. No objects are made of the rest, and no alias is followed.
+    """Picks the names out of YAML's events. Makes no objects of the rest, and follows no alias.
 
-    ``_path`` has, for each list or mapping that is open, the key that waits for its value, ``_KEY`` or ``_ITEM``.
+    ``_path`` has one item for each open list or mapping: the key that waits for its value, ``_KEY`` or ``_ITEM``.
     """
 
     def __init__(self) -> None:
-        self.fields: dict[str, str] = {}  # of the top
+        self.fields: dict[str, str] = {}  # of the top level
         self.devices: list[dict[str, str | None]] = []  # only the keys matter, and the name's value
         self._edits: list[bool] = []
         self._path: list[object] = []
@@ -112,7 +112,7 @@ class _YamlReader:
             path[-1] = _KEY
 
     def _alias(self, anchor: object) -> None:
-        """Aliases may stand for edits, whatever they are, but not where a name could come of them."""
+        """Accept an alias in place of edits. Raises SpecError if it stands where a name is read."""
         path = self._path
         if self._in_device() and path[2] == "containerEdits":
             self._edits[-1] = True
@@ -169,7 +169,7 @@ class _YamlReader:
 
 
 def read_spec(data: bytes) -> SpecNames:
-    """Return what a file defines. It is read as YAML, whatever its name: so runtimes do, and JSON is YAML.
+    """Return what a file defines. Any file is read as YAML, as runtimes do: JSON is YAML.
 
     Raises SpecError.
     """

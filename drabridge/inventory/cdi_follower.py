@@ -1,4 +1,4 @@
-"""Follow CDI files of other programs once a configuration names any of their devices; cost nothing before."""
+"""Follow CDI files of other programs once a configuration names one of their devices; before, cost nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 class CdiFollower:
-    """Which CDI devices there are of the kinds (``vendor/class``) that :meth:`follow` was asked for."""
+    """The CDI devices that exist, of the kinds (``vendor/class``) that were given to :meth:`follow`."""
 
     def __init__(self, directories: Collection[Path], driver: str, on_change: Callable[[], None]) -> None:
         self._made_of = directories, driver, on_change
@@ -26,7 +26,7 @@ class CdiFollower:
 
     @property
     def current(self) -> CdiNames:
-        """What the last look has found; never waits for a disk."""
+        """What the last look found. Never waits for a disk."""
         return self._index.current if self._index is not None else NO_NAMES
 
     async def confirm(self, names: Collection[str]) -> None:
@@ -41,7 +41,7 @@ class CdiFollower:
             self._task = asyncio.create_task(forever("CDI files", self._index.run), name="CDI files")
 
     async def stop(self) -> None:
-        """Follow them no more; :meth:`confirm` still looks."""
+        """Stop following the files; :meth:`confirm` still looks at them."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -1,8 +1,8 @@
 """Follow the CDI files of other programs: which devices they define now, looked at in a thread of its own.
 
-Once a second every file's stat(2) is compared, and only what has changed is read. That follows a file that is replaced,
-removed and written anew, or written in place, on every file system; and a disk that hangs stops nobody but this thread.
-Whoever hands a name out asks for a look at its file first (:meth:`CdiIndex.confirm`).
+Once a second every file's stat(2) is compared, and only changed files are read. On every file system this notices a
+file that is replaced, removed and written anew, or written in place. A disk that hangs blocks only this thread.
+Before a name is given to kubelet, its file is looked at again (:meth:`CdiIndex.confirm`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from drabridge.system.memory import release_freed_memory
 from drabridge.system.untrusted import Unreadable, cut
 
 LOOK_SECONDS = 1.0
-LOOK_SHARE = 0.02  # of the time goes into looking at most: directories may have thousands of files
+LOOK_SHARE = 0.02  # at most this share of the time is spent on looks: directories may have thousands of files
 FIRST_SECONDS = 5.0  # how long devices wait for the first look; a disk that hangs must not hold up the others
 SETTLE_SECONDS = 2.0  # how long a name may be gone: some programs remove a file and write it anew
 AGAIN_SECONDS = 0.1
-HANGS_SECONDS = 10.0  # after which an answer to kubelet no longer waits for a disk
+HANGS_SECONDS = 10.0  # an answer to kubelet waits so long for a disk at most
 FILES_MAX = 4096  # of one directory; each claim of each driver may have one
-LARGE_BYTES = 256 * 1024  # of files, after which the memory that reading took is given back
-_RACY_NS = 50_000_000  # a file that changed so shortly before it was read may change again with the same time stamp
+LARGE_BYTES = 256 * 1024  # after reading so much, free memory is returned to the system
+_RACY_NS = 50_000_000  # a file that changed so shortly before the read may change again within the same time stamp
 
 Stamp = tuple[int, ...]
 
 
 class _File(Struct, frozen=True):
-    """A file as it was read: ``stamp`` is None when it must be read again, ``spec`` when it has nothing for us."""
+    """A file as it was read. ``stamp`` is None if it must be read again; ``spec`` is None if it has no wanted kind."""
 
     stamp: Stamp | None
     spec: SpecNames | None = None
@@ -50,7 +50,7 @@ class _Reader:
     """Looks at the directories. Everything but the constructor runs in one thread."""
 
     def __init__(self, directories: Collection[Path], driver: str) -> None:
-        """Files of ``driver`` are the agent's own: nobody may ask for their devices."""
+        """``driver``: the agent's own name; its files are left out, as nobody may ask for their devices."""
         self._directories = tuple(map(str, directories))
         self._ours = (f"{driver}-device-", f"{driver}_metadata_")
         self._kinds: frozenset[str] = frozenset()
@@ -89,7 +89,7 @@ class _Reader:
         return self._found
 
     def look_again(self, names: Collection[str], kinds: frozenset[str]) -> CdiNames:
-        """Return which devices there are, after a look at the files of ``names`` alone if they have not changed."""
+        """Return which devices there are. Look at the files of ``names`` only; at all files if one of these changed."""
         for path in {self._found.places.get(name, "") for name in names}:
             known = self._files.get(path)
             if known is None or known.stamp is None or _stamp(path) != known.stamp:
@@ -97,7 +97,7 @@ class _Reader:
         return self._found
 
     def _list(self, directory: str, errors: dict[str, str]) -> Iterator[str]:
-        """List the files that runtimes read, by name: ``scanSpecDirs`` in pkg/cdi/spec-dirs.go; but our own."""
+        """Yield the files that runtimes read, by name (``scanSpecDirs`` in pkg/cdi/spec-dirs.go), but not our own."""
         try:
             found = sorted(name for name in os.listdir(directory) if name.endswith((".json", ".yaml")))
         except (FileNotFoundError, NotADirectoryError):
@@ -138,7 +138,10 @@ def _stamp_of(found: os.stat_result) -> Stamp:
 
 
 def _content(path: str) -> tuple[bytes, Stamp | None]:
-    """Return a regular file's content, of a huge one the first part, and its stamp. Raises OSError, SpecError."""
+    """Return a regular file's content, at most ``FILE_BYTES_MAX`` + 1 bytes, and its stamp (None: it just changed).
+
+    Raises OSError, SpecError.
+    """
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would wait, opening a device may act on it
         raise SpecError("it is not a regular file")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -158,10 +161,10 @@ def _content(path: str) -> tuple[bytes, Stamp | None]:
 
 
 class CdiIndex:
-    """Which CDI devices of other programs there are. Use it from one loop; its thread starts when it is asked for any.
+    """Which CDI devices of other programs there are. Use it on one loop; its thread starts at the first look.
 
-    ``current`` never waits for a disk. A name that goes stays in it for ``SETTLE_SECONDS``, lest a file that is removed
-    and written anew makes devices unhealthy in between.
+    ``current`` never waits for a disk. It keeps a name that is gone for ``SETTLE_SECONDS``: so devices do not become
+    unhealthy while a file is removed and written anew.
     """
 
     def __init__(self, directories: Collection[Path], driver: str, on_change: Callable[[], None]) -> None:
@@ -169,13 +172,13 @@ class CdiIndex:
         self._reader = _Reader(directories, driver)
         self._thread = IoThread("cdi files")
         self._on_change = on_change
-        self.kinds: frozenset[str] = frozenset()  # that are looked for
+        self.kinds: frozenset[str] = frozenset()  # looked for now
         self._lost: dict[str, float] = {}  # names that are gone, and since when
 
     async def use(self, kinds: frozenset[str]) -> None:
         """Look for devices of these kinds (``vendor/class``) from now on; return when they are known.
 
-        If the disk hangs, return after ``FIRST_SECONDS``, and nothing is there until it has answered.
+        If the disk hangs, return after ``FIRST_SECONDS``. Until it answers, no device counts as there.
         """
         self.kinds = kinds
         try:
@@ -198,8 +201,7 @@ class CdiIndex:
     async def confirm(self, names: Collection[str]) -> None:
         """Return once a look at the files has found the devices ``names``. Never touches a disk on the loop.
 
-        Raises HostError for a device that is in no file, and stays away for ``SETTLE_SECONDS``; or for a disk that
-        hangs.
+        Raises HostError if a device is in no file for ``SETTLE_SECONDS``, or if the disk hangs.
         """
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:

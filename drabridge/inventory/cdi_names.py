@@ -17,23 +17,23 @@ from drabridge.system.untrusted import cut
 if TYPE_CHECKING:
     from drabridge.inventory.cdi_file import SpecNames
 
-NAMED = 3  # other names in a reason: enough to see that a file has indices where UUIDs were asked for
+NAMED = 3  # other names in a reason: enough to see that a file names devices by index, not by UUID
 
 _ANY_PROGRAM = "its vendor's program writes that file"
 
 
 def _nvidias_hint(name: str, directory: str) -> str:
-    """Return what makes a file with this name: by UUID not in all versions of nvidia-ctk unless it is said."""
+    """Return how to make a file with this name. Not all versions of nvidia-ctk use UUIDs without the option."""
     by_uuid = " --device-name-strategy=uuid" if name.startswith(("GPU-", "MIG-")) else ""
     return f"run nvidia-ctk cdi generate{by_uuid} --output={directory}/nvidia.yaml, or restart nvidia-cdi-refresh"
 
 
 class CdiNames(Struct, frozen=True):
-    """Which CDI devices of the kinds that were asked for a runtime would find.
+    """The CDI devices that a runtime would find, of the wanted kinds.
 
     ``places``: qualified name -> the file that defines it. ``conflicts``: names that two files of one directory define,
     with both files: no runtime takes either. ``unusable``: files that cannot be read, each with its reason.
-    ``drivers``: of which version of NVIDIA's driver a file is.
+    ``drivers``: file -> the version of NVIDIA's driver whose libraries it mounts.
     """
 
     directories: tuple[str, ...]
@@ -47,7 +47,7 @@ class CdiNames(Struct, frozen=True):
         if name in self.places:
             return ""
         if both := self.conflicts.get(name):
-            where = " and in ".join(map(cut, both))  # kubelet is told, and takes no name of a file that is no text
+            where = " and in ".join(map(cut, both))  # kubelet gets this message and accepts only valid text
             return f"CDI device {name} is in {where}, so runtimes take neither: remove one of them"
         nvidias = name.startswith("nvidia.com/") and self.directories
         hint = _nvidias_hint(name.partition("=")[2], self.directories[0]) if nvidias else _ANY_PROGRAM
@@ -59,7 +59,7 @@ class CdiNames(Struct, frozen=True):
 
 
 def other_drivers(names: CdiNames, gpus: Iterable[Mapping[str, str]]) -> list[str]:
-    """Say which files are of another version of NVIDIA's driver than the one that is loaded. ``gpus``: their fields."""
+    """Return a sentence for each file of another NVIDIA driver than the loaded one. ``gpus``: their fields."""
     version = next((gpu["driver_version"] for gpu in gpus if gpu.get("driver_version")), "")
     return [
         f"{cut(path)} is of NVIDIA's driver {driver}, and {version} is loaded: containers cannot start with it. Run "
@@ -73,10 +73,10 @@ NO_NAMES = CdiNames(())
 
 
 def resolve(directories: Sequence[tuple[str, Iterable[tuple[str, SpecNames]]]], unusable: Iterable[str]) -> CdiNames:
-    """Tell what a runtime finds in these directories, of which a later one goes before an earlier one.
+    """Return what a runtime finds in these directories; a later directory takes precedence over an earlier one.
 
-    Each is its path and, by path, the files in it. As in ``refresh`` of pkg/cdi/cache.go, a name that two files of one
-    directory define is lost, even if a directory that goes before that one defines it, too.
+    Each directory is its path and its files (path, names). As in ``refresh`` of pkg/cdi/cache.go, a name that two files
+    of one directory define is lost, even if a directory with higher precedence defines it, too.
     """
     places: dict[str, str] = {}
     conflicts: dict[str, tuple[str, str]] = {}

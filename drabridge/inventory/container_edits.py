@@ -1,7 +1,7 @@
-"""Device nodes, mounts and environment that one device brings into a container, and what is missing of them.
+"""Resolve the device nodes, mounts and environment that one device brings into a container, and what is missing.
 
-A key of the configuration that reaches the container goes this way: its rule in ``config/container.py``, its value for
-one device here, its field in ``inventory/model.py``, its place in the CDI file in ``containers/cdi_spec.py``.
+A configuration key that reaches the container passes through four files: its rule is in ``config/container.py``, its
+value for one device is computed here, its field is in ``inventory/model.py``, and ``containers/cdi_spec.py`` writes it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 
 class Resolved(Struct, Generic[T], frozen=True):
-    """What of one kind is there for a device, and one sentence for each that should be there and is not.
+    """``found``: what a device has of one kind. ``missing``: one sentence for each that should be there and is not.
 
-    ``places``: where the hardware is, as :attr:`Device.also_at` has it. A path or a name without fields is no place:
-    all devices of the resource share it.
+    ``places``: where the hardware is, in the form of :attr:`Device.also_at`. A path or name without template fields is
+    no place: all devices of the resource share it.
     """
 
     found: T
@@ -46,7 +46,7 @@ class Resolved(Struct, Generic[T], frozen=True):
 
 
 class _ExpectedNode(Struct, frozen=True):
-    """Where a node should be. ``number`` is what the kernel says it must be, as far as it says."""
+    """Where a node should be. ``number``: major and minor by the kernel; None if the kernel names no node."""
 
     path: str
     number: tuple[int, int] | None
@@ -82,11 +82,12 @@ def places_of(node: DeviceNode, behind: Sequence[str] = (), *, companion: bool =
 
     ``behind``: what else it gives access to (behind.py).
 
-    A number is used again as soon as its device is unplugged, while a container may still have the node. Who opens the
-    node of an IOMMU group has every device in it (Documentation/driver-api/vfio.rst), so ``/dev/vfio/12`` is a place.
+    Numbers are places because the kernel reuses them after an unplug, while a container may still have the old node.
+    ``/dev/vfio/12`` is a place because who opens the node of an IOMMU group has every device in the group
+    (Documentation/driver-api/vfio.rst).
     """
     numbers = (f"{node.kind}{node.major}:{node.minor}", *behind)
-    if companion:  # but not of an IOMMU group, which has one owner
+    if companion:  # but an IOMMU group, which has one owner, is not marked
         numbers = tuple(place if place.startswith(("/", COMPANION)) else COMPANION + place for place in numbers)
     return (*numbers, node.path) if node.path.startswith(VFIO) else numbers
 
@@ -109,7 +110,7 @@ def resolve_mounts(rules: Iterable[MountRule], device: MatchedDevice, host: Host
 
 
 def render_mount(rule: MountRule, values: Lookup) -> Mount | Template:
-    """Return the mount of one device, or the template that has no value for it."""
+    """Return the mount of one device, or the template that has no value for this device."""
     host_path = rule.host_path.render_path(values)
     if host_path is None:
         return rule.host_path
@@ -135,7 +136,7 @@ def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, s
 def resolve_fallback(
     rules: CdiFallback | None, device: MatchedDevice, host: Host, driver: NvidiaFiles | None = None
 ) -> Resolved[Fallback | None]:
-    """Return what ``cdiFallback`` means for one device, whether it is given now or not. ``driver``: its files."""
+    """Return what ``cdiFallback`` gives for one device, in use now or not. ``driver``: NVIDIA's files."""
     if rules is None:
         return Resolved(None)
     nodes = resolve_nodes(rules.nodes, device, host)
@@ -156,7 +157,7 @@ def resolve_fallback(
 def choose_cdi(
     templates: Sequence[Template], device: MatchedDevice, host: Host, known: CdiNames
 ) -> Resolved[tuple[str, ...]]:
-    """Return the CDI devices, by qualified name, that ``cdiDevices`` means for one device. ``known``: which exist."""
+    """Return the qualified names that ``cdiDevices`` gives for one device. ``known``: the CDI devices that exist."""
     values = device.lookup(host)
     names: list[str] = []
     missing: list[str] = []
@@ -176,8 +177,8 @@ def choose_cdi(
 
 
 def resolve_again(device: Device, resource: Resource, source: MatchedDevice, host: Host, known: CdiNames) -> Device:
-    """Return the device with nodes and CDI devices as they are now. Raises HostError for what it needs and lacks."""
-    if resource.vfio is not None:  # its nodes come with the bind, before its container starts
+    """Return the device with its nodes and CDI devices as they are now. Raises HostError if one of them is missing."""
+    if resource.vfio is not None:  # binding makes its nodes, before its container starts
         return device
     nodes = resolve_nodes(resource.nodes, source, host)
     cdi = choose_cdi(resource.cdi_devices, source, host, known)
@@ -195,7 +196,7 @@ def resolve_again(device: Device, resource: Resource, source: MatchedDevice, hos
 
 
 def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> tuple[DeviceNode, tuple[str, ...]]:
-    """Return the node as it is, and what is behind it. Raises OSError."""
+    """Return the node as it is, and the places behind it. Raises OSError."""
     actual = host.node(expected.path)
     if expected.number is not None and expected.number != (actual.major, actual.minor):
         raise OSError(
@@ -212,7 +213,7 @@ def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> tuple[DeviceNo
 
 
 def _expected_nodes(rule: NodeRule, device: MatchedDevice, host: Host) -> Iterator[_ExpectedNode | str]:
-    """Every node that a rule stands for, or a sentence why there is none."""
+    """Yield every node that a rule stands for; in place of a missing one, a sentence that says why."""
     values = device.lookup(host)
     nodes: list[tuple[str, tuple[int, int] | None]]
     if rule.path is not None:

@@ -1,4 +1,4 @@
-"""Follow the files of NVIDIA's driver once a configuration gives them; cost nothing before."""
+"""Follow the files of NVIDIA's driver once a configuration wants them; before, cost nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_SECONDS = 5.0  # how long devices wait for the first look: a disk that han
 
 
 class DriverFollower:
-    """Which files of NVIDIA's driver the host has. Use it on one loop; looks are made in a thread of its own."""
+    """The files of NVIDIA's driver on the host. Use it on one loop; a thread of its own does the looking."""
 
     def __init__(self, paths: HostPaths, on_change: Callable[[], None]) -> None:
         self._paths = paths
@@ -27,10 +27,10 @@ class DriverFollower:
         self._thread = IoThread("driver files")
         self._task: asyncio.Task[None] | None = None
         self.current: NvidiaFiles | None = None
-        """What the last look has found; None before the first one has ended."""
+        """What the last look found; None until the first look has ended."""
 
     async def follow(self, configs: Iterable[Config], settings: Nvidia) -> None:
-        """Return when the files are known, if a configuration gives them; follow them from then on."""
+        """Follow the files if a configuration gives them. Return when they are known, or after ``FIRST_SECONDS``."""
         wanted = any(one.cdi_fallback and one.cdi_fallback.driver_files for each in configs for one in each.resources)
         if not wanted or settings == self._settings:
             return
@@ -41,7 +41,7 @@ class DriverFollower:
             self._task = asyncio.create_task(forever("driver files", self._run), name="driver files")
 
     async def stop(self) -> None:
-        """Follow them no more."""
+        """Stop following the files."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -28,13 +28,13 @@ SECRET_PROPERTIES = frozenset({
 })  # fmt: skip
 _KFD, _KFD_UNIQUE_ID = "topology/nodes/", re.compile(r"^unique_id (\d+)$", re.MULTILINE)  # of AMD's GPUs
 SECRET_MIN_CHARS = 4
-"""Shorter values are counters and flags. To replace them everywhere would destroy the description."""
+"""Shorter values are counters and flags. Replacing them everywhere would destroy the description."""
 
-# Left out: reading them is slow or has an effect, or umockdev makes them itself from other lines.
+# Left out: reading them is slow or has side effects, or umockdev derives them from other lines.
 _SKIPPED = frozenset({"uevent", "vpd", "rom", "config", "remove", "rescan", "reset", "descriptors_raw", "subsystem"})
 _SKIPPED_PREFIXES = ("power/", "resource", "trace/", "msi_irqs/")
 _BINARY_OF_A_KIND = frozenset({"descriptors", "report_descriptor"})
-"""Binary attributes that tell the kind of a USB device. Others hold serial numbers that no search finds: EDID, VPD."""
+"""Binary attributes that say what a USB device is. Others (EDID, VPD) have serial numbers that no search finds."""
 _MADE_HERE = (amdgpu.PREFIX, sriov.PREFIX)
 _LINKS = ("driver", "physfn", "iommu_group", "module")
 
@@ -42,8 +42,8 @@ _LINKS = ("driver", "physfn", "iommu_group", "module")
 def dump(udev: Udev, devices: Iterable[UdevDevice], *, anonymous: bool = True) -> str:
     """Return the devices and all their ancestors, ancestors first.
 
-    ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text, and leaves binary
-    attributes out that may hold some. Equal ones stay equal: bugs about twins need that.
+    ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text, and leaves out binary
+    attributes that may hold some. Equal values get equal replacements: bugs about twins need that.
     """
     everything = {node.syspath: node for device in devices for node in device.lineage() if node.subsystem}
     ordered = [everything[syspath] for syspath in sorted(everything)]
@@ -73,7 +73,7 @@ def _lines(device: UdevDevice, attributes: dict[str, bytes]) -> Iterator[str]:
         for link in device.devlinks:
             yield f"S: {link.removeprefix('/dev/')}"
     for name, text in sorted(device.properties.items()):
-        if name != "DEVPATH" and not name.startswith(_MADE_HERE):  # not udev's; made anew where it is loaded
+        if name != "DEVPATH" and not name.startswith(_MADE_HERE):  # not udev's; added again when it is loaded
             yield f"E: {name}={text}"
     for name, value in sorted(attributes.items()):
         yield _attribute(name, value)
@@ -100,10 +100,10 @@ def _attribute(name: str, value: bytes) -> str:
 
 
 def _secrets(devices: Iterable[UdevDevice], attributes: dict[str, dict[str, bytes]]) -> list[str]:
-    """Values to hide, longest first where one contains another (ID_SERIAL ends in ID_SERIAL_SHORT).
+    """Return the values to hide, longest first: one may contain another (ID_SERIAL ends in ID_SERIAL_SHORT).
 
-    A name of the kernel's is none, and every path has it: the serial of a root hub is its controller's PCI address, and
-    so is the address of an NVMe controller.
+    A kernel name is no secret, although it may be a value: the serial of a root hub, and the address of an NVMe
+    controller, are a PCI address. It is in every path, so it must stay.
     """
     found: dict[str, None] = {}
     for device in devices:

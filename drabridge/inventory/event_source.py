@@ -1,7 +1,7 @@
 """Detect which uevents reach this process: udevd's (sent after its rules ran) or only the kernel's.
 
 libudev does not say. Without ``/run/udev/control`` it silently subscribes to nothing. In a network namespace of its own
-a process hears the kernel but never udevd, which multicasts in the host's namespace. So the sockets are looked at.
+a process gets the kernel's events but never udevd's, which are multicast in the host's namespace. So sockets are read.
 ``/proc/net/netlink`` shows the groups that a socket really joined. ``/proc/net/unix`` shows the sockets of this network
 namespace only, so a listening ``/run/udev/control`` there proves that udevd is alive and in the same namespace.
 """
@@ -36,7 +36,7 @@ class EventSource(Struct, frozen=True):
 
     kind: EventKind
     why: str
-    unexpected: bool = False  # it is not what the configuration asks for
+    unexpected: bool = False  # not what the configuration asks for
 
     def __str__(self) -> str:
         return f"{self.kind} events: {self.why}"
@@ -66,7 +66,7 @@ def udevd_listens(proc: Path = Path("/proc")) -> bool:
 
 
 def udev_group_works(fd: int, proc: Path = Path("/proc")) -> EventSource:
-    """Whether a started monitor of the udev group gets events: kind ``UDEV`` when it does, else ``KERNEL``, and why."""
+    """Return kind ``UDEV`` if a started monitor of the udev group gets events, else ``KERNEL``; and why."""
     with socket.socket(fileno=os.dup(fd)) as view:
         if view.family != socket.AF_NETLINK:
             return EventSource(EventKind.UDEV, "the event socket is emulated (a umockdev test bed)")

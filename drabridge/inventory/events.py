@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 
 BURST = 8
-"""Wake-ups that are acted on at once. Plugging one device in makes two to four events (the device, its children)."""
+"""Wake-ups that are acted on at once. Plugging in one device causes two to four events (device, children)."""
 
 INTERVAL_SECONDS = 0.02
 """In a longer burst, one round each interval: kubelet rewrites a checkpoint file for every list that it gets."""
 
 PAUSE_FACTOR = 4
-"""A round that took long is followed by a pause that is so many times as long: a flood must not fill the loop."""
+"""After a round the loop pauses so many times the round's length: a flood of events must not fill the loop."""
 
 
 class Pacer(Struct):
@@ -38,7 +38,7 @@ class Pacer(Struct):
 
 
 class Uevent(Struct, frozen=True):
-    """One uevent. It only says where to look; ``remove`` alone is believed as it stands.
+    """One uevent. It only says where to look; only ``remove`` is acted on without a look.
 
     The kernel sends ``remove`` before the device's directory is gone.
     """
@@ -51,7 +51,7 @@ class Uevent(Struct, frozen=True):
 
 
 class PendingRecheck(Struct, frozen=True):
-    """Look at ``syspath`` at ``when``. ``seqnum``: the kernel event that udevd has not answered yet, else 0."""
+    """A device to look at again at ``when``. ``seqnum``: of the kernel event that udevd has not followed up; else 0."""
 
     when: float
     syspath: str
@@ -68,7 +68,7 @@ class RecheckQueue(Struct):
         self.pending.add(PendingRecheck(when, syspath, seqnum))
 
     def answered(self, syspath: str, seqnum: int) -> None:
-        """Drop what waits for udevd's answer: it has reported this event, or a later one of the same device."""
+        """Drop the rechecks of a device that wait for udevd: it has now reported event ``seqnum``."""
         self.pending -= {one for one in self.pending if one.syspath == syspath and 0 < one.seqnum <= seqnum}
 
     def take_due(self, now: float) -> set[PendingRecheck]:
@@ -78,7 +78,7 @@ class RecheckQueue(Struct):
         return due
 
     def next_due(self) -> float | None:
-        """When the next one is due; None when nothing waits."""
+        """Return when the next recheck is due; None if there is none."""
         return min((one.when for one in self.pending), default=None)
 
 

@@ -1,8 +1,8 @@
 """Run the programs of health rules (`exec:`), and keep what each said last.
 
-Nobody waits for one of them. Until a program has ended for the first time its device is not healthy. One that takes too
-long is killed, with everything of its session, and has failed. It is not run again before it has ended: one that hangs
-in a driver may be there for ever, and there must not be more and more of them.
+Nothing waits for these programs. Until a program has ended for the first time, its device is not healthy. A program
+that takes too long is killed with all processes of its group, and counts as failed. It is not started again before it
+has ended: one that hangs in a driver may stay for ever, and such processes must not pile up.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from drabridge.config.template import Field, Lookup, Template
 from drabridge.inventory.udev_device import clean
 from drabridge.system.command import Command
 
-KEEP_SECONDS = 10.0  # udevd may take as long as it likes for an event, and its device is not asked about meanwhile
+KEEP_SECONDS = 10.0  # while udevd handles an event of a device, its programs are not asked for
 AT_ONCE = 4  # programs that run at the same time
 REASON_MAX_CHARS = 512  # of the last line: kubelet cuts a device's message at 1,024 bytes
 
 Key = tuple[
     tuple[str, ...], int, int
-]  # the command, with the seconds between two runs, and those of one: another configuration's are new
+]  # command, everySeconds, timeoutSeconds: if the configuration changes one of them, it is another check
 
 
 class ExecChecks:
@@ -37,7 +37,7 @@ class ExecChecks:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def failures(self, rules: Iterable[HealthRule], lookup: Lookup) -> tuple[str, ...]:
-        """Return why a device is not healthy, as its programs said last. One that is new is started."""
+        """Return why a device is not healthy, as its programs said last. Starts programs that do not run yet."""
         found = []
         for check in (rule.exec_check for rule in rules if rule.exec_check is not None):
             command = tuple(argument.render(lookup) or "" for argument in check.command)
@@ -56,13 +56,13 @@ class ExecChecks:
         return tuple(found)
 
     def end_round(self) -> None:
-        """End the programs that nobody has asked about for a while: their devices are gone."""
+        """End the programs that :meth:`failures` was not asked for lately: their devices are gone."""
         now = time.monotonic()
         for key in [key for key, at in self._asked.items() if now - at > KEEP_SECONDS]:
             self._end(key)
 
     async def stop(self) -> None:
-        """End all, and wait until they have ended, of a killed one for ``KILLED_SECONDS`` at most."""
+        """End all programs and wait for their end; for a killed one ``KILLED_SECONDS`` at most."""
         tasks = list(self._tasks.values())
         for key in list(self._asked):
             self._end(key)
@@ -87,12 +87,12 @@ class ExecChecks:
 
 
 def _is_option_of_device(argument: Template, text: str) -> bool:
-    """Tell whether a device's value, its serial number for example, would be an option of the program."""
+    """Whether a value of the device, for example its serial number, would act as an option of the program."""
     return text.startswith("-") and isinstance(argument.parts[0], Field)
 
 
 async def _run(arguments: tuple[str, ...], seconds: int) -> tuple[str, Command | None]:
-    """Run it once; return why the device is not healthy, "" when it is, and the command, which may be about to end."""
+    """Run a program once; return why the device is not healthy ("" if it is), and the command, which may still end."""
     program = arguments[0]
     try:
         command = await Command.start(arguments, stderr=asyncio.subprocess.DEVNULL)

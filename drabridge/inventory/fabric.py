@@ -1,4 +1,4 @@
-"""Make a device of an entry of ``fabric:``. It is in no node's inventory or ledger. Pure: no node is looked at."""
+"""Make a device from an entry of ``fabric:``. Such a device is in no inventory or ledger. Pure: looks at no files."""
 
 from __future__ import annotations
 

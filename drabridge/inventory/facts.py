@@ -45,9 +45,9 @@ class ReconcileFailed(Struct, frozen=True):
 
 
 class FallbackGiven(Struct, frozen=True):
-    """So many devices of a resource get ``cdiFallback`` from now on. ``why``: of the first; "" when none does.
+    """From now on ``devices`` of a resource get ``cdiFallback``. ``why``: the first one's reason; "" if none gets it.
 
-    ``lacks``: why devices cannot have even that, so that they are not given out.
+    ``lacks``: why devices cannot get the fallback either, so that they are not given out.
     """
 
     resource: str
@@ -57,7 +57,7 @@ class FallbackGiven(Struct, frozen=True):
 
 
 class NvmlChanged(Struct, frozen=True):
-    """NVML answers (no ``problem``), or does not, and why."""
+    """NVML answers now (``problem`` is ""), or does not (``problem`` says why)."""
 
     problem: str
 

@@ -1,4 +1,4 @@
-"""Tell when the CDI fallback of a resource begins or ends to be given. Pure."""
+"""Tell when a resource's devices begin or stop getting ``cdiFallback``. Pure."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def why_fallbacks(devices: Iterable[Device]) -> list[str]:
 
 
 def not_given(devices: Iterable[Device]) -> dict[str, str]:
-    """Say why devices of a resource need their fallback, and the driver's files that belong to it are missing."""
+    """Return resource -> why the driver's files are missing, for devices that need them as their fallback."""
     return {device.resource: why for device in devices if (why := no_driver(device))}
 
 
 def no_driver(device: Device) -> str:
-    """Return why the driver's files cannot be given with a device, which needs them; "" while all is well."""
+    """Return why a device that needs the driver's files cannot get them; "" if it can, or needs none."""
     return device.fallback.no_driver if device.cdi_missing and device.fallback is not None else ""
 
 
 class Fallbacks:
-    """What was said of each resource last."""
+    """The last fact told of each resource."""
 
     def __init__(self) -> None:
         self._said: dict[str, FallbackGiven] = {}
 
     def changes(self, snapshot: Snapshot) -> Iterator[FallbackGiven]:
-        """Return one fact for each resource of which there is news."""
+        """Yield one fact for each resource whose fallback changed."""
         whys: dict[str, list[str]] = {}
         for device in snapshot.devices:
             if device.cdi_missing:

@@ -1,9 +1,9 @@
-"""Find the containers of the processes that use a GPU: each sharer's own use.
+"""Find the containers of the processes that use a GPU, and add up what each container uses.
 
 A process's control group names the pod and the container, whatever runs in it; a pod cannot change that part. Pods:
 pkg/kubelet/cm/pod_container_manager_linux.go (``pod<UID>``, with systemd ``...-pod<UID with _>.slice``). Containers:
-the runtime's id, 64 hexadecimal digits, in ``cri-containerd-<id>.scope`` and the like. Processes of no pod are the
-host's.
+the runtime's id, 64 hexadecimal digits, in ``cri-containerd-<id>.scope`` and the like. Processes outside pods count as
+the host's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from msgspec import Struct
 if TYPE_CHECKING:  # agents without NVML do not load it
     from drabridge.inventory.nvml_report import Use
 
-CGROUP_BYTES = 16 << 10  # the path is 4,096 at most, with version 1 once for each of a dozen controllers
-MOST_CONTAINERS = 1000  # of all GPUs; the rest together is OTHER
+CGROUP_BYTES = 16 << 10  # a path has 4,096 bytes at most; cgroup v1 has one for each of a dozen controllers
+MOST_CONTAINERS = 1000  # of all GPUs; what further containers use is added up as OTHER
 OTHER = "other"
 
 Container = tuple[str, str]  # the pod's UID, and the runtime's id of the container; both "" for the host
@@ -27,7 +27,7 @@ Container = tuple[str, str]  # the pod's UID, and the runtime's id of the contai
 class GpuUse(Struct, frozen=True):
     """What containers use. Keys of devices are PCI addresses, and UUIDs of MIG instances.
 
-    ``told``: device -> whether NVML tells the memory, and the time. ``uses``: bytes, and percent of the time.
+    ``told``: device -> whether NVML reports the memory, and the time. ``uses``: bytes, and percent of the time.
     """
 
     told: Mapping[str, tuple[bool, bool]]
@@ -35,7 +35,7 @@ class GpuUse(Struct, frozen=True):
 
 
 def by_container(use: Use, proc: Path) -> GpuUse:
-    """Add up what the processes of each container use. Reads a file of each process."""
+    """Add up what the processes of each container use. Reads ``/proc/<pid>/cgroup`` of each process."""
     places: dict[int, Container | None] = {}
     found: dict[tuple[str, Container], tuple[int, int]] = {}
     for device in use.devices:
@@ -61,7 +61,7 @@ def _container(proc: Path, pid: int) -> Container | None:
 
 
 def container_of(cgroup: str) -> Container:
-    """Read ``/proc/<pid>/cgroup``. The first pod counts: what is below its container is the container's own."""
+    """Parse ``/proc/<pid>/cgroup``. The first pod in a path counts: groups below its container are the container's."""
     for line in cgroup.splitlines():
         parts = line.replace(":", "/").split("/")  # containerd without cri-containerd-: <pod>.slice:cri-containerd:<id>
         for index, part in enumerate(parts):

@@ -1,9 +1,8 @@
-"""Read the files of health rules in threads: a driver that answers late, or never, stops nobody else.
+"""Read the files of health rules in threads: a driver that answers late, or never, blocks nothing else.
 
 Some files of sysfs ask the hardware (``ras/umc_err_count`` of an AMD GPU does, Linux amdgpu_ras.c), and faulty
-hardware answers late. So the inventory takes the last answer and has the file read again meanwhile; it is told when the
-answer is another one. Each PCI function has a thread of its own: the files of a healthy one do not wait for a faulty
-one's.
+hardware answers late. So the inventory uses the last answer while the file is read again, and is told if it changes.
+Each PCI function has a thread of its own: the files of a healthy function do not wait for those of a faulty one.
 """
 
 from __future__ import annotations
@@ -18,29 +17,30 @@ from dataclasses import dataclass
 from drabridge.system.io_thread import IoThread, Job
 
 FIRST_SECONDS = 0.05
-"""How long the loop waits for the first answer about a file; once in vain for each PCI function, until it answers."""
+"""How long the loop waits for the first answer of a file. After one timeout, no file of that PCI function is waited for
+until one of them answers."""
 
 LATE_SECONDS = 2.0
-"""After so long without an answer a file counts as one that does not answer."""
+"""A file without an answer for so long counts as not answering."""
 
 FRESH_SECONDS = 1.0
-"""An answer that is younger is not asked for again."""
+"""A younger answer is used without reading the file again."""
 
 FILES_MAX = 4096
-"""From so many on, those that are not being read are forgotten: paths may have serial numbers of replugged devices."""
+"""At so many files, those that are not being read are forgotten: paths may have serial numbers of replugged devices."""
 
 _PCI_FUNCTION = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/")
 
 
 @dataclass
 class _File:
-    """``job``: the read that is under way; ``asked``: when it, or the last one, began."""
+    """``job``: the read under way; ``asked``: when that read, or the last one, began."""
 
     asked: float
     job: Job[str | None] | None
     answered: bool = False
     line: str | None = None
-    late: bool = False  # somebody was told that it does not answer
+    late: bool = False  # a caller got TimeoutError
 
 
 class HealthFiles:

@@ -34,9 +34,9 @@ APPLICATION_XIDS: Mapping[int, str] = MappingProxyType(
 """XIDs that are an application's fault: they say nothing about the GPU. Every other one counts.
 
 The numbers are those that NVIDIA's own programs ignore (NVIDIA/k8s-device-plugin internal/rm/health.go, and
-kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/device_health.go, xidsToSkip), but for two that NVIDIA's
-catalogue has otherwise (https://docs.nvidia.com/deploy/xid-errors/): 94 asks for the application to be started again,
-109, which those programs ignore, for a reset of the GPU.
+kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/device_health.go, xidsToSkip), with two differences that
+follow NVIDIA's catalogue (https://docs.nvidia.com/deploy/xid-errors/). XID 94 is added: only the application must be
+started again. XID 109, which those programs ignore, is left out: the GPU needs a reset.
 """
 
 
@@ -49,7 +49,7 @@ def failures(
     missing_mounts: Sequence[str],
     missing_cdi: Sequence[str] = (),
 ) -> list[str]:
-    """Why the device is not healthy, one sentence for each failure; empty when it is healthy.
+    """Return why the device is not healthy, one sentence for each failure; empty when it is healthy.
 
     ``missing_nodes`` (companions' too), ``missing_mounts`` and ``missing_cdi``: what ``container_edits.py`` did not
     find.
@@ -62,7 +62,7 @@ def failures(
 
 
 def fault(rules: Sequence[HealthRule], device: MatchedDevice) -> str:
-    """Return the worst fault that NVML reports and a rule counts, in short: ``lost``, ``xid-79``; "" without any."""
+    """Return the worst fault that NVML reports and a rule counts, as a short word: ``lost``, ``xid-79``; "" if none."""
     counted = [
         failure
         for rule in rules
@@ -77,9 +77,9 @@ def fault(rules: Sequence[HealthRule], device: MatchedDevice) -> str:
 
 
 def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str]:
-    """Why one rule does not hold; nothing when it holds.
+    """Yield why one rule does not hold; nothing when it holds.
 
-    ``nodeExists`` is checked by :func:`failures`, the programs of ``exec`` run beside all this (``exec_checks.py``).
+    ``nodeExists`` is checked by :func:`failures`; the programs of ``exec`` run separately (``exec_checks.py``).
     """
     if rule.driver_bound is not None:
         bound = bound_driver(device.udev)
@@ -103,7 +103,7 @@ def _broken(rule: HealthRule, device: MatchedDevice, host: Host) -> Iterator[str
 
 
 def _counts(failure: Failure, faults: NvmlHealth) -> bool:
-    """Whether a failure that NVML reports is one for this rule."""
+    """Whether this rule counts a failure that NVML reports."""
     match failure.kind:
         case FailureKind.XID:
             of_application = failure.xid in APPLICATION_XIDS and failure.xid not in faults.also_xids

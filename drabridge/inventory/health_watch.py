@@ -1,4 +1,4 @@
-"""Ask NVML once a configuration needs it; before, neither its process exists nor its code is imported."""
+"""Ask NVML once a configuration needs it. Before, its process does not exist and its code is not imported."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NVML_SECONDS = 10.0
 """How long the first snapshot waits for NVML. It initialises GPUs that nothing else has open: about a second each."""
 
 NVML_END_SECONDS = 0.5
-"""How long the end waits for NVML's process, which is killed; of the 3 s in which SIGTERM ends the agent."""
+"""How long the end waits for NVML's killed process; part of the 3 s in which SIGTERM ends the agent."""
 
 
 class HealthWatch:
-    """NVML's client once it is needed. ``news``: NVML says something that was not asked for."""
+    """NVML's client, once it is needed. ``news``: NVML's answers changed since :meth:`with_nvml` was called last."""
 
     def __init__(self, on_news: Callable[[], None], on_fact: OnFact, proc: Path) -> None:
-        """``on_news`` is called when devices have to be looked at again. ``proc``: where that is mounted."""
+        """``on_news`` is called when devices have to be looked at again. ``proc``: where procfs is mounted."""
         self._on_news = on_news
         self._on_fact = on_fact
         self._proc = proc
@@ -37,23 +37,23 @@ class HealthWatch:
 
     @property
     def nvml_problem(self) -> str | None:
-        """Why NVML does not answer, "" while it does; None where nothing needs it."""
+        """Why NVML does not answer; "" while it does; None if it is not needed."""
         return self._nvml.problem if self._nvml is not None else None
 
     @property
     def gpu_use(self) -> GpuUse | None:
-        """What containers use of NVIDIA's GPUs; None where that is not known."""
+        """What containers use of NVIDIA's GPUs; None if unknown."""
         return self._nvml.use if self._nvml is not None else None
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know of NVML's answers, one sentence each."""
+        """Sentences for people about NVML's answers."""
         if self._nvml is None:
             return []
         return [*([f"NVML: {self._nvml.problem}"] if self._nvml.problem else []), *self._nvml.notes]
 
     def use_nvml(self, configs: Iterable[Config], settings: Nvidia) -> None:
-        """Ask NVML if a configuration needs it and it is allowed; else neither process nor client exists."""
+        """Start asking NVML if a configuration needs it and ``settings`` allow it; else end its process and client."""
         if settings.nvml and any(map(needs_nvidia, configs)):
             if self._nvml is None:
                 from drabridge.inventory.nvml import NvmlClient
@@ -67,18 +67,18 @@ class HealthWatch:
             self._take_news()
 
     def pause_nvml(self, why: str) -> None:
-        """Let go of NVIDIA's driver while there is a reason; "" goes on. What NVML said last stays."""
+        """Stop using NVIDIA's driver while there is a reason (``why``); "" goes on. What NVML said last stays."""
         self._pause = why
         if self._nvml is not None:
             self._nvml.pause(why)
 
     async def nvml_answered(self) -> None:
-        """Wait until NVML has answered, where it is asked, for ``NVML_SECONDS`` at most."""
+        """Wait until NVML has answered, ``NVML_SECONDS`` at most; return at once if it is not asked."""
         if self._nvml is not None:
             await self._nvml.answered(NVML_SECONDS)
 
     def with_nvml(self, facts: NvidiaFacts) -> NvidiaFacts:
-        """Add what NVML says to what the driver's files say."""
+        """Return what the driver's files say, with what NVML says added."""
         self.news = False
         return self._nvml.facts(facts) if self._nvml is not None else facts
 

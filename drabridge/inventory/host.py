@@ -42,7 +42,7 @@ class NodeStat(Struct, frozen=True):
 
 
 class Host:
-    """Questions about the host; no method opens a device. In a container, /dev and /sys are the host's by mount.
+    """Answers questions about the host; no method opens a device. A container has the host's /dev and /sys mounted.
 
     ``on_health_news``: called on the loop when a health rule's file says something else than before.
     """
@@ -51,7 +51,7 @@ class Host:
         self._health_files = HealthFiles(self.first_line, on_health_news)
 
     def node(self, path: str) -> NodeStat:
-        """Return the device node at ``path``. Raises OSError, for people, if none can be used."""
+        """Return the device node at ``path``. Raises OSError with a message for people if there is no usable one."""
         real = path
         try:
             found = os.lstat(path)

@@ -5,12 +5,14 @@ empty and that no other device of its resource has as well. Of two sticks with t
 whatever order they are seen. Where no unique value is left, the devices collide: none of them is offered, and the
 collision names all of them.
 
-A held device keeps its name. An id once assigned to a device (resource and syspath) stays until the device is gone and
-forgotten, as long as it is still one of its values. So a twin that is plugged in later takes another value, or collides
-alone; it never renames, or takes away, what somebody may hold. A shared value may be the name of a held device, and no
-device here is known to be that one: nothing is remembered after a restart, or it was unplugged and the same stick may
-be in another port now. Then no newcomer with that value is offered until the holder releases: the pod may still
-have the number that a returning device gets.
+A held device keeps its name. Once an id is assigned to a device (resource and syspath), it stays until the device is
+gone and forgotten, as long as it is still one of the device's values. So a twin that is plugged in later takes another
+value, or collides alone; it never renames or takes away what somebody may hold.
+
+Several devices may share a value that is the name of a held device, while none of them is known to be the held one:
+the agent restarted without its memory, or the device was unplugged and may now be in another port. Then no newcomer
+with that value is offered until the holder lets go: its pod may still have the device number that a returning device
+gets.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ NAME_MAX = 63
 DIGEST_CHARS = 8
 
 CACHED = 8192
-"""Ids and names that are computed once only: a node with thousands of devices needs them at every event."""
+"""Ids and names kept in caches: a node with thousands of devices needs them at every event."""
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:+@=-]*[A-Za-z0-9])?")
 _NOT_ID = re.compile(r"[^A-Za-z0-9._:+@=-]+|:{2,}")
@@ -51,7 +53,7 @@ Key = tuple[str, str]  # (resource, syspath)
 def id_of(value: str) -> str:
     """Return a value as a device id: the value itself when it is short and safe, else its readable part and a digest.
 
-    Not safe are blanks, commas (NVIDIA_VISIBLE_DEVICES is a comma-separated list), ``::`` (the replica separator) and
+    Unsafe are blanks, commas (NVIDIA_VISIBLE_DEVICES is a comma-separated list), ``::`` (the replica separator) and
     anything that is not ASCII. Empty stays empty.
     """
     if not value or (len(value) <= ID_MAX and _PLAIN_ID.fullmatch(value) and "::" not in value):
@@ -64,9 +66,9 @@ def id_of(value: str) -> str:
 def name_of(device_id: str) -> str:
     """Return the device name of an id: a DNS label of at most 63 characters that begins with a letter.
 
-    A PCI address ``0000:3b:00.0`` becomes ``pci-0000-3b-00-0``. Two ids that differ only in case have one name, so they
-    collide, visibly; every other lossy conversion adds a digest of the id. The letter is for CDI: a device name that
-    begins with a digit needs cdiVersion 0.5.0 (containerd rejects the whole file otherwise).
+    A PCI address ``0000:3b:00.0`` becomes ``pci-0000-3b-00-0``. Two ids that differ only in case get one name, so they
+    collide and are reported; every other lossy conversion adds a digest of the id. The leading letter is for CDI: a
+    device name that begins with a digit needs cdiVersion 0.5.0 (else containerd rejects the whole file).
     """
     lowered = device_id.lower() if device_id.isascii() else device_id
     if len(lowered) <= NAME_MAX and _LABEL.fullmatch(lowered):
@@ -86,7 +88,7 @@ def _with_digest(readable: str, whole: str, joint: str, limit: int, fallback: st
 
 
 class KnownIdentities(Struct, frozen=True):
-    """The ids of devices that are here, or gone and not forgotten, and which configuration gave each id.
+    """The ids of devices that are here, or gone and not yet forgotten, and the configuration that gave each id.
 
     ``values``: what was published last of each, by device id.
     """
@@ -97,9 +99,9 @@ class KnownIdentities(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """A device that needs an identity. ``values``: what its templates gave, best first; "" where that is nothing.
+    """A device that needs an identity. ``values``: what its templates gave, best first; "" for one without value.
 
-    ``hint`` says what to do if all are empty. ``place``: a template that gives a value, if the configuration lacks it.
+    ``hint``: what to do if all are empty. ``place``: a template that would give a value; "" if it is there already.
     """
 
     resource: str
@@ -192,7 +194,7 @@ class _Assignment:
         return name not in self.owner and self.held(name)
 
     def _twins(self, key: Key, value: str) -> set[Key]:
-        """Return the devices with the same value at the same level, itself among them, whatever their names."""
+        """Return the devices with the same value at the same level, this one included, whatever their names are."""
         name = name_of(value)
         levels = (level for level, own in enumerate(self.ids[key]) if own == value)
         return set().union(*(self.sharers[key[0], level, name] for level in levels))
@@ -209,7 +211,7 @@ class _Assignment:
 
 
 def _advised(candidates: Iterable[Candidate]) -> str:
-    """Return what to add to the templates of an identity."""
+    """Return advice: what to add to the templates of the identity."""
     places = {candidate.place for candidate in candidates}
     if len(places) == 1 and (place := next(iter(places))):
         return f'add "{place}" at the end of its resource\'s id'

@@ -1,7 +1,6 @@
 """Keep the identities of devices over restarts, in ``identities.json``.
 
-A held device so keeps its name when a twin appears, and when the agent starts with a configuration that names it
-otherwise.
+So a held device keeps its name if a twin appears, or if the agent starts with a configuration that names it otherwise.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class IdentityStore:
         self._saved: KnownIdentities | None = None
 
     def load(self, config: Config) -> KnownIdentities:
-        """Read what was saved last; nothing where that cannot be read. ``config`` is the one in use."""
+        """Return what was saved last; nothing if it is unreadable. ``config``: the configuration in use."""
         try:
             data = json.loads(self._path.read_text())
             ids = {(str(resource), str(syspath)): str(device_id) for resource, syspath, device_id in data["given"]}
@@ -70,7 +69,7 @@ class IdentityStore:
             self._files.submit_latest(FILE_NAME, lambda: self._write(copy))
 
     def _write(self, known: KnownIdentities) -> None:
-        """In the worker's thread. After a failure the next change of devices tries again."""
+        """Write the file; runs in the worker's thread. After a failure, the next change of devices tries again."""
         rows = sorted([*key, device_id] for key, device_id in known.ids.items())
         configs = [
             {"configuration": _plain(config), "ids": sorted(i for i, by in known.named_by.items() if by is config)}
@@ -87,7 +86,7 @@ class IdentityStore:
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """Return the part of a configuration that names follow from, as the file has it."""
+    """Return the part of a configuration that determines names, in the form of the file."""
     return {"apiVersion": config.api_version, "kind": config.kind, "resources": to_data(config.resources)}
 
 

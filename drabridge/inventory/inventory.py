@@ -1,9 +1,9 @@
 """Watch the devices of this node: udev's events and a timer in, snapshots out.
 
-Events are hints about where to look; what is there decides. The event sockets are opened first and everything is
-enumerated then, so nothing can happen unseen in between. Both groups of events are listened to where both work: udevd's
-events are acted on, and a kernel event that udevd does not follow up within ``UNANSWERED_SECONDS`` is acted on as well.
-So an udevd that is killed or stuck hides nothing. Lost events (any error of a socket) cost one full enumeration.
+Events are hints about where to look; what is there decides. The event sockets are opened first, then everything is
+enumerated, so nothing happens unseen in between. If both groups of events work, both are listened to. udevd's events
+are acted on at once; a kernel event only if udevd does not follow it up within ``UNANSWERED_SECONDS``. So nothing is
+missed when udevd is killed or stuck. After lost events (any error of a socket) everything is enumerated once.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ FAULTY_RECHECK_SECONDS = 5.0
 """How often faulty devices are looked at again: a node that is made by hand sends no event."""
 
 BULK_DEVICES = 64
-"""From so many devices in one batch of events on, one enumeration is cheaper than looking at each (0.3 ms)."""
+"""If one batch of events is about more devices, one enumeration is cheaper than a look at each (0.3 ms)."""
 
 RESTART_BACKOFF_SECONDS = (0.0, 0.1, 1.0, 5.0)
 """Pause before event sockets that keep failing are opened again."""
 
 
 class Inventory:
-    """The devices of this node, for one configuration. Everything runs on the loop that ``run`` runs on.
+    """The devices of this node, by one configuration. Everything runs on the loop that ``run`` runs on.
 
     ``held(name)`` says whether somebody may hold the device of that name. ``known``: the identities of an earlier run.
-    ``on_fact`` is told what happens.
+    ``on_fact`` gets a fact for each thing that happens (``facts.py``).
     """
 
     def __init__(
@@ -101,15 +101,15 @@ class Inventory:
         self._pacer = Pacer()
         self._nvidia = nvidia.NOTHING
         self._fallbacks = Fallbacks()
-        self._doubt_udevd = False  # whether udevd still answers has to be looked at
-        self._database = False  # whether udevd's database is readable here: it fills after the kernel's event
+        self._doubt_udevd = False  # check whether udevd still answers
+        self._database = False  # udevd's database is readable here; udevd writes it after the kernel's event
         self._stale = True  # everything must be enumerated again
         self._resync_at = 0.0
         self._recheck_at: float | None = None
         self.cdi = CdiFollower(self._paths.cdi, config.driver, self._wake.set)
         self.driver = DriverFollower(self._paths, self._wake.set)
         self.status = EventSource(EventKind.NONE, "not started")
-        self.notes: tuple[str, ...] = ()  # what a person should know of hardware that is no device
+        self.notes: tuple[str, ...] = ()  # sentences for people about hardware that is not offered
 
     @property
     def current(self) -> Snapshot:
@@ -117,19 +117,19 @@ class Inventory:
         return self._tracker.current
 
     def reconfigure(self, config: Config) -> None:
-        """Use another configuration from the next snapshot on, which follows at once. Call it on the loop."""
+        """Use another configuration from the next snapshot on, which is taken at once. Call it on the loop."""
         self._names = NamedResources(config, self._names.values)
         self._config = self._names.config
         self.refresh()
 
     @property
     def config(self) -> Config:
-        """The configuration in use, with plain names: what templates in names stand for follows the devices."""
+        """The configuration in use. Templates in resource names are replaced by the names that the devices give."""
         return self._config
 
     @property
     def file(self) -> Config:
-        """The configuration as it was given."""
+        """The configuration as the file has it, with templates in resource names."""
         return self._names.file
 
     def identities(self) -> KnownIdentities:
@@ -139,22 +139,23 @@ class Inventory:
         return KnownIdentities(ids, named_by, self._builder.last.values)
 
     def released(self, names: Iterable[str]) -> None:
-        """Look again if it matters that nobody holds these devices any more.
+        """Enumerate again if one of these devices, which nobody holds any more, can now get its proper name.
 
-        A device that kept an earlier configuration's name, or was withheld as it may be one of them, gets its name.
+        That is a device that kept an earlier configuration's name, or that was not offered because it might have been
+        the held one.
         """
         waiting = self._builder.former_names.union(name_of(collision.identity) for collision in self.current.collisions)
         if not waiting.isdisjoint(names):
             self.refresh()
 
     def _known_ids(self) -> dict[Key, str]:
-        """Return the ids of devices that are or were here, each at the one place where it was last."""
+        """Return the ids of devices that are or were here, each at its last place only."""
         tracked = self._tracker.known_ids()
         ids = set(tracked.values())
         return {key: device_id for key, device_id in self._known_before.items() if device_id not in ids} | tracked
 
     def _held_ones(self, named_by: Mapping[str, Config]) -> dict[str, Config]:
-        """Those of devices that are held; the others take the name that a new configuration gives them."""
+        """Return the held devices of ``named_by``; all others take the name that the new configuration gives them."""
         return {device_id: config for device_id, config in named_by.items() if self._held(name_of(device_id))}
 
     def configs(self) -> list[Config]:
@@ -162,7 +163,7 @@ class Inventory:
         return distinct_configs((self._config, *self._builder.named_by.values()))
 
     def _scoped(self) -> list[Config]:
-        """And the configuration as it was given: its templates may stand for nothing yet."""
+        """Return :meth:`configs` and the configuration as the file has it: its templates may have no names yet."""
         return distinct_configs((self._names.file, *self.configs()))
 
     def refresh(self) -> None:
@@ -171,20 +172,20 @@ class Inventory:
         self._wake.set()
 
     def udev_device(self, name: str) -> UdevDevice | None:
-        """Return what udev says of the device of that name; None when it is not there."""
+        """Return the udev device behind the device of that name; None when it is not there."""
         source = self._builder.source(name)
         return source[1].udev if source else None
 
     def lookup(self, name: str) -> Lookup | None:
-        """Return the values of template fields of the device of that name as they are now; None if it is not there."""
+        """Return a lookup of template fields for the device of that name; None if it is not there."""
         source = self._builder.source(name)
         return source[1].lookup(self._host) if source else None
 
     def resolve(self, device: Device) -> Device:
-        """Return the device with its nodes as they are this moment: the kernel's name for it, then stat(2).
+        """Return the device with its nodes as they are at this moment, by the kernel's name and stat(2).
 
-        No hardware is touched. Its CDI devices are those that the index of their files has. Raises HostError when the
-        device or something that it needs is not there.
+        No hardware is touched. CDI devices are taken from the index of their files. Raises HostError if the device, or
+        something that it needs, is not there.
         """
         source = self._builder.source(device.name)
         path, number = self._host.own_node(source[1].udev.syspath) if source else ("", None)
@@ -215,7 +216,7 @@ class Inventory:
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     async def _pause(self) -> None:
-        """Sleep until something is due or an event arrives; in a burst of events, wait for more of them."""
+        """Sleep until something is due or an event arrives; in a burst, collect more events before going on."""
         if not self._wake.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._next_due() - time.monotonic())):
@@ -237,7 +238,7 @@ class Inventory:
     # --- one round --------------------------------------------------------------------------------------------------
 
     def _round(self, on_snapshot: Callable[[Snapshot], None]) -> None:
-        """Take in what happened, compute the list of devices, and pass it on when it changed."""
+        """Process what happened, compute the list of devices, and pass it on if it changed."""
         start = time.monotonic()
         self._wake.clear()
         full = self._prepare(start)
@@ -257,9 +258,9 @@ class Inventory:
             on_snapshot(snapshot)
 
     def _use_new_configuration(self) -> None:
-        """Begin with a changed configuration in the round that builds by it.
+        """Switch to a changed configuration, in the round that builds devices by it.
 
-        A hold that was taken before is known to that round, so what is held keeps its name.
+        That round already knows every hold taken before it, so held devices keep their names.
         """
         events_before = self._builder.config.udev_events
         held, checks = self._held_ones(self._builder.named_by), self._checks.failures
@@ -310,7 +311,7 @@ class Inventory:
             devices = dict(devices)
             self._config = self._names.config
             self._use_new_configuration()
-            if not self._monitors:  # it reads more than before
+            if not self._monitors:  # the new configuration reads more: go on with a full round
                 self._wake.set()
         self._builder.driver = self.driver.current
         built = self._builder.build(
@@ -338,8 +339,8 @@ class Inventory:
     def _apply(self, news: Mapping[str, Uevent], now: float, *, enumerated: bool) -> set[str]:
         """Act on the last event of every device; return the syspaths that changed.
 
-        Where an event cannot be trusted, the device is looked at again later. ``enumerated``: everything was looked at
-        after these events had been taken, so only removals are news.
+        If an event cannot be trusted, the device is looked at again later. ``enumerated``: everything was enumerated
+        after these events were taken, so only removals matter.
         """
         touched = set()
         for syspath, event in news.items():
@@ -353,14 +354,14 @@ class Inventory:
                 for delay in RECHECK_SECONDS:
                     self._rechecks.add(syspath, now + delay)
             if event.action == "remove":
-                self._rechecks.add(syspath, now + RECHECK_SECONDS[0])  # a synthetic event removes nothing
+                self._rechecks.add(syspath, now + RECHECK_SECONDS[0])  # it stays after a synthetic event
                 touched |= self._cache.remove(syspath, alone=enumerated)
             elif not enumerated:
                 touched |= self._cache.check([syspath])
         return touched
 
     def _run_due_rechecks(self, now: float) -> set[str]:
-        """Look at what is due; return the syspaths that changed. Doubt udevd if it has not answered an event."""
+        """Do the due rechecks; return the syspaths that changed. If udevd missed an event, have udevd checked."""
         due = self._rechecks.take_due(now)
         if any(recheck.seqnum for recheck in due):
             self._doubt_udevd = True
@@ -370,7 +371,7 @@ class Inventory:
     # --- event sockets ----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Listen to both groups of events where both work; report which one counts and why."""
+        """Listen to both groups of events if both work; report which group is used, and why."""
         before = self.status
         self.status = self._listen()
         loop = asyncio.get_running_loop()
@@ -402,7 +403,7 @@ class Inventory:
         return EventSource(EventKind.UDEV, f"the configuration says udevEvents: udev, although {found.why}", True)
 
     def _detected_kind(self) -> EventKind:
-        """Return the kind that would be chosen now; nothing is opened to find out."""
+        """Return the kind that would be chosen now. Opens nothing."""
         if self._config.udev_events != "auto" or self.status.kind is EventKind.NONE:
             return self.status.kind
         udev = next((monitor for monitor in self._monitors if monitor.group == "udev"), None)
@@ -424,7 +425,7 @@ class Inventory:
             self._wake.set()
 
     def _take_events(self) -> list[Uevent]:
-        """Return the events that arrived so far, those that wait in the sockets included."""
+        """Return the events that have arrived, including those that still wait in the sockets."""
         for monitor in self._monitors:
             if not self._failed:
                 self._readable(monitor)

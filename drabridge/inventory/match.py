@@ -14,7 +14,7 @@ from drabridge.config.predicate import All, Ancestor, Any, Exists, Not, Predicat
 from drabridge.inventory.udev_device import UdevDevice
 from podresources.table import printable
 
-SHOWN_MAX = 80  # characters of a value in an explanation
+SHOWN_MAX = 80  # characters of a value in an explanation at most
 
 
 class Explanation(Struct, frozen=True):
@@ -70,7 +70,7 @@ def holds(predicate: Predicate, device: UdevDevice) -> bool:
 
 
 def explain_predicate(predicate: Predicate, device: UdevDevice, advise: bool = True) -> Explanation:
-    """Evaluate a predicate and say why it holds or not. ``advise``: also where a missing value is to be had."""
+    """Evaluate a predicate and explain the result. ``advise``: also name the ancestor that has a missing value."""
     match predicate:
         case Test(source, patterns, key):
             values = _values(source, key, device)
@@ -95,7 +95,7 @@ def explain_predicate(predicate: Predicate, device: UdevDevice, advise: bool = T
 
 
 def _owner_above(source: Source, key: str, device: UdevDevice) -> UdevDevice | None:
-    """Return the nearest ancestor that has such a value; None where a device may lack what its ancestors have."""
+    """Return the nearest ancestor that has such an attribute or driver; None if none has, or for other sources."""
     if source not in (Source.ATTR, Source.DRIVER):
         return None
     return next((node for node in device.ancestors() if _values(source, key, node)), None)
@@ -120,7 +120,7 @@ def _test(test: Test, device: UdevDevice) -> bool:
     hex_id = is_hex_id(test.source, test.key)
     if any(test.patterns.matches(value, hex_id=hex_id) for value in values):
         return True
-    # sysfs values end with a newline, some with padding; as in udev, it counts only if a pattern has it too
+    # sysfs values end with a newline, some with padding. As in udev, these count only if the pattern ends so, too.
     if test.source is not Source.ATTR:
         return False
     return any(test.patterns.matches(value.rstrip(WHITESPACE), hex_id=hex_id) for value in values)
@@ -161,7 +161,7 @@ def _shown(values: tuple[str, ...]) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Any value of hardware, as one printable line of bounded length."""
+    """Return a value of hardware, quoted, as one printable line of bounded length."""
     text = value[: SHOWN_MAX + 1].rstrip("\n")
     text = printable(text)
     if len(value) > SHOWN_MAX:

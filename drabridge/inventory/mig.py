@@ -1,8 +1,8 @@
 """Show NVIDIA's MIG instances as devices below their GPU, as udev shows the partitions of a disk.
 
-The kernel has no device for a MIG instance. Here each gets one, ``<GPU>/nvidia-mig/gi1-ci0`` in the subsystem
-``nvidia-mig``. So match rules, identities, ``partition:``, lanes and the ledger treat it as any part of a whole, and an
-instance that others make or remove comes and goes like hardware that is plugged and unplugged.
+The kernel has no device for a MIG instance. This module makes one for each: ``<GPU>/nvidia-mig/gi1-ci0``, in the
+subsystem ``nvidia-mig``. So match rules, identities, ``partition:``, lanes and the ledger treat it like any part of a
+whole. An instance that another program creates or destroys looks like hardware that is plugged in or unplugged.
 
 Which instances exist is in ``/proc/driver/nvidia/capabilities/gpu<minor>/mig/gi<N>/ci<N>``; the numbers of their nodes
 ``/dev/nvidia-caps/nvidia-cap<number>`` are in ``/proc/driver/nvidia-caps/mig-minors``, ``gpu0/gi1/ci0/access 12``
@@ -34,16 +34,16 @@ _AS_THE_GPU = frozenset({
     "minor", "model", "driver_version", "architecture", "brand", "compute_capability", "cuda_version",
     "addressing_mode", "clique", "serial", "excluded",
 })  # fmt: skip
-"""What is said of a GPU and true of its instances as well."""
+"""Fields of a GPU that also hold for its instances."""
 
 
 # --- what the driver's files say --------------------------------------------------------------------------------------
 
 
 def with_capabilities(facts: NvidiaFacts, proc: Path) -> NvidiaFacts:
-    """Add what ``/proc`` says of MIG: nodes of the known instances, and those that NVML does not know.
+    """Return the facts with what ``/proc`` says of MIG: nodes of the known instances, and instances NVML does not know.
 
-    A GPU with instances there is in MIG mode, whatever is known of it otherwise. The same facts without MIG.
+    A GPU that has instances in ``/proc`` is in MIG mode, whatever else is known. Without MIG, returns ``facts`` itself.
     """
     minors: Mapping[str, str] | None = None
     known = {(one.gpu, one.gpu_instance, one.compute_instance): one for one in facts.mig}
@@ -78,7 +78,7 @@ def _existing(folder: Path) -> Iterator[tuple[int, int, Path]]:
 
 
 def _minors(path: Path) -> dict[str, str]:
-    """``gpu0/gi1/ci0/access`` -> ``12``: every node that there can be, some 4,300 lines."""
+    """Read ``gpu0/gi1/ci0/access`` -> ``12``. The file lists every possible node, some 4,300 lines."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -91,7 +91,7 @@ def _minors(path: Path) -> dict[str, str]:
 
 
 def with_instances(udev_devices: Mapping[str, UdevDevice], facts: NvidiaFacts) -> Mapping[str, UdevDevice]:
-    """Return the devices by syspath, with the instances of those that are GPUs; the same mapping without MIG."""
+    """Return the devices and the MIG instances of the GPUs among them, by syspath; without MIG the same mapping."""
     if not facts.mig:
         return udev_devices
     gpus = {device.sysname: device for device in udev_devices.values() if device.subsystem == "pci"}
@@ -122,7 +122,7 @@ def _device(instance: MigInstance, gpu: UdevDevice) -> UdevDevice:
 
 
 def fields_of(facts: NvidiaFacts, device: UdevDevice) -> Mapping[str, str]:
-    """Return what templates may read of NVIDIA's driver: a GPU's own fields; an instance's and its GPU's."""
+    """Return the driver's fields for templates: a GPU's own; for an instance its own and some of its GPU."""
     if not facts.gpus:
         return {}
     gpu = facts.of(topology.pci_bus_id(device))
@@ -138,5 +138,5 @@ def identity_hint(device: UdevDevice) -> str:
 
 
 def is_in_instances(gpu: Mapping[str, str]) -> bool:
-    """Whether a GPU is in MIG mode: no pod can use it but through its instances. ``gpu``: its fields."""
+    """Whether a GPU is in MIG mode: pods can use it only through its instances. ``gpu``: its fields."""
     return gpu.get(MODE) == ENABLED

@@ -11,9 +11,9 @@ from msgspec import Struct, field
 
 REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it: a checkpoint made by one is read by the other
 
-COMPANION = "+"  # before the place of a companion's node: two devices may have the same companion
+COMPANION = "+"  # marks the place of a companion's node: two devices may share a companion
 
-CDI_PLACE = "cdi:"  # before the qualified name of a CDI device that gives access to the hardware
+CDI_PLACE = "cdi:"  # marks the qualified name of a CDI device that gives access to the hardware
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
@@ -44,7 +44,7 @@ class DeviceNode(Struct, frozen=True):
     kind: Literal["c", "b"] = "c"
     major: int = 0
     minor: int = 0
-    file_mode: int | None = None  # permission bits in the container; this and the next two: None for the runtime's
+    file_mode: int | None = None  # permission bits in the container; None, here and for the next two: the runtime's
     uid: int | None = None
     gid: int | None = None
     joined_gid: int | None = None  # the container's process is to be in this group as well
@@ -59,7 +59,7 @@ class Mount(Struct, frozen=True):
 
 
 class NvidiaFile(Struct, frozen=True):
-    """A file by its path on the host, its paths in a container, and how it was found."""
+    """A file: its path on the host, its paths in a container, and where it was found (for people)."""
 
     path: str
     container_paths: tuple[str, ...]
@@ -72,7 +72,7 @@ class NvidiaFiles(Struct, frozen=True):
 
     ``hook``: program and arguments, see :class:`Fallback`. ``problem``: why there is nothing.
 
-    ``looked_at``: paths and what stat(2) said of them; while it says the same, nothing else is found.
+    ``looked_at``: paths, and what stat(2) said of them. While that is unchanged, a new search would find the same.
     """
 
     version: str = ""
@@ -90,7 +90,7 @@ class Fallback(Struct, frozen=True):
     env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     mounts: tuple[Mount, ...] = ()
     hook: tuple[str, ...] = ()  # a program of the host, and its arguments, that the runtime runs for the container
-    no_driver: str = ""  # why the driver's files, which belong to it, cannot be given
+    no_driver: str = ""  # why the driver's files, which the fallback needs, cannot be given
 
 
 class Device(Struct, frozen=True):
@@ -112,8 +112,8 @@ class Device(Struct, frozen=True):
     fallback: Fallback | None = None  # given in place of ``cdi_devices`` while there is ``cdi_missing``
     cdi_missing: str = ""  # why the fallback is given, for people; ``cdi_devices`` is empty then
     numa_nodes: tuple[int, ...] = ()  # never holds -1: unknown is empty
-    near_numa_nodes: tuple[int, ...] = ()  # the same one first, then those on its socket that are as near as any
-    pci_bus_id: str = ""  # "0000:3b:00.0", lower case; "" for what is on another bus below
+    near_numa_nodes: tuple[int, ...] = ()  # that node first, then the nearest ones on its socket
+    pci_bus_id: str = ""  # "0000:3b:00.0", lower case; "" for a device on another bus (USB) behind it
     pcie_root: str = ""  # "pci0000:3a"
     root: str = ""  # name of the whole device that this is a part of; "" for a whole device
     also_at: tuple[str, ...] = ()  # other places of this hardware (overlap.py): syspaths, nodes as "c188:0", CDI names
@@ -124,7 +124,7 @@ class Device(Struct, frozen=True):
     presence: Presence = Presence.PRESENT
     reason: str = ""  # why it is not PRESENT, for people
     fault: str = ""  # the worst that NVML reports: "lost", "reset", "xid-79", "ecc", "thermal"
-    former: bool = False  # held under a name that an earlier configuration gave; offered to nobody under that name
+    former: bool = False  # held under an earlier configuration's name; nobody new gets it under that name
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -143,8 +143,8 @@ def device_id_of(unit: str) -> str:
 class Collision(Struct, frozen=True):
     """Devices that resolve to one name or id: none of them is offered until the operator decides.
 
-    A device that had the name before the others came keeps it; it is listed here all the same. With an empty
-    ``identity`` these are devices for which no identity template has a value, for one and the same reason.
+    A device that had the name first keeps it, but is listed here too. With an empty ``identity``, these are devices
+    for which no identity template has a value, all for the same reason.
     """
 
     identity: str

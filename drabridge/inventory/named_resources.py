@@ -1,6 +1,6 @@
-"""Follow which resources the templates in resource names stand for, by the devices that there are. Pure.
+"""Find the resource names that templates in names stand for, from the devices that exist. Pure.
 
-A resource that was once there stays while the agent runs: its pods and its place at kubelet outlive its last device.
+Once a resource exists it stays while the agent runs: its pods and its registration with kubelet outlive its devices.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from drabridge.inventory.udev_device import UdevDevice
 
 
 class NamedResources:
-    """``config`` is the configuration with plain names, ``collisions`` the devices for which there is none.
+    """``config``: the configuration with plain names. ``collisions``: the devices that get no resource name.
 
-    ``file``: the configuration as it was given.
+    ``file``: the configuration as the file has it.
     """
 
     def __init__(self, file: Config, values: Mapping[str, frozenset[str]] | None = None) -> None:
@@ -33,7 +33,7 @@ class NamedResources:
         self._rules = [(resource, field_of(resource.name), any_of(resource.match)) for resource in file.resources]
 
     def update(self, devices: Iterable[UdevDevice]) -> bool:
-        """Look at all devices; return whether ``config`` is another one now."""
+        """Look at all devices; return whether ``config`` changed."""
         if self.config is self.file:
             return False
         nameless: dict[tuple[str, str], list[str]] = defaultdict(list)  # one message for all with the same reason
@@ -52,7 +52,7 @@ class NamedResources:
         return True
 
     def _take(self, template: str, attribute: str, device: UdevDevice) -> str:
-        """Note a device's value; return why it gives no resource, or nothing."""
+        """Record a device's value; return why it gives no resource name, or ""."""
         value = device.attributes.get(attribute, "")
         known = self.values.get(template, frozenset())
         if value in known:

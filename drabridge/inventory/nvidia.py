@@ -2,8 +2,8 @@
 
 ``/dev/nvidiaN`` are not udev devices; udev sees the PCI function only. Minor number, UUID and model are in
 ``/proc/driver/nvidia/gpus/<address>/information``, which any process can read without touching the hardware.
-NVML adds more: ``nvml.py`` runs the process that asks it, and ``nvml_report.py`` adds its answers to these. Its absence
-or failure only leaves those fields empty.
+NVML adds more: ``nvml.py`` runs the process that asks it, and ``nvml_report.py`` adds its answers. Without NVML only
+the fields that it adds are empty.
 
 The files appear when the driver is loaded. A UUID may read ``GPU-????????-...`` until the GPU was initialised: fields
 stay empty until then, and the next event or enumeration finds them. MIG instances become devices in ``mig.py``.
@@ -69,10 +69,10 @@ class NvidiaFacts(Struct, frozen=True):
 
     Field names are those of templates without their prefix: ``uuid``, ``minor``, ``model``, ``driver_version``, and
     from NVML ``memory_mib``, ``architecture``, ``brand``, ``compute_capability``, ``cuda_version``, ``serial``,
-    ``addressing_mode``, ``clique``, ``mig_mode`` (enabled, disabled). With MIG enabled also what its instances share at
-    most: ``memory_slices``, ``mig_memory_mib``, ``multiprocessor_count``, ``copy_engines``, ``decoders``, ``encoders``,
-    ``jpeg_engines``, ``ofa_engines``. ``mig``: the MIG instances that exist. ``failures``: why a GPU or MIG instance is
-    not healthy, by UUID.
+    ``addressing_mode``, ``clique``, ``mig_mode`` (enabled, disabled). With MIG enabled also the totals that its
+    instances share: ``memory_slices``, ``mig_memory_mib``, ``multiprocessor_count``, ``copy_engines``, ``decoders``,
+    ``encoders``, ``jpeg_engines``, ``ofa_engines``. ``mig``: the MIG instances that exist. ``failures``: why a GPU or
+    MIG instance is not healthy, by UUID.
     """
 
     gpus: Mapping[str, Mapping[str, str]]
@@ -116,7 +116,7 @@ def parse_version(text: str) -> str:
 
 
 def read(proc: Path = PROC) -> NvidiaFacts:
-    """Everything that the driver's files say now; ``NOTHING`` without the driver."""
+    """Return everything that the driver's files say now; ``NOTHING`` without the driver."""
     try:
         folders = sorted((proc / "gpus").iterdir())
     except OSError:

@@ -1,10 +1,10 @@
 """Find the files of NVIDIA's driver that a container needs: libraries, programs, firmware, sockets.
 
-They are those that ``nvidia-ctk cdi generate`` lists (NVIDIA/nvidia-container-toolkit, pkg/nvcdi/driver-nvml.go), all
-of the version of the driver that is loaded. The agent runs no program of the host. A container finds them without one:
-each library is mounted by the names that programs ask for into both folders that the linkers of Debian's and of Red
-Hat's family search by themselves, each program into /usr/bin. Where the host has ``nvidia-cdi-hook``, the runtime lets
-that write the container's ld.so.cache, too, for programs that ask ``ldconfig -p``.
+They are the files that ``nvidia-ctk cdi generate`` lists (NVIDIA/nvidia-container-toolkit, pkg/nvcdi/driver-nvml.go),
+all of the loaded driver's version. The agent runs no program of the host to place them. Each library is mounted, under
+the names that programs ask for, into the two folders that the linkers of Debian's and of Red Hat's family search by
+default; each program is mounted into /usr/bin. If the host has ``nvidia-cdi-hook``, the runtime also runs it to write
+the container's ld.so.cache, for programs that ask ``ldconfig -p``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cu
              "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl")  # fmt: skip
 _FIRMWARE = ("/lib/firmware/updates", "/lib/firmware")
 _SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
-_MPS = "/tmp/nvidia-mps"  # anybody may make it: a link, or the sockets of a program that is not NVIDIA's
+_MPS = "/tmp/nvidia-mps"  # anybody may create it: as a link, or with sockets of another program
 _CONFIGS = {  # where a container's loaders look -> below /etc or /usr/share
     "/usr/share/glvnd/egl_vendor.d/10_nvidia.json": "glvnd/egl_vendor.d/10_nvidia.json",
     "/usr/share/nvidia/nvoptix.bin": "nvidia/nvoptix.bin",
@@ -66,11 +66,11 @@ _HOOKS = ("/usr/bin/nvidia-cdi-hook", "/usr/local/nvidia/toolkit/nvidia-cdi-hook
 _LDCONFIG = ("/sbin/ldconfig", "/sbin/ldconfig.real")  # what that hook runs
 _SUBFOLDERS = ("", "vdpau/", "gbm/")  # of a folder of libraries
 _VERSION = re.compile(r"\d+(\.\d+)+", re.ASCII)
-_NAMES = re.compile(r"nv|cuda|GL")  # what all of its names have; a folder may have thousands of others
+_NAMES = re.compile(r"nv|cuda|GL")  # every name of the driver's has one of these; a folder may have thousands of others
 
 
 def find(settings: Nvidia, paths: HostPaths, before: NvidiaFiles | None = None) -> NvidiaFiles:
-    """Look for everything, if anything has changed since ``before``. Blocks: run it in a thread. Raises nothing."""
+    """Return the driver's files; ``before`` if nothing changed since. Blocks: run it in a thread. Raises nothing."""
     search = _Search(settings.host_root.rstrip("/"), settings.driver_root, paths)
     if before is None or before.version != search.version or not before.looked_at:
         return search.run()
@@ -78,7 +78,7 @@ def find(settings: Nvidia, paths: HostPaths, before: NvidiaFiles | None = None) 
 
 
 class _Place(Struct, frozen=True):
-    """Where a driver may be. ``root``: on the host, paths and links below it are its own; ``found``: for people."""
+    """Where a driver may be. ``root``: a folder of the host that paths and links start from; ``found``: for people."""
 
     found: str
     root: str
@@ -230,7 +230,7 @@ class _Search:
                 yield NvidiaFile(place.root + found, (path,), place.found, read_only=False)
 
     def _hook(self) -> tuple[str, ...]:
-        """Return what writes ld.so.cache in the container, where the host has it, and what it runs."""
+        """Return the hook that writes ld.so.cache in the container, with arguments; () if the host cannot run it."""
         for path in _HOOKS:
             self._look_at(self._host + path)
         program = next((path for path in _HOOKS if self._resolve(_HOST, path)), "")
@@ -242,7 +242,7 @@ class _Search:
     # --- the host's files ---------------------------------------------------------------------------------------------
 
     def _resolve(self, place: _Place, path: str) -> str:
-        """Where a path below the place's root leads; links never leave that root. Empty if it leads nowhere."""
+        """Return where a path below the place's root leads; links never leave that root. "" if it leads nowhere."""
         try:
             return _resolve(self._host + place.root, path)
         except OSError:
@@ -319,7 +319,7 @@ def _stamp(path: str) -> tuple[int, ...]:
 
 
 # --- ld.so.cache ------------------------------------------------------------------------------------------------------
-# In the new format: glibc, sysdeps/generic/dl-cache.h (cache_file_new). It may follow a table in the old one.
+# The new format (glibc, sysdeps/generic/dl-cache.h, cache_file_new). A table in the old format may precede it.
 
 CACHE_BYTES_MAX = 8 << 20  # ldconfig makes 60 to 500 KiB
 _OLD, _NEW = b"ld.so-1.7.0", b"glibc-ld.so.cache1.1"
@@ -332,7 +332,7 @@ _FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}  # an ELF library of libc6, for 6
 def cached_libraries(data: bytes, machine: str) -> Iterator[tuple[str, str]]:
     """Yield name and path of each 64-bit library for a machine (``x86_64``), in the linker's order.
 
-    Raises ValueError for what is no such file; entries that lead out of it are left out.
+    Raises ValueError if the data is no such file. Entries that point outside of it are left out.
     """
     if data.startswith(_OLD):
         if len(data) < _OLD_HEADER:

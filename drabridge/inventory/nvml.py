@@ -1,8 +1,8 @@
 """Run the process that asks NVML, and keep what it said last.
 
-It is started when a configuration reads what NVIDIA's driver says. It is killed and started again when it is silent for
-too long, writes what is no message, or ends. What it said last stays meanwhile: that NVML does not answer says nothing
-about a GPU.
+The process is started when a configuration reads what NVIDIA's driver says. It is started again after it ends; it is
+killed when it is silent for too long or writes something that is no message. Its last message stays valid meanwhile:
+if NVML does not answer, that says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PROGRAM = """\
 import sys; sys.path.append(sys.argv.pop(1)); from drabridge.inventory.nvml_worker import main; main(*sys.argv[1:])
 """
 _ROOT = str(Path(__file__).parents[2])
-_FLAGS = "-IS" + "O" * sys.flags.optimize  # as the agent, so that it finds the bytecode that is there
-LINE_MAX_BYTES = 512 << 10  # a node of 16 GPUs of 7 instances needs 80 KiB
+_FLAGS = "-IS" + "O" * sys.flags.optimize  # optimised as the agent is, so that it uses the same bytecode files
+LINE_MAX_BYTES = 512 << 10  # 16 GPUs with 7 instances each need 80 KiB
 
 _FOLDERS = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib64", "lib/x86_64-linux-gnu",
             "lib/aarch64-linux-gnu")  # fmt: skip
 LIBRARIES = tuple(f"{root}/{folder}/libnvidia-ml.so.1" for root in ("/run/nvidia/driver", "") for folder in _FOLDERS)
-"""Where the library is looked for: where NVIDIA's operator mounts its driver, then on the host.
+"""Where the library is looked for: in the driver root of NVIDIA's GPU operator, then on the host.
 
 The folders are those of kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/root.go.
 """
@@ -61,17 +61,17 @@ class Timing(Struct, frozen=True):
 
 
 TIMING = Timing()
-STABLE_SECONDS = 60.0  # after so long without trouble the pauses begin anew
-_NAMED_SIGNALS = frozenset(signal.Signals)  # real-time signals are not there
+STABLE_SECONDS = 60.0  # after a run of so long, the pauses start from the first again
+_NAMED_SIGNALS = frozenset(signal.Signals)  # real-time signals have no names
 
 
 class NvmlClient:
-    """What NVML says, by a process of its own. Use it on one loop."""
+    """Runs a process that asks NVML, and keeps its answers. Use it on one loop."""
 
     def __init__(
         self, on_change: Callable[[], None], on_fact: OnFact, timing: Timing = TIMING, proc: Path = Path("/proc")
     ) -> None:
-        """``on_change`` is called when :meth:`facts` would answer otherwise."""
+        """``on_change`` is called when the result of :meth:`facts` changes."""
         self._on_change = on_change
         self._on_fact = on_fact
         self._timing = timing
@@ -83,19 +83,19 @@ class NvmlClient:
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._answered = asyncio.Event()
-        self._again = asyncio.Event()  # start anew at once
+        self._again = asyncio.Event()  # set: start the process again at once
         self._pause = ""  # why no process may run
         self._allowed = asyncio.Event()
         self._allowed.set()
-        self._addresses: frozenset[str] | None = None  # of the GPUs that the driver's files showed last
+        self._addresses: frozenset[str] | None = None  # PCI addresses of the GPUs that the driver's files showed last
         self.notes: list[str] = []
         self.problem = ""
         """Why NVML is not asked, or does not answer; empty while it does."""
         self.use: GpuUse | None = None
-        """What containers use of the GPUs; None where the node's processes are not seen, or NVML does not answer."""
+        """What containers use of the GPUs; None if the node's processes are not visible, or NVML does not answer."""
 
     def start(self, settings: Nvidia) -> None:
-        """Begin, or go on with other settings. Call on the loop."""
+        """Start the process, or use other settings from now on. Call it on the loop."""
         library = self._settings.library
         self._settings = settings
         self._plan_expiry()
@@ -105,13 +105,13 @@ class NvmlClient:
             self._again.set()
 
     async def answered(self, seconds: float) -> None:
-        """Wait for the first answer, or for the news that there will be none, for so long at most."""
+        """Wait ``seconds`` at most for the first answer, or until it is known that none will come."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._answered.wait()
 
     def pause(self, why: str) -> None:
-        """End the process, which keeps the driver in use, and start none while there is a reason; "" goes on."""
+        """End the process, which keeps the driver in use, and start none while ``why`` is a reason; "" goes on."""
         self._pause = why
         if why:
             self._allowed.clear()
@@ -128,12 +128,12 @@ class NvmlClient:
         self._kill()
 
     async def ended(self, seconds: float) -> None:
-        """Wait until its process is no more, for so long at most: a driver may keep it for ever."""
+        """Wait ``seconds`` at most for the end of the process: a driver may keep it for ever."""
         if self._task is not None:
             await asyncio.wait((self._task,), timeout=seconds)
 
     def facts(self, proc: NvidiaFacts) -> NvidiaFacts:
-        """Return what ``/proc/driver/nvidia`` said, and NVML. GPUs that came or went make NVML begin anew."""
+        """Return ``proc`` (of ``/proc/driver/nvidia``) with NVML's answers. If GPUs came or went, restart NVML."""
         addresses = frozenset(proc.gpus)
         if self._state is not None and self._addresses not in (None, addresses):
             self._again.set()
@@ -170,7 +170,7 @@ class NvmlClient:
                     await self._again.wait()
 
     async def _watch(self) -> str:
-        """Run one process until it ends or has to; return why, empty when it was asked for."""
+        """Run one process until it ends or must end; return why, "" if this agent asked for it."""
         libraries = [self._settings.library] if self._settings.library else LIBRARIES
         arguments = [_ROOT, str(self._timing.look), str(self._proc), *libraries]
         try:
@@ -206,7 +206,7 @@ class NvmlClient:
         return f"its process ended by {name}"
 
     async def _read(self, messages: asyncio.StreamReader) -> str:
-        """Take messages until there are no more, or one says or shows that it is over; return why, if known."""
+        """Read messages until their end, or until one is invalid or ``failed``; return why, "" if unknown."""
         limit = self._timing.start
         while True:
             try:
@@ -232,7 +232,7 @@ class NvmlClient:
             limit = self._timing.silence
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Kill the process, and wait until it is no more: another one would hang likewise."""
+        """Kill the process and wait for its end, however long: a new process would hang in the same way."""
         self._kill()
         try:
             async with asyncio.timeout(self._timing.kill):
@@ -267,7 +267,7 @@ class NvmlClient:
             self._on_fact(NvmlChanged(problem))
 
     def _plan_expiry(self) -> None:
-        """See to it that the oldest XID is forgotten in time."""
+        """Set the timer that forgets the oldest XID."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None

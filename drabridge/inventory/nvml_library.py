@@ -1,8 +1,8 @@
-"""Call functions of libnvidia-ml.so.1 by ctypes: one table says which, and what each of them answers.
+"""Call functions of libnvidia-ml.so.1 by ctypes. The table ``ANSWERS`` lists them, with the types that each returns.
 
 Names, structures and numbers are those of nvml.h (CUDA 13). A test compares them with NVIDIA's ``nvidia-ml-py``.
 
-To add a call, add its line to ``ANSWERS``, and a structure of nvml.h if it answers with one; then
+To add a call, add a line to ``ANSWERS``, and a structure of nvml.h if the function fills one; then
 ``library.call("nvmlDeviceGetPowerUsage", handle)`` returns the answer, and ``Gpu.ask`` of ``nvml_worker.py`` does so
 for a GPU.
 """
@@ -75,7 +75,7 @@ class GpuFabricInfo(Structure):
 
 
 class FieldValue(Structure):
-    """``value`` is a union of 8 bytes; what is asked for here is an unsigned int, its first four."""
+    """``value`` is a union of 8 bytes; the fields asked for here use its first four, an unsigned int."""
 
     _fields_ = (
         ("fieldId", c_uint), ("scopeId", c_uint), ("timestamp", c_int64), ("latencyUsec", c_int64),
@@ -187,21 +187,21 @@ ANSWERS: dict[str, tuple[type[Any], ...]] = {
     "nvmlDeviceGetGpuInstanceProfileInfoV": (GpuInstanceProfileInfo,),
     "nvmlDeviceGetGpuInstancePossiblePlacements_v2": (),  # written into the array that is given
 }
-"""What a function writes to its last arguments, each a pointer; text is followed by the room for it."""
+"""Function -> types that it writes through its last arguments, each a pointer; after a text comes its size."""
 
 
 class Library:
     """The driver's library."""
 
     def __init__(self, path: str) -> None:
-        """Load it. Raises OSError for what is no library, or none of this machine."""
+        """Load it. Raises OSError if the file is no library, or not for this machine."""
         self._library = CDLL(path)
 
     def call(self, function: str, *given: Any) -> Any:
-        """Return what a function of ``ANSWERS`` answers: one value, a tuple of them, a structure, or None.
+        """Return what a function of ``ANSWERS`` answers: one value, a tuple of values, a structure, or None.
 
-        ``given``: its arguments before the answers; an int goes as an ``unsigned int``. Raises NvmlError, and
-        ValueError for text that is none.
+        ``given``: the arguments before the answers; an int is passed as ``unsigned int``. Raises NvmlError; ValueError
+        if a text is not UTF-8.
         """
         try:
             called = getattr(self._library, function)
@@ -219,7 +219,8 @@ class Library:
     def rows(self, function: str, kind: type[Any], arguments: Callable[[Any, Any], tuple[Any, ...]]) -> list[Any]:
         """Return the rows of an array that a function fills. Raises NvmlError.
 
-        ``arguments`` makes the function's of the array, None at first, and of the pointer to the count of its rows.
+        ``arguments`` returns the function's arguments. It gets the array (None in the first call, which only counts)
+        and a pointer to the number of rows.
         """
         count = c_uint(0)
         try:
@@ -229,7 +230,7 @@ class Library:
                 raise
         else:
             return []
-        count.value = min(2 * count.value + 5, ROWS_MAX)  # there may be more meanwhile
+        count.value = min(2 * count.value + 5, ROWS_MAX)  # there may be more rows in the next call
         array = (kind * count.value)()
         self.call(function, *arguments(array, byref(count)))
         return list(array[: count.value])

@@ -1,7 +1,7 @@
 """What the NVML process reports, and what follows for GPUs and MIG instances. Pure.
 
-A failure belongs to the UUID that NVML names. A GPU's failures are those of its MIG instances as well; an XID of an
-instance is that instance's alone.
+A failure belongs to the UUID that NVML names. A GPU's failures also count for its MIG instances; an XID of an instance
+counts for that instance alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESET_ENDS = frozenset({FailureKind.LOST, FailureKind.RESET})
 
 
 class Gpu(Struct, frozen=True):
-    """A GPU. ``watched``: NVML sends its XIDs. ``ill``: why it is not healthy now, apart from XIDs."""
+    """A GPU. ``watched``: NVML reports its XIDs. ``ill``: why it is not healthy now, XIDs aside."""
 
     pci: str
     watched: bool
@@ -37,7 +37,7 @@ class Gpu(Struct, frozen=True):
 
 
 class State(Struct, frozen=True, tag_field="kind", tag="state"):
-    """All that is not an event. ``unreachable``: so many GPUs are lost that NVML names no more."""
+    """The state of all GPUs, without events. ``unreachable``: number of lost GPUs, of which NVML gives no handle."""
 
     node: dict[str, str]
     gpus: list[Gpu]
@@ -49,7 +49,7 @@ class Alive(Struct, frozen=True, tag_field="kind", tag="alive"):
 
 
 class Process(Struct, frozen=True, array_like=True):
-    """What one process uses of a device. ``percent``: of the time that it ran there."""
+    """What one process uses of a device. ``percent``: share of the time in which it ran there."""
 
     pid: int
     memory_bytes: int
@@ -57,7 +57,7 @@ class Process(Struct, frozen=True, array_like=True):
 
 
 class DeviceUse(Struct, frozen=True, array_like=True):
-    """Who uses a GPU or a MIG instance. ``device``: its PCI address or UUID. Which of the two numbers NVML tells."""
+    """Who uses a GPU (``device``: PCI address) or MIG instance (UUID). ``memory``, ``time``: NVML reports it."""
 
     device: str
     memory: bool
@@ -72,7 +72,7 @@ class Use(Struct, frozen=True, tag_field="kind", tag="use"):
 
 
 class Event(Struct, frozen=True, tag_field="kind", tag="event"):
-    """An XID. ``gpu``: its UUID, empty if it could not be told. The ids are there when it is a MIG instance's."""
+    """An XID. ``gpu``: the UUID, "" if unknown. The instance ids are set if the XID is a MIG instance's."""
 
     gpu: str
     xid: int
@@ -81,7 +81,7 @@ class Event(Struct, frozen=True, tag_field="kind", tag="event"):
 
 
 class Failed(Struct, frozen=True, tag_field="kind", tag="failed"):
-    """NVML cannot be used. ``code``: NVML's, or -1."""
+    """NVML cannot be used. ``code``: NVML's error code, or -1."""
 
     code: int
     text: str
@@ -98,12 +98,12 @@ def decode(line: bytes) -> Message:
 
 
 class Xids(Struct):
-    """The XIDs that still count: which, and when each was seen last (any clock)."""
+    """The XIDs that still count, each with the time when it was seen last (any clock)."""
 
     seen: dict[Event, float] = {}
 
     def add(self, event: Event, now: float) -> bool:
-        """Remember an event; return whether it can be believed."""
+        """Remember an event that names a GPU and a valid XID; ignore any other. Return whether it was remembered."""
         if not event.gpu or not 0 < event.xid <= XID_MAX:
             return False
         self.seen.pop(event, None)
@@ -113,11 +113,11 @@ class Xids(Struct):
         return True
 
     def expire(self, before: float) -> bool:
-        """Forget those seen last before this time; return whether there were any."""
+        """Forget XIDs last seen at or before this time; return whether there were any."""
         return self._forget({event for event, at in self.seen.items() if at <= before})
 
     def follow(self, old: State | None, new: State) -> bool:
-        """Forget those that a reset has ended: of a GPU that was lost and is back, of a destroyed instance."""
+        """Forget XIDs that a reset ended: of a GPU that was lost or needed one, and of a destroyed instance."""
         ill = {gpu.uuid: {failure.kind for failure in gpu.ill} for gpu in (old.gpus if old else ())}
         reset = {gpu.uuid for gpu in new.gpus if ill.get(gpu.uuid, set()) & _RESET_ENDS and not _resets(gpu)}
         places = {(gpu.uuid, one.gpu_instance) for gpu in new.gpus for one in gpu.mig}
@@ -162,7 +162,7 @@ def _concerns(event: Event, instance: MigInstance | None) -> bool:
 
 
 def merged(proc: NvidiaFacts, state: State, xids: Xids) -> NvidiaFacts:
-    """Add what NVML says to what ``/proc/driver/nvidia`` says, which counts where both say something."""
+    """Return ``proc`` (``/proc/driver/nvidia``) with what NVML adds; if both have a field, ``proc`` counts."""
     gpus = {address: dict(fields) for address, fields in proc.gpus.items()}
     failures: dict[str, tuple[Failure, ...]] = {}
     for gpu in state.gpus:
@@ -190,7 +190,7 @@ def _add(failures: dict[str, tuple[Failure, ...]], uuids: set[str], found: tuple
 
 
 def _unknown(proc: NvidiaFacts, state: State) -> list[str]:
-    """Return the UUIDs of GPUs that the driver lists, and NVML does not."""
+    """Return the UUIDs of the GPUs that the driver's files list and NVML does not."""
     named = {gpu.pci for gpu in state.gpus}
     return [
         fields.get("uuid", "")
@@ -200,7 +200,7 @@ def _unknown(proc: NvidiaFacts, state: State) -> list[str]:
 
 
 def notes(proc: NvidiaFacts, state: State) -> Iterator[str]:
-    """Say what a person should know of a state, one sentence each."""
+    """Yield sentences for people about a state."""
     for gpu in state.gpus:
         if not gpu.watched:
             yield f"NVML reports no XIDs of {gpu.uuid or gpu.pci}: its faults are seen by looking at it alone"

@@ -10,7 +10,7 @@ that exists is used; without one, the dynamic linker looks for it. Each line tha
 where the node's processes are not seen), ``event`` (an XID, at once), ``failed`` (NVML cannot be used; the process
 ends).
 
-It imports nothing of the agent and little of the standard library, as it has memory of its own.
+It imports little of the agent and of the standard library: as a separate process it needs its own memory for them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 EVENT_WAIT_MS = 5000  # as NVIDIA/k8s-device-plugin internal/rm/health.go
-OVERDUE_WAITS = 3  # the library has not returned from waiting for events for so many times that long: it hangs
-LOOK_PAUSE_SECONDS = 0.5  # from one look to the next at least: a flood of events makes no flood of questions
+OVERDUE_WAITS = 3  # if the wait for events takes so many times as long, the library hangs
+LOOK_PAUSE_SECONDS = 0.5  # between two looks at least: a flood of events must not cause a flood of questions
 EVENTS_RETRY_SECONDS = 1.0  # after an error of the wait, which returns at once
-NO_INSTANCE = 0xFFFFFFFF  # an event's ids when it is the GPU's: nvml.h, nvmlEventData_t
-HOT_LOOKS = 3  # so many looks in a row decide whether a GPU is too hot: a peak of a moment is none
+NO_INSTANCE = 0xFFFFFFFF  # the instance ids of an event of a whole GPU: nvml.h, nvmlEventData_t
+HOT_LOOKS = 3  # so many looks in a row must agree that a GPU is too hot, or no longer is
 MIB = 1 << 20
-PR_SET_PDEATHSIG, SIGKILL = 1, 9  # the module signal would be 0.2 MiB
-NODE_PROCESSES = "pid:[4026531836]"  # include/linux/proc_ns.h, PROC_PID_INIT_INO: the namespace that sees them all
+PR_SET_PDEATHSIG, SIGKILL = 1, 9  # importing the module signal would take 0.2 MiB
+NODE_PROCESSES = "pid:[4026531836]"  # include/linux/proc_ns.h, PROC_PID_INIT_INO: the namespace of all processes
 PROCESSES = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
 )
-MOST_PROCESSES = 500  # of one GPU or MIG instance: each has a context of some hundred MiB
+MOST_PROCESSES = 500  # of one GPU or MIG instance; more do not fit: each has a context of some hundred MiB
 
-# Which of the recovery actions of nvml.h (nvmlDeviceGpuRecoveryAction_t) mean that the GPU cannot be used. The others
-# concern its links to other GPUs.
+# The recovery actions of nvml.h (nvmlDeviceGpuRecoveryAction_t) that mean that the GPU cannot be used. The others are
+# about its links to other GPUs.
 RECOVERY = {
     1: "a reset of the GPU",
     2: "a reboot of the node",
@@ -74,7 +74,7 @@ _writing = threading.Lock()  # both threads write messages
 
 
 def say(**message: object) -> None:
-    """Write one message. Ends the process when nobody reads them any more."""
+    """Write one message. Ends the process if nobody reads any more."""
     line = (_json(message) + "\n").encode()
     with _writing:
         try:
@@ -115,12 +115,12 @@ class Gpu:
         self._sampled_us = 0  # NVML's time of the newest sample of its processes
 
     def ask(self, function: str, *arguments: Any, of: Any = None) -> Any:
-        """Return what NVML says of the GPU, or of ``of``; None when it does not say. Notes when the GPU is lost."""
+        """Return what NVML says of the GPU, or of handle ``of``; None if nothing. Notes if the GPU is lost."""
         try:
             return self._library.call(function, of or self.handle, *arguments)
         except NvmlError as error:
             self._note(error)
-        except ValueError:  # text that is none
+        except ValueError:  # not UTF-8
             pass
         return None
 
@@ -185,12 +185,12 @@ class Gpu:
     # --- who uses it --------------------------------------------------------------------------------------------------
 
     def use(self) -> Iterator[tuple[object, ...]]:
-        """Yield what processes use of the GPU, or of each of its MIG instances, as these were at the last look.
+        """Yield what processes use of the GPU, or of each MIG instance that the last look found.
 
-        That is: its PCI address or UUID; whether NVML tells the memory, and the time that they ran; pid, bytes and
-        percent of each.
+        Each item: PCI address or UUID; whether NVML reports memory; whether it reports time; and for each process pid,
+        bytes and percent.
         """
-        busy = None if self._parts else self._busy()  # NVML tells it of no instance
+        busy = None if self._parts else self._busy()  # NVML does not report it for instances
         for name, handle in (self._parts or {self.pci: self.handle}).items():
             told = [self._processes(function, handle) for function in PROCESSES]
             memory = {one.pid: one.usedGpuMemory for those in told for one in those or ()}
@@ -228,7 +228,7 @@ class Gpu:
     # --- why it is not healthy ----------------------------------------------------------------------------------------
 
     def _conditions(self) -> list[tuple[str, str]]:
-        """Kind and text of each. A text has no number that changes: it would be another failure each time."""
+        """Return kind and text of each failure. Texts have no changing numbers: each would look like a new failure."""
         found = []
         celsius = self.ask("nvmlDeviceGetTemperature", nvml.TEMPERATURE_GPU)
         action = nvml.FieldValue(fieldId=nvml.RECOVERY_ACTION_FIELD, nvmlReturn=nvml.FUNCTION_NOT_FOUND)
@@ -314,7 +314,7 @@ class Gpu:
         }
 
     def _mig_totals(self) -> dict[str, str]:
-        """Return what all instances of the GPU share: the most of any profile, as NVIDIA's DRA driver counts it."""
+        """Return the totals that all instances share: the maximum over profiles, as NVIDIA's DRA driver counts."""
         totals: dict[str, int] = {}
         for profile in range(nvml.GPU_INSTANCE_PROFILES):
             has = self.ask("nvmlDeviceGetGpuInstanceProfileInfoV", profile)
@@ -354,7 +354,7 @@ def _profile(has: Any, gpu_memory_mib: int) -> str:
 
 
 def pci_address(bus_id: str) -> str:
-    """NVML's bus id (``00000000:3B:00.0``) as sysfs writes it: ``0000:3b:00.0``."""
+    """Return NVML's bus id (``00000000:3B:00.0``) as sysfs writes it: ``0000:3b:00.0``."""
     domain, colon, rest = bus_id.lower().partition(":")
     return f"{domain[-4:] if domain.startswith('0000') else domain}{colon}{rest}"
 
@@ -372,7 +372,7 @@ class Watch:
         self._pause_seconds = min(LOOK_PAUSE_SECONDS, look_seconds)
         self._wait_ms = min(EVENT_WAIT_MS, int(1000 * look_seconds))
         self._look_now = threading.Event()
-        self._events_at = monotonic()  # when the wait for events returned last
+        self._events_at = monotonic()  # when the last wait for events returned
         self._said: object = None
         self._used: object = None
         self._gpus: list[Gpu] = []
@@ -442,7 +442,7 @@ class Watch:
             except NvmlError as error:
                 self._events_at = monotonic()
                 if error.code != nvml.TIMEOUT:
-                    self._look_now.set()  # a lost GPU, say: the look tells which
+                    self._look_now.set()  # for example a lost GPU: the look finds which
                     sleep(EVENTS_RETRY_SECONDS)
                 continue
             self._events_at = monotonic()
@@ -465,7 +465,7 @@ class Watch:
 
 
 def _sees_processes(proc: str) -> bool:
-    """Tell whether process numbers here are the node's, as in a pod with ``hostPID``."""
+    """Whether process ids here are the node's, as in a pod with ``hostPID``."""
     try:
         return os.readlink(f"{proc}/self/ns/pid") == NODE_PROCESSES
     except OSError:

@@ -1,4 +1,4 @@
-"""List what of a machine somebody could want to offer: hardware with a node or an interface, and nodes as /dev/kvm."""
+"""List what a machine could offer: hardware with a node or a network interface, and nodes such as /dev/kvm."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from drabridge.inventory.udev_device import UdevDevice
 from drabridge.system.pci_driver import VFIO_PCI
 
 SHARED = frozenset({"fuse", "kvm", "tun", "vhost-net", "vhost-vsock", "vsock"})
-"""Of the subsystem misc: no hardware, but what containers ask for."""
+"""Nodes of the subsystem misc that are no hardware, but that containers ask for."""
 _OF_THE_HOST = frozenset({
     "bsg", "gpio", "hwmon", "i2c-dev", "input", "iommu", "ipmi", "mem", "msr", "nvme", "nvme-generic", "pps", "ptp",
     "rtc", "scsi_generic", "tpm", "vc", "watchdog",
 })  # fmt: skip
-"""Subsystems whose nodes are the host's own, or second nodes of what another subsystem has. ``tpmrm`` is for many."""
+"""Subsystems whose nodes only the host uses, or are second nodes of hardware in another subsystem. Not ``tpmrm``:
+several users may share that node of a TPM."""
 _HOW = {
     "the kernel's name": "kernel's name",
     "the port:": "port",
@@ -25,11 +26,11 @@ _HOW = {
     "wwid:": "wwid",
     "address:": "address",
 }
-"""By which an entry tells a device apart, the narrowest first: how its text has it, and for people."""
+"""What distinguishes a device in its entry, narrowest first: text in the entry -> words for people."""
 
 
 def offerable(devices: Mapping[str, UdevDevice]) -> list[UdevDevice]:
-    """Choose from ``devices`` (by syspath), in the order of their paths. A USB device is left out for its parts."""
+    """Choose from ``devices`` (by syspath), sorted by path. Hubs and USB devices with chosen parts are left out."""
     chosen = {path: device for path, device in sorted(devices.items()) if _is_wanted(device)}
     whole = [path for path, device in chosen.items() if device.subsystem == "usb"]
     hubs = {device.above.syspath for device in devices.values() if device.driver == "hub" and device.above is not None}
@@ -63,7 +64,7 @@ def _is_wanted(device: UdevDevice) -> bool:
 
 
 def row(device: UdevDevice, others: Iterable[UdevDevice]) -> dict[str, Any]:
-    """Return a device as every output shows it, with the name and the ground of its entry."""
+    """Return a device as every output shows it, with the name of its entry and what the entry matches by."""
     entry = suggest(device, others)
     by_name = "sysname:" in entry and "parent:" not in entry
     how = next((how for text, how in _HOW.items() if text in entry), "name" if by_name else "kind")

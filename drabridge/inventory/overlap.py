@@ -1,12 +1,12 @@
 """Find devices that are the same hardware in other places of the tree, and companions of a device. Pure.
 
-A device hands out its companions' nodes. Where a companion is a device as well, only one of the two may have a holder.
-A changed configuration may know held hardware by its child, its parent or its companion. Until it is released, what is
-above or below it counts as the same hardware, unless the configuration that named it has both side by side.
+A device hands out its companions' nodes. If a companion is a device as well, only one of the two may have a holder.
+A changed configuration may match held hardware by its child, its parent or its companion. Until the release, devices
+above or below the held one count as the same hardware, unless the configuration that named it has both as devices.
 
-Who has a node has what is behind it. So devices with one node are one place as well: functions of one IOMMU group, and
-a device with the number of one that was unplugged while a container still has its node. Devices are not one place
-because they share a companion, or a path that is the same for every device: the operator hands these out with each.
+A holder of a node has the hardware behind it. So devices with the same node are in one place: functions of one IOMMU
+group; and a device that got the number of an unplugged one whose node a container still has. Sharing a companion, or a
+path that is the same for every device, does not make devices the same: the operator wants these handed out with each.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from drabridge.inventory.vfio import VFIO, is_twin
 
 
 def handed_out(resource: Resource, device: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:
-    """Return the device, then the companions whose nodes it brings, but for nodes by path: many devices share those."""
+    """Return the device, then the companions whose nodes it brings; not those by path: many devices share them."""
     if not any(node.source == "group" for node in resource.all_nodes):
         return (device,)
     return (device, *(companion for companion in companions if companion.devnode))
 
 
 def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
-    """Return the devices; parts of ``parts`` without the places that they share with their whole or its other parts.
+    """Return the devices; those in ``parts`` without the places that they share with their whole or its other parts.
 
-    Such parts may have holders side by side: the configuration says that they are parts, and the driver keeps them
-    apart. Nothing keeps devices of one IOMMU group apart.
+    Parts of one whole may have different holders at a time: the configuration declares them, and the driver isolates
+    them. Nothing isolates devices of one IOMMU group, so such a place stays.
     """
     if not parts:
         return devices
     names = {device.name for device in devices}
-    common: dict[str, Tally[str]] = defaultdict(Tally)  # whole -> place -> how many of the family have it
+    common: dict[str, Tally[str]] = defaultdict(Tally)  # whole -> place -> how many of whole and parts have it
     for device in devices:
         common[device.root if device.name in parts else device.name].update(device.also_at)
     separated = []
@@ -57,18 +57,18 @@ def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
 
 
 def resource_of(config: Config, device: UdevDevice) -> Resource | None:
-    """Return the resource that the configuration takes a udev device for; None when it matches none."""
+    """Return the first resource of the configuration that matches a udev device; None if none does."""
     twin = is_twin(device)
     resources = (resource for resource in config.resources if (resource.vfio is not None) is twin)
     return next((resource for resource in resources if holds(any_of(resource.match), device)), None)
 
 
 class FormerDevices:
-    """Held devices that an earlier configuration named, by the places of what they hand out."""
+    """Held devices that an earlier configuration named, by the syspaths of all that they hand out."""
 
     def __init__(self) -> None:
         self._at: dict[str, dict[str, Config]] = defaultdict(dict)
-        self._from: dict[str, dict[str, Config]] = defaultdict(dict)  # there, or above it
+        self._from: dict[str, dict[str, Config]] = defaultdict(dict)  # at that place, or above it
 
     def __bool__(self) -> bool:
         return bool(self._at)
@@ -82,7 +82,7 @@ class FormerDevices:
                 self._from[node.syspath][syspath] = config
 
     def same_as(self, parts: Sequence[UdevDevice]) -> set[str]:
-        """Return the syspaths of those that are the same hardware as a device with these ``parts``."""
+        """Return the syspaths of the held devices that are the same hardware as a device with these ``parts``."""
         found: dict[str, Config] = {}
         for part in parts:
             found |= self._from.get(part.syspath, {})

@@ -2,7 +2,7 @@
 
 A physical function's folder has a link ``virtfn<number>`` to each of its virtual functions (Linux drivers/pci/iov.c),
 and, on a network card, the interfaces below ``net``. ``udev.py`` adds what is read here as properties ``SRIOV_*`` of
-the virtual function, so match rules and attributes need no words of their own: the network operator's
+the virtual function, so match rules and attributes need no special keys. The network operator's
 ``pfNames: ["ens1f0#1-4"]`` is ``property: {SRIOV_PF_NAME: ens1f0, SRIOV_VF: "[1-4]"}``.
 """
 
@@ -14,11 +14,11 @@ from drabridge.inventory.udev_device import clean
 from drabridge.system.files import link_name, names_in
 
 PREFIX = "SRIOV_"
-"""How the names of the properties begin; udev and its rules have none of that name."""
+"""Prefix of the properties' names. udev and its rules use no such names."""
 
 
 def properties_of(syspath: str, physfn: str) -> dict[str, str]:
-    """``SRIOV_VF``: the number of the virtual function; ``SRIOV_PF_NAME``: the physical one's network interface.
+    """Return ``SRIOV_VF``, the number of the virtual function, and ``SRIOV_PF_NAME``, the physical one's interface.
 
     What cannot be read is left out.
     """

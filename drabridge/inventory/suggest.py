@@ -22,22 +22,22 @@ from drabridge.system.pci_driver import VFIO_PCI
 
 USB_IDS, PCI_IDS = ("idVendor", "idProduct"), ("vendor", "device", "class")
 UNIT = ("serial", "wwid")
-"""Attributes that name one piece of hardware for ever: of a USB device, a disk, an NVMe controller, a memory card."""
+"""Attributes that always identify one piece of hardware: a USB device, a disk, an NVMe controller, a memory card."""
 PART = ("partition", "index", "dev_port")
 """Attributes that tell the parts of one piece of hardware apart: of a disk, a camera, a network card."""
 SUGGESTED = frozenset({
     *USB_IDS, *PCI_IDS, *UNIT, *PART, "product", "devpath", "bInterfaceNumber", "address", "addr_assign_type",
 })  # fmt: skip
-"""The attributes that an entry may rest on, of the device or of an ancestor."""
+"""The attributes of the device or an ancestor that an entry may use."""
 
 NVIDIA = "nvidia"
 EXAMPLES = {
     "amdgpu": "amd-gpu.yaml", "i915": "intel-gpu.yaml", "xe": "intel-gpu.yaml",
     "dfl-pci": "fpga.yaml", "xclmgmt": "fpga.yaml", "xocl": "fpga.yaml",
 }  # fmt: skip
-"""By the driver of a PCI function; NVIDIA's GPUs get their profile itself."""
+"""Driver of a PCI function -> example. NVIDIA's GPUs get the profile itself."""
 _OTHER_HARDWARE = frozenset({"ata_port", "block", "i2c", "input", "nvme", "pci", "ptp", "scsi", "usb", "watchdog"})
-"""Subsystems of what hangs on a PCI function and is no part of it, or is the host's own."""
+"""Subsystems of devices below a PCI function that are other hardware, or that only the host uses."""
 
 _UNSAFE = re.compile(r"[*?\[\]\\|]")
 _LITERAL_MAX = 200  # characters of a value that are worth writing into a rule
@@ -59,9 +59,10 @@ Rule = dict[str, Any]
 def suggest(device: UdevDevice, others: Iterable[UdevDevice] = ()) -> str:
     """YAML of one item of ``resources:`` that matches this device and none of the others, with comments.
 
-    It matches by what identifies the hardware: a serial, the ids of its USB device or PCI function. Where others match
-    as well, by the part of the hardware, then by its place, last by the kernel's name, which another device may have
-    after the next boot. The text loads, and matches ``device``. A GPU of NVIDIA's driver gets the item of its profile.
+    It matches by what identifies the hardware: a serial, or the ids of its USB device or PCI function. If others match
+    as well, it also uses the part of the hardware, then the place, and last the kernel's name, which another device may
+    get at the next boot. If nothing tells the device apart, a comment says so. The text is valid and matches
+    ``device``. A GPU of NVIDIA's driver gets the item of its profile.
     """
     if device.subsystem == "pci" and device.driver == NVIDIA:
         return nvidia_profile().partition("resources:\n")[2]
@@ -96,7 +97,7 @@ class _Hardware:
         self.unit, self.unit_attribute = self._find_unit()
 
     def _find_unit(self) -> tuple[UdevDevice | None, str]:
-        """Return the device or ancestor that says which one it is, up to its USB device or PCI function; and how."""
+        """Return the device or ancestor with a unique attribute, and the attribute's name; None and "" if none has."""
         for node in self.device.lineage():
             if node is self.pci and not self.usb:
                 break
@@ -112,7 +113,7 @@ class _Hardware:
         return None, ""
 
     def rules(self) -> Iterator[Rule]:
-        """From the widest to the narrowest."""
+        """Yield rules, from the widest to the narrowest."""
         yield self._rule()
         yield self._rule(part=True)
         yield self._rule(place=True)
@@ -141,7 +142,7 @@ class _Hardware:
         above = self._above(part, place)
         if above is None and self.unit is not device:
             rule["sysname"] = _literal(device.sysname)
-        elif device.subsystem not in ("block", "net"):  # of those devtype and hardware say enough, and names change
+        elif device.subsystem not in ("block", "net"):  # their devtype and hardware are enough, their names change
             rule["sysname"] = _numberless(device.sysname)
         if written := _attributes(attributes):
             rule["attr"] = written
@@ -150,7 +151,7 @@ class _Hardware:
         return rule
 
     def _above(self, part: bool, place: bool) -> Rule | None:
-        """Return what must be above the device; None when nothing need be."""
+        """Return the rule for an ancestor (``parent:``); None if the entry needs none."""
         if self.unit is not None and self.unit is not self.usb and self.unit is not self.device:
             name = self.unit_attribute
             return {"subsystem": _literal(self.unit.subsystem), "attr": _attributes({name: self.unit.attributes[name]})}
@@ -194,7 +195,7 @@ class _Hardware:
         return rule | ({"attr": written} if written else {})
 
     def identities(self, rule: Rule) -> list[str]:
-        """Templates of the id, the best first. None needs udev's database: a pod may not see it."""
+        """Return the templates of the id, best first. They need no udev database: a pod may not see it."""
         found = []
         if self.unit is not None:
             own = "" if self.unit is self.device else "parent."
@@ -227,7 +228,7 @@ def _nodes(device: UdevDevice, others: Iterable[UdevDevice]) -> Iterator[str]:
 
 
 def _is_node_of(device: UdevDevice, other: UdevDevice) -> bool:
-    """Whether it has a node by which a device itself is used: that its driver made, not of what is plugged into it."""
+    """Whether ``other`` has a node that the device's own driver made; not a node of what is plugged into the device."""
     if not other.devnode or not other.syspath.startswith(f"{device.syspath}/"):
         return False
     if device.subsystem != "pci":
@@ -237,7 +238,7 @@ def _is_node_of(device: UdevDevice, other: UdevDevice) -> bool:
 
 
 def _example(function: UdevDevice | None) -> str:
-    """Return the example for a PCI function and what is below it; "" where there is none."""
+    """Return the example for a PCI function and the devices below it; "" if there is none."""
     if function is None:
         return ""
     if function.driver == VFIO_PCI or "physfn" in function.links:
@@ -268,12 +269,12 @@ def _yaml(rule: Rule) -> Iterator[str]:
 
 
 def _attributes(values: Mapping[str, str | None]) -> dict[str, Any]:
-    """Patterns for those that can be matched."""
+    """Return a pattern for each value that can be matched."""
     return {name: _literal(value.rstrip(WHITESPACE)) for name, value in values.items() if _can_be_matched(value, name)}
 
 
 def _literal(value: str) -> str:
-    """Return a pattern that matches exactly this value; signs that no pattern can have become ``?``."""
+    """Return a pattern for a value. Characters that no pattern can have become ``?``; ``*`` ends a cut value."""
     cut = len(value) > _LITERAL_MAX
     out = ""
     for char in value[:_LITERAL_MAX]:
@@ -289,12 +290,12 @@ def _quoted(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """As a person would write it: quoted unless it is a plain word."""
+    """Return the text as a person would write it: quoted unless it is a plain word."""
     return text if re.fullmatch(r"(?!(true|false|null|yes|no|on|off|y|n)$)[a-z][a-z_]*", text) else _quoted(text)
 
 
 def _numberless(sysname: str) -> str:
-    """``ttyUSB0`` -> ``ttyUSB*``: the number is a new one at every plugging."""
+    """Return ``ttyUSB*`` for ``ttyUSB0``: the number changes at every plugging."""
     stem = sysname.rstrip("0123456789")
     return _literal(sysname) if stem == sysname or not stem else _literal(stem).removesuffix("*") + "*"
 

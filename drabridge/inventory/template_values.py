@@ -49,7 +49,7 @@ def _parents(device: UdevDevice) -> Iterator[UdevDevice]:
     """Yield the ancestors, without the hubs that its USB device is plugged into.
 
     A hub may have a serial, and a root hub always has one: the address of its controller (Linux drivers/usb/core/hcd.c,
-    register_root_hub). It would be the serial of every device below that has none.
+    register_root_hub). A device below it without a serial would otherwise get the hub's.
     """
     on_usb = False
     for node in device.lineage():
@@ -60,7 +60,7 @@ def _parents(device: UdevDevice) -> Iterator[UdevDevice]:
 
 
 def serial_of(device: UdevDevice) -> str:
-    """Return the serial number of the device, or of its nearest ancestor that has one; "" where nothing tells it."""
+    """Return the serial number of the device, or of its nearest ancestor that has one; "" if none has."""
     for node in (device, *_parents(device)):
         if found := node.attributes.get("serial") or node.properties.get("ID_SERIAL_SHORT"):
             return found
@@ -68,7 +68,7 @@ def serial_of(device: UdevDevice) -> str:
 
 
 def bound_driver(device: UdevDevice) -> str:
-    """Return the kernel driver of the device or its nearest ancestor that has one: a tty's is its USB interface's."""
+    """Return the kernel driver of the device or its nearest ancestor that has one (a tty has its USB interface's)."""
     return next((node.driver for node in device.lineage() if node.driver), "")
 
 
@@ -78,7 +78,7 @@ class MatchedDevice(Struct, frozen=True):
     udev: UdevDevice
     companions: tuple[UdevDevice, ...] = ()
     nvidia: Mapping[str, str] = field(default_factory=dict)
-    identity: Mapping[str, str] = field(default_factory=dict)  # id, name, resource; empty before there is one
+    identity: Mapping[str, str] = field(default_factory=dict)  # id, name, resource; empty before they are assigned
     nvml_failures: tuple[Failure, ...] = ()
     exec_failures: tuple[str, ...] = ()
 

@@ -10,11 +10,11 @@ from pathlib import PurePosixPath
 from drabridge.inventory.udev_device import UdevDevice
 
 NUMA_NODES = 1024
-"""As many as Linux can have (CONFIG_NODES_SHIFT), and the standard attribute numaNode (deviceattribute/numa_linux.go).
-Kubelet's device manager takes 64: ``deviceplugin`` leaves higher ones out of its lists."""
+"""Limit of Linux (CONFIG_NODES_SHIFT) and of the standard attribute numaNode (deviceattribute/numa_linux.go).
+Kubelet's device manager takes node numbers below 64: ``deviceplugin`` leaves higher ones out of its lists."""
 
 MOST_NEAR = 16
-"""An attribute's list. The API takes 48 values of all attributes and capacities, and 32 of these."""
+"""Values in the list attribute. The API allows 48 values in all attributes and capacities, which are 32 at most."""
 
 _NODES = "/sys/devices/system/node/node"
 _OTHER_BUSES = frozenset(
@@ -25,7 +25,7 @@ _PCI_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 def place_template(device: UdevDevice) -> str:
-    """Return the template of an identity that says where a device is plugged in. It needs no udev database."""
+    """Return an identity template for the place where a device is plugged in. It needs no udev database."""
     lineage = list(device.lineage())
     usb = next((node for node in lineage if node.subsystem == "usb" and node.devtype == "usb_device"), None)
     slot = "{pci}" if any(node.subsystem == "pci" for node in lineage) else ""
@@ -39,7 +39,7 @@ def place_template(device: UdevDevice) -> str:
 def numa_nodes(device: UdevDevice) -> tuple[int, ...]:
     """Return the NUMA node of the device or of its nearest ancestor that has one; empty when none has.
 
-    Firmware writes -1 for "unknown". A NUMA node of -1 sent to kubelet makes pods unplaceable, so it never leaves here.
+    Firmware writes -1 for "unknown". It is never returned: kubelet could not place a pod on NUMA node -1.
     """
     for node in device.lineage():
         text = node.attributes.get("numa_node", "")
@@ -49,10 +49,10 @@ def numa_nodes(device: UdevDevice) -> tuple[int, ...]:
 
 
 def near_numa_nodes(device: UdevDevice, first_line: Callable[[str], str | None]) -> tuple[int, ...]:
-    """Return the NUMA node of :func:`numa_nodes`, and those on its socket that are as near as any (sub-NUMA clusters).
+    """Return the NUMA node of :func:`numa_nodes`, then the nearest other nodes on its socket (sub-NUMA clusters).
 
-    As deviceattribute/numa_linux.go of k8s.io/dynamic-resource-allocation finds them: a node whose socket is not known
-    counts. ``first_line`` reads a file.
+    They are found as in deviceattribute/numa_linux.go of k8s.io/dynamic-resource-allocation: a node with an unknown
+    socket counts. ``first_line`` reads a file.
     """
     own = numa_nodes(device)
     for node in own:
@@ -79,21 +79,21 @@ def pci_function(device: UdevDevice) -> UdevDevice | None:
 
 
 def is_pci_address(text: str) -> bool:
-    """``0000:3b:00.0``, in lower case, with its domain."""
+    """Whether a text is a PCI address with its domain, in lower case: ``0000:3b:00.0``."""
     return _PCI_ADDRESS.fullmatch(text) is not None
 
 
 def pci_bus_id(device: UdevDevice) -> str:
-    """``0000:3b:00.0`` of the device or of its nearest ancestor on a PCI bus; empty for a device on none."""
+    """Return ``0000:3b:00.0`` of the device or its nearest ancestor on a PCI bus; "" if there is none."""
     function = pci_function(device)
     return function.sysname if function else ""
 
 
 def own_pci_bus_id(device: UdevDevice) -> str:
-    """Return the value of the standard attribute pciBusID; empty for what is on another bus of its controller.
+    """Return the value of the standard attribute pciBusID; "" for a device on another bus, such as USB, below it.
 
-    Who reads it takes the function for the device: KubeVirt gives it to a virtual machine (VEP-10), and would give away
-    the USB controller with every device on it.
+    Readers take the PCI function for the device. KubeVirt gives it to a virtual machine (VEP-10): for a USB device it
+    would give away the USB controller with every device on it.
     """
     function = pci_function(device)
     if function is None:
@@ -103,7 +103,7 @@ def own_pci_bus_id(device: UdevDevice) -> str:
 
 
 def pcie_root(device: UdevDevice) -> str:
-    """``pci0000:3a``, the value of the standard attribute pcieRoot; empty for a device on no PCI bus.
+    """Return ``pci0000:3a``, the value of the standard attribute pcieRoot; "" for a device on no PCI bus.
 
     It is the first component below /sys/devices, or on machines whose host bridge is a platform device (arm64) the
     first that has this form.
@@ -117,8 +117,9 @@ def pcie_root(device: UdevDevice) -> str:
 def pcie_switch(device: UdevDevice) -> str:
     """Return the PCI address of the nearest PCIe switch above the device: of its upstream port; empty without one.
 
-    A switch is two ports in a row, below a root port: what hangs on one of the lower ones can reach what hangs on
-    another without the root. Which kind of port a function is would be in its configuration space.
+    A switch is an upstream port with downstream ports, below a root port. Devices on its downstream ports reach each
+    other without the root. The kind of a port is only in its configuration space, so three ports above a device are
+    taken for downstream, upstream and root port.
     """
     function = pci_function(device)
     above = () if function is None else tuple(n.sysname for n in function.ancestors() if n.subsystem == "pci")

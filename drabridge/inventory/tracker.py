@@ -1,4 +1,4 @@
-"""Keep the list of devices over time: a gone device stays for a while, and as long as it may be held. Pure."""
+"""Keep the list of devices over time: a gone device stays for a while, and while it may be held. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from drabridge.system import safety_defaults
 TOMBSTONE_SECONDS = safety_defaults.TOMBSTONE_SECONDS
 """How long a device stays listed as GONE after it went, although nobody holds it.
 
-Kubelet 1.36.2 dereferences its record of every id in a finished Allocate: an id that leaves the list while its Allocate
-is in flight makes it crash. A minute outlives any Allocate, and the poll that would show a pod that just got it.
+Kubelet 1.36.2 dereferences its record of every id in a finished Allocate: if an id leaves the list while its Allocate
+is in flight, kubelet crashes. One minute is longer than any Allocate and the poll that then shows the pod.
 """
 
 _NONE: Mapping[Key, str] = MappingProxyType({})
@@ -32,9 +32,9 @@ class DeviceTracker:
         self.current = Snapshot(version=0, complete=False)
 
     def known_ids(self) -> dict[Key, str]:
-        """Return the ids of devices that are here, or gone and not forgotten, by place.
+        """Return the ids of devices that are here, or gone and not yet forgotten, by resource and syspath.
 
-        Of two devices in one place the held one counts: its holder may still have it.
+        Of two devices at one place the held one counts: its holder may still have it.
         """
         found: dict[Key, Device] = {}
         for device in self.current.devices:
@@ -53,8 +53,8 @@ class DeviceTracker:
     ) -> Snapshot | None:
         """Take the devices that exist now; return the new snapshot when it differs from the last one, else None.
 
-        ``resources`` are the names of the configuration, in its order, which is the snapshot's order. ``away``: why
-        what was a device is none, where that is known better than "gone".
+        ``resources``: the configuration's resource names, whose order is the snapshot's. ``away``: for hardware that is
+        no device any more, a better reason than "gone", by resource and syspath.
         """
         here = {device.name: device for device in devices}
         collisions = tuple(collisions)
@@ -79,7 +79,7 @@ class DeviceTracker:
         return self._publish(tuple(everything), collisions)
 
     def next_expiry(self, now: float) -> float | None:
-        """When the next gone device may be forgotten. A held one does not count: ask again when it is released."""
+        """Return when the next gone device may be forgotten. Overdue ones are held: ask again after their release."""
         ends = [since + self._tombstone_seconds for since in self._gone_since.values()]
         return min((end for end in ends if end > now), default=None)
 

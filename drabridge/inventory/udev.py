@@ -1,8 +1,8 @@
 """Read devices and events from libudev. The only module that imports pyudev.
 
-Everything here belongs to the event loop's thread: libudev's contexts and monitors are not thread-safe. Nothing lazy
-leaves this module. A ``pyudev.Device`` reads sysfs when it is asked, so after an unplug its answers are wrong, or it
-raises. What the agent needs is copied into a :class:`~drabridge.inventory.udev_device.UdevDevice` at once.
+Use everything here only in the event loop's thread: libudev's contexts and monitors are not thread-safe. No pyudev
+object leaves this module: a ``pyudev.Device`` reads sysfs lazily, so after an unplug it answers wrongly or raises. What
+the agent needs is copied into a :class:`~drabridge.inventory.udev_device.UdevDevice` at once.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import UdevScope
 
 BASE_ATTRIBUTES = frozenset({"numa_node"})
-"""Attributes that every device has here, whatever the configuration asks for: topology needs them."""
+"""Attributes that are always read, whatever the configuration asks for: topology needs them."""
 
 BASE_LINKS = frozenset({"physfn", "iommu_group"})
-"""Links that every device has here: SR-IOV's parent and the IOMMU group."""
+"""Links that are always read: the physical function (SR-IOV) and the IOMMU group."""
 
 DRAIN_LIMIT = 1024
 """Events taken at once, so that a flood cannot keep the loop from its other work (1024 events: about 30 ms)."""
 
 RECEIVE_BUFFER_BYTES = 16 << 20
-"""Asked for when the socket has less: 5000 unread events fit into 4 MiB (measured)."""
+"""Size of the receive buffer if the socket has less: 5000 unread events fit into 4 MiB (measured)."""
 
 
 class Monitor:
@@ -63,8 +63,8 @@ class Monitor:
     def drain(self) -> list[Uevent]:
         """Take all events that wait, at most ``DRAIN_LIMIT``.
 
-        Raises ``OSError`` when events were lost. It must then be closed and replaced: pyudev checks POLLERR before it
-        reads, so the pending ENOBUFS is never consumed and every later poll fails as well (pyudev issue 194).
+        Raises ``OSError`` when events were lost. Then close and replace the monitor: pyudev checks POLLERR before it
+        reads, so the pending ENOBUFS is never consumed, and every later poll fails as well (pyudev issue 194).
         """
         events: list[Uevent] = []
         while len(events) < DRAIN_LIMIT and (device := self._monitor.poll(0)) is not None:
@@ -81,19 +81,19 @@ class Monitor:
         return events
 
     def close(self) -> None:
-        """Close the socket. The caller has removed it from its loop before."""
+        """Close the socket. Remove it from the loop first."""
         self._monitor = None  # pyudev has no close(): the last reference closes
 
 
 class Pass:
-    """What was read in one pass over devices, so that the parent of siblings, and AMD's topology, are read once."""
+    """A cache for one pass over devices: the parent of siblings, and AMD's topology, are read once."""
 
     def __init__(self) -> None:
         self.devices: dict[str, UdevDevice | None] = {}
 
     @functools.cached_property
     def amdgpu(self) -> amdgpu.Topology:
-        """What AMD's driver says; read only where there is such a GPU."""
+        """What AMD's driver says; read only if there is an AMD GPU."""
         return amdgpu.read_topology()
 
 
@@ -114,7 +114,7 @@ class Udev:
         return Monitor(self._context, group, self.scope.subsystems)
 
     def enumerate(self) -> dict[str, UdevDevice]:
-        """Every device of the scope's subsystems, by syspath, in the order of syspaths."""
+        """Return every device of the scope's subsystems, by syspath, sorted by syspath."""
         devices = self._context.list_devices()
         for subsystem in sorted(self.scope.subsystems):
             devices.match_subsystem(subsystem)
@@ -150,7 +150,7 @@ class Udev:
             return ()
 
     def attribute(self, syspath: str, name: str) -> bytes | None:
-        """Return the bytes of an attribute's file; libudev's end at the first NUL. None when it cannot be read."""
+        """Return all bytes of an attribute's file (libudev stops at the first NUL); None if it cannot be read."""
         try:
             with open(os.path.join(syspath, name), "rb") as file:
                 return file.read()
@@ -192,7 +192,7 @@ class Udev:
         return copy
 
     def _above(self, device: Any, sysname: str, shared: Pass) -> UdevDevice | None:
-        """Return the parent in sysfs; for the device that stands for a partition of an AMD GPU, the GPU."""
+        """Return the parent in sysfs; for the platform device of an AMD partition its GPU (None while unused)."""
         if amdgpu.is_partition(sysname):
             gpu = amdgpu.gpu_of_partition(device.sys_path, shared.amdgpu)
             if not gpu:
@@ -202,7 +202,7 @@ class Udev:
         return self._copy(parent, shared) if parent is not None else None
 
     def _list(self, device: Any, kind: str) -> dict[str, str]:
-        """One of libudev's lists, cleaned. pyudev's own properties decode strictly and raise on one bad byte."""
+        """Return one of libudev's lists, cleaned. pyudev's own accessors decode strictly and raise on one bad byte."""
         library = self._context._libudev
         entry = getattr(library, f"udev_device_get_{kind}_list_entry")(device)
         found = {}

@@ -10,8 +10,8 @@ from drabridge.inventory.udev import Pass, Udev
 from drabridge.inventory.udev_device import UdevDevice
 
 UNFINISHED_SECONDS = 2.0
-"""How long a device without an entry in udevd's database is waited for. A device without number, link, tag and property
-never gets one (systemd device_should_have_db)."""
+"""How long to wait for a device's entry in udevd's database. A device without number, link, tag and property never gets
+an entry (systemd device_should_have_db)."""
 
 
 class UdevCache:
@@ -55,7 +55,7 @@ class UdevCache:
         return gone
 
     def note_first_seen(self, now: float) -> None:
-        """Note the time for the devices that are new."""
+        """Record ``now`` as the first time for new devices."""
         for syspath in self.devices.keys() - self._first_seen.keys():
             self._first_seen[syspath] = now
 

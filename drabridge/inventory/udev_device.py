@@ -40,8 +40,8 @@ def clean(value: bytes | str | None) -> str:
 class UdevDevice(Struct, frozen=True):
     """A udev device as it was when it was read. Absent strings are ``""``, as in ``udevadm info``.
 
-    ``attributes``: the sysfs attributes of the ``UdevScope``; reading all is slow, and
-    some reads have side effects. ``links``: the scope's symbolic links, resolved to absolute paths.
+    ``attributes``: only the sysfs attributes of the ``UdevScope``: reading all of them is slow, and some reads have
+    side effects. ``links``: the scope's symbolic links, resolved to absolute paths.
     """
 
     syspath: str
@@ -58,7 +58,7 @@ class UdevDevice(Struct, frozen=True):
     links: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     initialized: bool = True  # udevd has written its database entry, or there is no database to wait for
     above: UdevDevice | None = None  # the next device up the tree
-    seen_at: str = ""  # the path that is there as long as the device is; its syspath when empty
+    seen_at: str = ""  # a path that exists as long as the device does; empty: its syspath
 
     def ancestors(self) -> Iterator[UdevDevice]:
         """Yield the parents, nearest first; the device itself is not among them."""

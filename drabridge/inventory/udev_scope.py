@@ -18,10 +18,10 @@ from drabridge.config.template import Field, variable_name
 from drabridge.inventory import amdgpu
 
 MIG = "nvidia-mig"
-"""The subsystem of NVIDIA's MIG instances, which are no devices of the kernel's (``mig.py`` makes them)."""
+"""The subsystem of NVIDIA's MIG instances. The kernel has no such devices; ``mig.py`` makes them."""
 
 VFIO_CDEV = "vfio-dev"
-"""The subsystem of a function's own node while it is bound to vfio-pci: ``/dev/vfio/devices/vfio3`` (Linux 6.6)."""
+"""The subsystem of the node that a function bound to vfio-pci has: ``/dev/vfio/devices/vfio3`` (Linux 6.6)."""
 
 _MAGIC = re.compile(r"[*?\[\\]")
 
@@ -35,12 +35,12 @@ class UdevScope(Struct, frozen=True):
 
 
 def distinct_configs(configs: Iterable[Config]) -> list[Config]:
-    """Each configuration object once; equal ones that are not the same object stay."""
+    """Return each configuration object once; equal but different objects stay."""
     return list({id(config): config for config in configs}.values())
 
 
 def union(parts: Iterable[UdevScope]) -> UdevScope:
-    """Everything that is in any of the scopes."""
+    """Return the scope that covers all these scopes."""
     every = list(parts)
     subsystems = [part.subsystems for part in every]
     return UdevScope(
@@ -51,7 +51,7 @@ def union(parts: Iterable[UdevScope]) -> UdevScope:
 
 
 def scope_of_all(configs: Iterable[Config]) -> UdevScope:
-    """Return what any of these may read. One in which no name of a resource stands for anything yet reads nothing."""
+    """Return what any of these may read. A configuration whose templates give no resource name yet reads nothing."""
     return union(scope_of(config) for config in configs if config.resources)
 
 
@@ -80,7 +80,7 @@ def scope_of(config: Config) -> UdevScope:
 
 
 def _in_sysfs(subsystems: frozenset[str]) -> frozenset[str]:
-    """Return what udev must look at: for MIG instances their GPUs (``mig.py``)."""
+    """Return the subsystems that udev must enumerate: instead of MIG instances, their GPUs (``mig.py``)."""
     return (subsystems - {MIG}) | {"pci"} if MIG in subsystems else subsystems
 
 
@@ -92,7 +92,7 @@ def enumerated(resource: Resource) -> Iterator[Predicate]:
 
 
 def _looked_at(resource: Resource) -> Iterator[Predicate]:
-    """And the predicates that tell its devices apart."""
+    """Yield the predicates of :func:`enumerated`, and those of ``replicas`` for some of its devices."""
     yield from enumerated(resource)
     yield from (any_of(other.match) for other in resource.replicas.other_counts)
 
@@ -121,7 +121,7 @@ def subsystems_of(predicate: Predicate) -> set[str] | None:
 
 
 def tests_of(predicate: Predicate) -> Iterator[Test | Exists]:
-    """All tests in a predicate, at any depth."""
+    """Yield all tests in a predicate, at any depth."""
     match predicate:
         case All(parts=parts) | Any(parts=parts):
             for part in parts:
@@ -133,7 +133,7 @@ def tests_of(predicate: Predicate) -> Iterator[Test | Exists]:
 
 
 def fields_of(resource: Resource) -> Iterator[Field]:
-    """All fields in all templates of a resource, the profiles of its claims included."""
+    """Yield all fields in all templates of a resource, including the profiles of its claims."""
     givers: list[Resource | Profile | CdiFallback] = [resource, *resource.claim_config.profiles.values()]
     if resource.cdi_fallback is not None:
         givers.append(resource.cdi_fallback)
@@ -162,7 +162,7 @@ def fields_of(resource: Resource) -> Iterator[Field]:
 
 
 def label_fields(config: Config) -> Iterator[Field]:
-    """All fields in the templates of the Node's labels."""
+    """Yield all fields in the templates of the Node's labels."""
     for rule in config.label_rules:
         if rule.value is not None:
             yield from rule.value.fields
@@ -178,14 +178,14 @@ _FROM_UDEVD = frozenset({Source.DEVLINK, Source.TAG})
 def needs_database(resource: Resource) -> bool:
     """Whether this resource reads what only udevd knows: ID_* properties, links under /dev, tags.
 
-    Such a device must not be named before udevd has finished with it: without ID_SERIAL_SHORT it would take the next
-    identity, and change it a moment later.
+    Its devices must not be named before udevd has finished with them: without ID_SERIAL_SHORT a device would take its
+    next identity, and change it a moment later.
     """
     return next(database_reads(resource), None) is not None
 
 
 def database_reads(resource: Resource) -> Iterator[str]:
-    """Yield what this resource reads that only udevd knows, as its configuration has it: ``property:ID_PATH``."""
+    """Yield what this resource reads and only udevd knows, as the configuration writes it: ``property:ID_PATH``."""
     for test in (test for rule in _looked_at(resource) for test in tests_of(rule)):
         if test.source in _FROM_UDEVD or (test.source is Source.PROPERTY and _is_udevds(test.key)):
             yield test.label.replace(".", ":", 1)
@@ -195,9 +195,9 @@ def database_reads(resource: Resource) -> Iterator[str]:
 
 
 def why_database(config: Config) -> Iterator[str]:
-    """One sentence for each resource that reads what only udevd knows; for a node where its database is not there.
+    """Yield a sentence for each resource that reads what only udevd knows. For nodes without udevd's database.
 
-    The default identity goes on to what the kernel knows, as it is meant to.
+    Fields of the default identity do not count: it falls back to what the kernel knows, by design.
     """
     for resource in config.resources:
         usual = set(map(str, resource.id)) if resource.identity == DEFAULT_ID else set()
@@ -224,7 +224,7 @@ def cdi_kinds(configs: Iterable[Config]) -> frozenset[str]:
 
 
 def wholes_of_mig(config: Config) -> frozenset[str]:
-    """Return the resources whose GPUs are offered in MIG instances, by another resource, once they are in MIG mode."""
+    """Return the resources whose GPUs, once in MIG mode, are offered as MIG instances by another resource."""
     return frozenset(
         resource.partition.of
         for resource in config.resources
@@ -233,7 +233,7 @@ def wholes_of_mig(config: Config) -> frozenset[str]:
 
 
 def needs_nvidia(config: Config) -> bool:
-    """Whether any template or health rule reads what NVIDIA's driver says, or a rule is about MIG instances."""
+    """Whether a template or health rule reads what NVIDIA's driver says, or a match rule is about MIG instances."""
     fields = [*(field for resource in config.resources for field in fields_of(resource)), *label_fields(config)]
     return any(field.source.startswith("nvidia.") for field in fields) or any(
         MIG in (subsystems_of(any_of(resource.match)) or ()) or any(rule.nvml is not None for rule in resource.health)

@@ -1,7 +1,8 @@
-"""Hand PCI functions out bound to vfio-pci: who has a group's node, what is in the way, and what a holder gets.
+"""Describe PCI functions bound to vfio-pci: the group behind a node, what blocks the group, what a holder gets.
 
-A function may be a device for containers, or have such below it (a disk, a GPU's partitions), and a device for virtual
-machines as well. The second one is its twin. Both are at one place in sysfs, so the ledger gives only one a holder.
+A function, or something below it (a disk, a GPU's partitions), may be a device for containers, and the function may be
+a device for virtual machines as well. The latter device is called its twin. Both are at one place in sysfs, so only one
+of them can have a holder in the ledger.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ VFIO = "/dev/vfio/"
 _GROUP_NODE = re.compile(r"/dev/vfio/(\d+)", re.ASCII)
 _OWN_NODE = re.compile(r"/dev/vfio/devices/vfio\d+", re.ASCII)  # of one function, for IOMMUFD
 _HARMLESS = frozenset({"pci-stub", "pcieport"})
-"""Drivers that leave DMA to vfio (``driver_managed_dma`` in Linux drivers/pci); vfio's own have it in their names."""
+"""Drivers that leave DMA to vfio (``driver_managed_dma`` in Linux drivers/pci). vfio's are known by name."""
 
 
 def group_of(path: str, number: tuple[int, int], sys: str = "/sys") -> str:
@@ -43,11 +44,11 @@ def group_of(path: str, number: tuple[int, int], sys: str = "/sys") -> str:
 
 
 def why_not_viable(path: str, number: tuple[int, int], sys: str = "/sys") -> str:
-    """One sentence that names the functions in the way; empty for other nodes, and for a group that can be opened.
+    """Return a sentence that names the functions that block a node's IOMMU group; "" for other nodes and usable groups.
 
-    The kernel refuses a group, with EPERM at the first use, and a function of it by IOMMUFD, as long as another driver
-    does DMA with a device of it (Linux drivers/iommu/iommu.c, iommu_device_use_default_domain and
-    iommu_device_claim_dma_owner): a card's audio function, a neighbour on an old bus.
+    While another driver does DMA with a device of the group, the kernel refuses the group (EPERM at the first use), and
+    each of its functions by IOMMUFD (Linux drivers/iommu/iommu.c, iommu_device_use_default_domain and
+    iommu_device_claim_dma_owner). Such a device may be a card's audio function, or a neighbour on an old bus.
     """
     group = group_of(path, number, sys)
     if not group:
@@ -62,7 +63,7 @@ def why_not_viable(path: str, number: tuple[int, int], sys: str = "/sys") -> str
 
 
 def does_dma(driver: str) -> bool:
-    """Whether a driver keeps vfio from the group of its device."""
+    """Whether a driver makes the IOMMU group of its device unusable for vfio."""
     return driver != "" and driver not in _HARMLESS and "vfio" not in driver
 
 
@@ -74,7 +75,7 @@ _MARK = "/vfio-pci"  # sysfs has nothing of that name below a function
 
 
 def wants_twins(configs: Iterable[Config]) -> bool:
-    """Whether a resource hands functions out bound to vfio-pci."""
+    """Whether a resource hands out functions bound to vfio-pci (``vfio``)."""
     return any(resource.vfio is not None for config in configs for resource in config.resources)
 
 
@@ -84,14 +85,14 @@ def is_twin(device: UdevDevice) -> bool:
 
 
 def place_of(device: UdevDevice) -> str:
-    """Where the hardware is: of a twin its function's path."""
+    """Return the syspath of the hardware; for a twin, that of its function."""
     return device.syspath.removesuffix(_MARK)
 
 
 def with_twins(devices: Mapping[str, UdevDevice], configs: Iterable[Config]) -> Mapping[str, UdevDevice]:
-    """Return the devices by syspath, with a twin of each PCI function; the same mapping where no resource wants them.
+    """Return the devices and a twin of each PCI function, by syspath; the same mapping if no resource wants twins.
 
-    A twin's node is what the function has once it is bound to vfio-pci.
+    A twin has the node that its function has while it is bound to vfio-pci.
     """
     if not wants_twins(configs):
         return devices
@@ -107,9 +108,9 @@ def with_twins(devices: Mapping[str, UdevDevice], configs: Iterable[Config]) -> 
 
 
 def by_group(devices: Iterable[Sequence[UdevDevice]]) -> Mapping[str, frozenset[str]]:
-    """Return the places of devices by IOMMU group: who has a function bound to vfio-pci has its whole group.
+    """Return IOMMU group -> places of its devices: a holder of a function bound to vfio-pci has the whole group.
 
-    ``devices``: of each what it hands out, itself first. A part of it in a group is enough.
+    ``devices``: for each device what it hands out, itself first. One part in a group is enough.
     """
     found: dict[str, set[str]] = defaultdict(set)
     for parts in devices:
@@ -119,7 +120,7 @@ def by_group(devices: Iterable[Sequence[UdevDevice]]) -> Mapping[str, frozenset[
 
 
 def places_beside(twin: UdevDevice, groups: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Return the other places of what is handed out with a function."""
+    """Return the other places that are handed out with a function: those of its IOMMU group, and the group's node."""
     group = topology.iommu_group(twin)
     return groups.get(group, frozenset()) - {place_of(twin)} | {VFIO + group} if group else frozenset()
 
@@ -127,7 +128,7 @@ def places_beside(twin: UdevDevice, groups: Mapping[str, frozenset[str]]) -> fro
 def as_handed_out(device: Device, resource: Resource, twin: UdevDevice) -> Device:
     """Return the device of a twin with what its holder gets.
 
-    The group's node has no number: the kernel makes it at the bind, and the runtime looks when it makes the container.
+    The group's node has no number yet: the kernel makes it when the function is bound, and the runtime looks it up.
     """
     group = topology.iommu_group(twin)
     if not group:
@@ -142,7 +143,7 @@ def as_handed_out(device: Device, resource: Resource, twin: UdevDevice) -> Devic
 
 
 def kubevirt_name(resource: str) -> str:
-    """``PCI_RESOURCE_NVIDIA_COM_GPU``: where KubeVirt looks for the addresses of what it got by limits.
+    """Return the variable in which KubeVirt looks for the addresses of its devices: ``PCI_RESOURCE_NVIDIA_COM_GPU``.
 
     kubevirt/kubevirt pkg/util/util.go, ResourceNameToEnvVar.
     """

@@ -1,4 +1,4 @@
-"""Find the claims of a cluster that have devices of one driver: what an uninstall would strand."""
+"""Find the claims of a cluster that have devices of one driver: an uninstall would leave them stuck."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClaimInUse(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """``claims`` hold devices. ``offered``: node -> how many devices the scheduler may give to claims."""
+    """``claims``: those that have devices. ``offered``: node -> number of devices that slices offer to claims."""
 
     claims: tuple[ClaimInUse, ...]
     offered: Mapping[str, int]
@@ -39,8 +39,8 @@ _SliceFields = fields(spec=fields(nodeName=str, pool=fields(name=str), devices=l
 
 
 async def usage(cluster: Cluster, driver: str) -> Usage:
-    """Ask the API server what the driver is used for in the whole cluster. Raises ClusterError."""
-    version = await served_version(cluster)  # all that is read here is the same in each
+    """Ask the API server which claims of the cluster use the driver, and what it offers. Raises ClusterError."""
+    version = await served_version(cluster)  # the fields that are read here are the same in every version
     if not version:
         return Usage((), {})
     slices = await cluster.list(
@@ -58,7 +58,7 @@ async def usage(cluster: Cluster, driver: str) -> Usage:
     claims = await cluster.list(resource_claims(version), view=view)
     found = sorted(filter(None, claims.items), key=lambda one: (one.nodes, one.namespace, one.name))
     found += [
-        ClaimInUse(  # it may have any device
+        ClaimInUse(  # an unreadable claim may have any device
             cut(one.namespace or UNKNOWN),
             cut(one.name or UNKNOWN),
             one.uid or "",
@@ -72,7 +72,7 @@ async def usage(cluster: Cluster, driver: str) -> Usage:
 
 
 def in_use(claim: Json, driver: str, node_of: Mapping[str, str]) -> ClaimInUse | None:
-    """Read a claim; None if it has no device of ``driver``. Raises what strange data raises."""
+    """Read a claim; None if it has no device of ``driver``. Malformed data raises any exception."""
     metadata, status = claim["metadata"], claim.get("status") or {}
     results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
     ours = [result for result in results if result["driver"] == driver]

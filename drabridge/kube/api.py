@@ -1,7 +1,7 @@
 """Define what the agent asks of an API server: a protocol over plain dicts, errors, and kinds.
 
-No client library here: :mod:`drabridge.kube.client` speaks HTTP. Objects are dicts as JSON has them, so a field that is
-newer than any library survives.
+No client library is used: :mod:`drabridge.kube.client` speaks HTTP. Objects are dicts as in JSON, so fields newer than
+any library are kept.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class UnreachableError(ClusterError):
 
 
 class UnservedError(UnreachableError):
-    """404 of a path: the server lacks the kind, or this version of it. That says nothing about any object."""
+    """404 of a path: the server lacks the kind or its version. This says nothing about whether an object exists."""
 
 
 _ERRORS: dict[int, type[ClusterError]] = {
@@ -78,8 +78,8 @@ _ERRORS: dict[int, type[ClusterError]] = {
 def error_of(code: int, text: str, status: Json) -> ClusterError:
     """Return the error of an HTTP status. ``status``: the Status object that the server sent.
 
-    A 404 names the object that is missing, and none if the server lacks the path (the last handler of k8s.io/apiserver
-    writes plain text; a proxy may answer anything).
+    A 404 for a missing object names the object. A 404 for an unknown path names none: the last handler of
+    k8s.io/apiserver writes plain text, and a proxy may answer anything.
     """
     details = status.get("details")
     if code == 404 and not (isinstance(details, dict) and details.get("name")):
@@ -96,7 +96,7 @@ class Kind(Struct, frozen=True):
     namespaced: bool = True
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Return the URL path. Raises InvalidError for what is no object name: kubelet and objects give names."""
+        """Return the URL path. Raises InvalidError for an invalid name: names come from kubelet and from objects."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]
         if self.namespaced and namespace:
@@ -158,7 +158,7 @@ class Cluster(Protocol):
     """An API server. Every method raises a :class:`ClusterError` and has a timeout of its own."""
 
     async def read(self, path: str) -> Json:
-        """GET a path that is no object: discovery, ``/version``."""
+        """GET a path that is no object, such as discovery or ``/version``."""
         ...
 
     async def get(self, kind: Kind, name: str, *, namespace: str = "") -> Json: ...
@@ -178,7 +178,7 @@ class Cluster(Protocol):
         label_selector: str = "",
         view: ObjectView[T],
     ) -> Listing[T]:
-        """LIST, and keep of each object only what ``view`` returns; never are all of them in memory."""
+        """LIST, and keep only what ``view`` returns of each object: the objects are never all in memory."""
         ...
 
     async def create(
@@ -190,14 +190,14 @@ class Cluster(Protocol):
         subresource: str = "",
         dry_run: bool = False,
     ) -> Json:
-        """POST; the answer is the object as stored (or, for a dry run, as it would be).
+        """POST; return the object as stored (in a dry run: as it would be stored).
 
-        With ``subresource`` to that of the object that ``metadata.name`` names.
+        With ``subresource``, POST to that subresource of the object ``metadata.name``.
         """
         ...
 
     async def replace(self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", dry_run: bool = False) -> Json:
-        """PUT by ``metadata.name``; ``metadata.resourceVersion`` guards. The answer is as that of :meth:`create`."""
+        """PUT the object ``metadata.name`` if its ``resourceVersion`` still holds. Returns what :meth:`create` does."""
         ...
 
     async def apply(
@@ -210,16 +210,16 @@ class Cluster(Protocol):
         subresource: str = "",
         force: bool = True,
     ) -> Json:
-        """Server-side apply: ``manager`` owns the fields of ``body`` afterwards.
+        """Apply on the server: afterwards ``manager`` owns the fields of ``body``.
 
-        Not forced it raises ConflictError for a field that another manager owns with another value.
+        Without ``force``, raises ConflictError if another manager owns a field with another value.
         """
         ...
 
     async def delete(
         self, kind: Kind, name: str, *, namespace: str = "", uid: str = "", resource_version: str = ""
     ) -> None:
-        """DELETE with preconditions. An object that is not there any more is no error."""
+        """DELETE with preconditions. A missing object is no error."""
         ...
 
     @overload
@@ -231,14 +231,17 @@ class Cluster(Protocol):
     def watch(
         self, kind: Kind, *, namespace: str = "", field_selector: str = "", resource_version: str, view: ObjectView[T]
     ) -> AsyncGenerator[WatchEvent[T], None]:
-        """Events from ``resource_version`` on, with bookmarks, until the server ends it; ExpiredError on 410."""
+        """Yield events from ``resource_version`` on, with bookmarks, until the server ends the watch.
+
+        Raises ExpiredError on 410.
+        """
         ...
 
 
 async def served_version(cluster: Cluster) -> str:
     """Return the newest version of resource.k8s.io that both sides know; "" where the server has no DRA.
 
-    Raises UnreachableError if the agent knows none that is served, or another ClusterError.
+    Raises UnreachableError if the agent knows none of the served versions, or another ClusterError.
     """
     served = await resource_versions(cluster)
     version = choose_version(served)
@@ -248,7 +251,7 @@ async def served_version(cluster: Cluster) -> str:
 
 
 async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
-    """List the versions of resource.k8s.io that the server has; none where it has no DRA.
+    """Return the versions of resource.k8s.io that the server has; none if it has no DRA.
 
     Raises ClusterError.
     """
@@ -263,9 +266,9 @@ async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
 def backoff(
     first_seconds: float, most_seconds: float, *, rng: random.Random | None = None, factor: float = 2.0
 ) -> Iterator[float]:
-    """Yield delays that grow to ``most_seconds``.
+    """Yield delays that grow up to ``most_seconds``.
 
-    Each is random in its upper half, so that thousands of nodes spread out.
+    Each delay is random between its half and its whole, so that the requests of many nodes spread out.
     """
     uniform = (rng or random.Random()).uniform
     delay = first_seconds

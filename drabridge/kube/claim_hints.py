@@ -21,13 +21,13 @@ CONFIG_MAPS = Kind("", "v1", "configmaps")
 LEASES = Kind("coordination.k8s.io", "v1", "leases")
 PREFIX = "drabridge-claims."  # the chart's policy lets the coordinator write no other ConfigMaps
 VERSION = "1"
-MOST_CLAIMS = 1000  # of one pool: about 400 KB where every name is as long as it may be; etcd takes 1.5 MB
+MOST_CLAIMS = 1000  # of one pool: about 400 KB with names of maximal length; etcd takes 1.5 MB
 MOST_NAME = 253
 LABEL = "drabridge/claims-of"  # on each ConfigMap; its value is the driver
 
 
 class ClaimHint(Struct, frozen=True):
-    """One claim that waits. ``resource_version`` is another one each time that it begins to wait."""
+    """One claim that waits for a lease. ``resource_version`` differs each time that it begins to wait."""
 
     namespace: str
     name: str
@@ -36,7 +36,7 @@ class ClaimHint(Struct, frozen=True):
 
 
 def hints_name(driver: str, pool: str) -> str:
-    """Return the name of a pool's ConfigMap; two drivers may have one namespace."""
+    """Return the name of a pool's ConfigMap. It has the driver's name: drivers may share a namespace."""
     name = f"{PREFIX}{driver}.{pool}"
     if is_dns_subdomain(name, MOST_NAME):
         return name
@@ -44,12 +44,12 @@ def hints_name(driver: str, pool: str) -> str:
 
 
 def lock_name(driver: str) -> str:
-    """Return the name of the Lease that the coordinators of a driver elect their leader with."""
+    """Return the name of the Lease by which the coordinators of a driver elect their leader."""
     return f"drabridge-coordinator.{driver}"
 
 
 def hints_text(hints: Iterable[ClaimHint]) -> str:
-    """Return the value of the key ``claims``."""
+    """Return the value of the ConfigMap's key ``claims``."""
     rows = [
         {"namespace": one.namespace, "name": one.name, "uid": one.uid, "resourceVersion": one.resource_version}
         for one in hints

@@ -1,12 +1,12 @@
 """Talk to the API server over HTTP.
 
-Objects are plain dicts and paths are ready-made: no discovery requests, and no models that refuse fields newer than
-they are. So urllib3 is enough, on which the Kubernetes client sends its requests, too. That client itself, imported,
-would be a third of the agent's memory; it reads kubeconfigs in a process of its own.
+Objects are plain dicts and paths are known beforehand: no discovery requests are needed, and no models refuse newer
+fields. So urllib3 is enough; the Kubernetes client uses it, too. That client itself would take a third of the agent's
+memory; it only reads kubeconfigs, in a process of its own.
 
-There is one thread for GETs, which kubelet may wait for, one for LISTs of what users write, which may be long, one for
-all else, and one for every watch, which blocks for minutes. All are daemons: a blocked read must not delay the end of
-the process.
+Threads: one for GETs, for which kubelet may wait; one for LISTs of namespaced kinds, which may be long; one for all
+other requests; and one for every watch, which blocks for minutes. All are daemons: a blocked read must not delay the
+end of the process.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ JSON = "application/json"
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
-"""One request. NodePrepareResources has 45 s (kubelet pkg/kubelet/cm/dra/plugin/dra_plugin.go) and may need several."""
+"""For one read. NodePrepareResources has 45 s (kubelet pkg/kubelet/cm/dra/plugin/dra_plugin.go) for several of them."""
 WATCH_SECONDS = 240
-"""After this the server ends a watch and we begin another: so connections move to new API servers in time."""
+"""The server ends a watch after this, and we begin another. So connections move to new API servers in time."""
 WATCH_READ_SECONDS = 90.0
-"""Without a byte for this long a watch may be dead: a server sends a bookmark about once a minute, but 1.36.2 sends
-none for a kind of which the cluster has no object. So the watch is begun again where it was: that tells them apart.
+"""A watch without a byte for this long may be dead. A server sends a bookmark about once a minute, but 1.36.2 sends
+none for a kind without objects. So the watch is begun again at the same version: a dead server does not begin it.
 """
-PAGE = 500  # objects of one list answer at most, as client-go's pager has it
-FIRST_PAGE = 16  # the objects' size is not known yet; the next page has twice as many at most
-PAGE_BYTES = 1 << 20  # the aim for one answer to a LIST: the next page has as many objects as fit
-MOST_PAGE_BYTES = 4 << 20  # more is not read: the page is asked for again, with fewer objects
-MOST_PAGES = 10_000  # enough for large objects that come one by one: etcd holds 8 GiB (etcd.io, "System limits")
+PAGE = 500  # most objects in one answer to a LIST, as in client-go's pager
+FIRST_PAGE = 16  # the objects' size is not known yet; each next page has at most twice as many
+PAGE_BYTES = 1 << 20  # aimed-at size of an answer to a LIST: it decides the number of objects in the next page
+MOST_PAGE_BYTES = 4 << 20  # a larger answer is not read: the page is asked for again with fewer objects
+MOST_PAGES = 10_000  # enough even for pages of one large object: etcd holds 8 GiB (etcd.io, "System limits")
 
 _WHOLE: ObjectView[Json] = ObjectView(lambda obj: obj)
 
@@ -71,7 +71,7 @@ class KubernetesCluster:
         read_seconds: float = READ_SECONDS,
         watch_read_seconds: float = WATCH_READ_SECONDS,
     ) -> None:
-        """``load`` finds the server; it runs in a worker thread, again after a 401."""
+        """``load`` returns the access; it runs in a worker thread, and again after a 401 or a TLS error."""
         self._load = load
         self._timeout = (CONNECT_SECONDS, read_seconds)
         self._watch_timeout = (CONNECT_SECONDS, watch_read_seconds)
@@ -97,7 +97,7 @@ class KubernetesCluster:
     ) -> KubernetesCluster:
         """Connect with a kubeconfig file; ``context`` in place of its current one.
 
-        ``small``: this process is to stay small. It starts another one to read the file, which takes 0.1 s longer.
+        ``small``: keep this process small. Another process reads the file, which takes 0.1 s longer.
         """
         if small:
             return cls(lambda: of_kubeconfig(path, context), read_seconds=read_seconds)
@@ -110,7 +110,7 @@ class KubernetesCluster:
         return cls(load, read_seconds=read_seconds)
 
     def access(self) -> Access:
-        """Return where the server is, and who asks, as it is now. Raises ConfigError."""
+        """Return the server and our credentials, read anew. Raises ConfigError."""
         return self._load()
 
     async def read(self, path: str) -> Json:
@@ -131,7 +131,7 @@ class KubernetesCluster:
     ) -> Listing[Any]:
         path, items, unreadable = kind.path(namespace), [], []
         options: dict[str, Any] = {"fieldSelector": field_selector or None, "labelSelector": label_selector or None}
-        worker = self._lists if kind.namespaced else self._worker  # lists of what we write keep their order with writes
+        worker = self._lists if kind.namespaced else self._worker  # lists of what we write stay in order with writes
         limit = min(FIRST_PAGE, PAGE)
         for _ in range(MOST_PAGES):
             asked = {**options, "limit": limit}
@@ -312,7 +312,7 @@ class KubernetesCluster:
     def _open(
         self, method: str, path: str, options: Mapping[str, Any], timeout: tuple[float, float], *sent: Any
     ) -> Any:
-        """Send a request, in any thread; connect first if need be."""
+        """Send a request, in any thread; connect first if necessary."""
         from urllib3.exceptions import SSLError
 
         with self._connecting:

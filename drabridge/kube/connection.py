@@ -1,4 +1,4 @@
-"""Find the API server that an agent talks to: at its start, and when a reload switches DRA off or on."""
+"""Connect the agent to its API server: at the start, and when a reload switches DRA on or off."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ApiServer:
     """
 
     def __init__(self, config: Callable[[], Config], kubeconfig: Path | None, cluster: Cluster | None = None) -> None:
-        """Connect, unless ``cluster`` is a connection already. ``config`` returns the configuration in use."""
+        """Connect, unless ``cluster`` is given. ``config`` returns the configuration in use."""
         self._config = config
         self._kubeconfig = kubeconfig
         self.cluster = cluster or connect(config(), kubeconfig)
@@ -66,7 +66,7 @@ def connect(config: Config, kubeconfig: Path | None) -> Cluster | None:
     if config.dra.enabled is False:
         return None
     expected = config.wants_dra or config.node_labels is not None
-    # Every pod has the variable. Without a token it says something only to someone who expects an API server.
+    # Every pod has the variable. Without a token it matters only if the configuration expects an API server.
     in_pod = SERVICE_ACCOUNT.exists() or (expected and "KUBERNETES_SERVICE_HOST" in os.environ)
     if kubeconfig is None and not in_pod:
         if expected:

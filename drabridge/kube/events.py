@@ -1,7 +1,7 @@
 """Write Kubernetes Events where a person must know: a refusal, a conflict, a device gone while held.
 
-Events are for people, so they may be lost: they are sent one after the other, a repeated one is not written again for
-five minutes, and a full queue drops the newest. Nothing waits for them.
+Events are for people, so they may be lost. They are sent one at a time; an equal one is not written again for five
+minutes; a full queue drops new ones. Nothing waits for them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 EVENTS = Kind("", "v1", "events")
 QUEUE = 64  # a storm of refusals is one incident, not a thousand Events
-MOST_REMEMBERED = 1024  # Events; an older one may be written again
-REPEAT_SECONDS = 300.0  # the same Event again within this time says nothing new
+MOST_REMEMBERED = 1024  # Events remembered; one that is forgotten may be written again
+REPEAT_SECONDS = 300.0  # an equal Event is not written again within this time
 # Every Event that the agent writes: reason -> (about, what it tells). `docs/reference/events.md` is made of it.
 REASONS: dict[str, tuple[str, str]] = {
     "AllocateRefused": ("Node", "A pod's device was refused because somebody else holds it; names the holder."),
@@ -59,7 +59,7 @@ def reference() -> str:
 
 
 class Announcer(Struct):
-    """Logs the notices of the ledger and writes them as Events, where there is an API server."""
+    """Logs the notices of the ledger and, with an API server, writes them as Events."""
 
     cluster: Cluster | None
     node: str

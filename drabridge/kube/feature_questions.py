@@ -1,4 +1,4 @@
-"""Ask an API server which features it has: by discovery, and by dry runs that show what it would keep."""
+"""Ask an API server which features it has: by discovery, and by dry runs that show which fields it keeps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from drabridge.offers.slices import ALL_FEATURES, OFF_BY_DEFAULT, Feature, featu
 from drabridge.system.untrusted import reading
 
 POLICY_KIND = Kind("admissionregistration.k8s.io", "v1", "mutatingadmissionpolicies", namespaced=False)
-POLICY_VERSIONS = ("v1", "v1beta1")  # v1beta1 of Kubernetes 1.34 and 1.35 has the same fields; the first one served
+POLICY_VERSIONS = ("v1", "v1beta1")  # in order of preference; v1beta1 of Kubernetes 1.34 and 1.35 has the same fields
 _NAME = "drabridge-probe-"
 
 
 class SliceAnswer(Struct, frozen=True):
-    """The fields of slices that a server keeps, and those of which it refuses a dry run: why is in ``reason``."""
+    """The slice features that a server keeps, those whose dry run it refuses, and the ``reason`` of a refusal."""
 
     kept: frozenset[Feature]
     refused: frozenset[Feature] = frozenset()
@@ -69,9 +69,9 @@ async def keeps_extended_names(cluster: Cluster, version: str) -> bool:
 async def slice_features(cluster: Cluster, version: str, driver: str, node: str, pool: str) -> SliceAnswer:
     """Ask which fields of a slice the server keeps. Raises ClusterError; DeniedError without the right.
 
-    One dry run has all of them. If it is refused, because of one field or by an admission webhook, each is tried alone.
-    Those that are off by default have one of their own: an attribute is refused that has nothing but its list, and a
-    server without lists drops that first.
+    One dry run has all features that are on by default. If it is refused, because of one field or by an admission
+    webhook, each feature is tried alone. Features that are off by default have a dry run each: a server without list
+    attributes first drops the list, and then refuses the attribute because it has no value.
     """
 
     async def kept(features: Iterable[Feature]) -> frozenset[Feature]:

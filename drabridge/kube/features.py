@@ -1,7 +1,7 @@
-"""List the features that some clusters lack: how each is found out, what is different without it, what gives it.
+"""List the features that some clusters lack: how each is detected, what is missing without it, what provides it.
 
-No version number is compared: the server or kubelet is asked, or its answers are looked at. A new feature is a row
-here, and its question where it is asked.
+No version numbers are compared: the server or kubelet is asked, or its answers are examined. To add a feature, add a
+row here, and its question where it is asked.
 
 Metadata files in containers (KEP-5304) have no row: no server takes part in them.
 """
@@ -30,7 +30,7 @@ class FeatureState(StrEnum):
 
 
 class AskedBy(StrEnum):
-    """How a feature is found out, in words."""
+    """How a feature is detected, in words."""
 
     DISCOVERY = "discovery of admissionregistration.k8s.io"
     DEVICE_CLASS = "a dry run of a DeviceClass"

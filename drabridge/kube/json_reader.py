@@ -1,8 +1,8 @@
 """Read JSON of an API server: pages of a LIST, watch events, objects, however large or deeply nested.
 
-Users write most of what is in an object, up to 1.5 MB (etcd's limit) in ten thousand levels (Go's limit). So what is
-read of many objects is named beforehand and the rest is skipped, never built, and what is nested deeper than anything
-that has a meaning here becomes null before it is parsed.
+Users write most of an object: up to 1.5 MB (etcd's limit) in ten thousand levels (Go's limit). So for lists and watches
+the wanted fields are named beforehand, and the rest is skipped without building objects. JSON that is nested deeper
+than any wanted field becomes null before it is parsed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _REPLACEMENT = rb"\ufffd"  # as long as what it replaces
 
 
 class AmbiguousObject(dict[str, Any]):
-    """A JSON object that gives some key twice.
+    """A JSON object with duplicate keys.
 
-    The last one counts, as everywhere; ``duplicates`` names the keys.
+    The last value of a key counts, as usual; ``duplicates`` names the keys.
     """
 
     duplicates: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class AmbiguousObject(dict[str, Any]):
 def decode(data: bytes | str) -> Any:
     """Parse JSON as an API server sends it. Raises ValueError.
 
-    A server lets duplicate keys in opaque parameters pass unnoticed: an object that has some is an AmbiguousObject.
+    Servers accept duplicate keys in opaque parameters. An object that has some becomes an AmbiguousObject.
     """
     try:
         return json.loads(data, object_pairs_hook=_object)
@@ -64,9 +64,9 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def shallow(data: bytes) -> bytes:
-    """Return the JSON with null for what is deeper than ``MOST_DEPTH``.
+    """Return the JSON with null in place of everything deeper than ``MOST_DEPTH``.
 
-    Raises ValueError where it is cut off.
+    Raises ValueError if the JSON is cut off below that depth.
     """
     kept, begin, depth, at = bytearray(), 0, 0, 0  # not a list of pieces: an object may have a million
     while found := _BRACKET.match(data, at):
@@ -87,10 +87,10 @@ def shallow(data: bytes) -> bytes:
 
 
 def tidy(data: bytes) -> bytes:
-    """Return the JSON without what no parser takes.
+    """Return the JSON in a form that parsers accept.
 
-    That is: too deep nesting, half surrogate pairs, bytes that are no UTF-8. An API server passes them on in opaque
-    parameters. Raises ValueError where the JSON is cut off.
+    Too deep nesting becomes null; half surrogate pairs and invalid UTF-8 become U+FFFD. An API server passes these on
+    in opaque parameters. Raises ValueError if the JSON is cut off.
     """
     text = shallow(data.decode("utf-8", "replace").encode())
     mended, at = bytearray(text), 0
@@ -103,8 +103,8 @@ def tidy(data: bytes) -> bytes:
 class ObjectView(Generic[T]):
     """How the objects of a LIST or a watch are read, in the thread that receives them.
 
-    ``fields`` is what is parsed, made by :func:`fields`; all else is skipped. Without it the whole object is parsed.
-    ``read`` returns what is kept of that. It must use nothing that changes; what it raises is an error of that object.
+    ``fields``: the fields to parse, made by :func:`fields`; all others are skipped. None: the whole object is parsed.
+    ``read`` returns what to keep. It must use no mutable state; an exception of it is an error of that object only.
     """
 
     def __init__(self, read: Callable[[Json], T], fields: Any = None) -> None:
@@ -112,7 +112,7 @@ class ObjectView(Generic[T]):
         self._decoder = None if fields is None else msgspec.json.Decoder(fields)
 
     def __call__(self, data: bytes | Raw) -> T:
-        """Read one object. Raises what strange data raises: see :mod:`drabridge.system.untrusted`."""
+        """Read one object. Malformed data raises any exception: see :mod:`drabridge.system.untrusted`."""
         if self._decoder is None:
             found = decode(bytes(data))
         else:
@@ -198,18 +198,18 @@ _IDENTIFIED = msgspec.json.Decoder(_Identified)
 
 
 def fields(**types: Any) -> Any:
-    """Name what is read of a JSON object: each field may be missing or null, and all others are never built."""
+    """Return the type for the fields to read of an object: each may be missing or null; all others are skipped."""
     make: Any = TypedDict
     return make("fields", {name: kind | None for name, kind in types.items()}, total=False)
 
 
 def list_of(kind: Any) -> Any:
-    """Name a list whose elements are read as ``kind``."""
+    """Return the type of a list whose elements are read as ``kind``."""
     return GenericAlias(list, (kind,))
 
 
 _AMOUNTS = dict[str, str | int | float | None]
-_PRESENCE = fields()  # only that it is there counts
+_PRESENCE = fields()  # only its presence counts
 _CONTAINER = fields(resources=fields(limits=_AMOUNTS), restartPolicy=str)
 _CONTAINER_STATUS = fields(
     name=str,

@@ -2,8 +2,8 @@
 
     python -m drabridge.kube.kubeconfig FILE [CONTEXT]
 
-prints the :class:`~drabridge.kube.access.Access` as JSON, or why there is none. Besides, the leader election is the
-client's own: it needs what the client reads.
+prints the :class:`~drabridge.kube.access.Access` as JSON, or why there is none. The leader election, which is the
+client's own, also uses this module: it needs the client's ``Configuration``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from drabridge.kube.access import Access, NoAccess, credential
 from podresources.resolve.files import UnreadableFileError, read_named
 
 T = TypeVar("T")
-DEPTH_MAX, VALUES_MAX = 50, 100_000  # of YAML, aliases written out: the client's own reader takes minutes for more
+DEPTH_MAX, VALUES_MAX = 50, 100_000  # of YAML with aliases expanded: for more, the client's own reader takes minutes
 
-# The client imports pydantic, which would look for plugins: nobody else's belong into a process that runs as root.
+# The client imports pydantic, which would load plugins: foreign code must not run in a process of root.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
@@ -47,7 +47,7 @@ def _loaded(path: Path, context: str | None) -> Any:
 
 
 def _check(path: Path) -> None:
-    """Raise ConfigError or an error of YAML for a file that the client would read for very long."""
+    """Raise ConfigError, or an error of YAML, if the client would need very long to read the file."""
     try:
         data = read_named(path)
         yaml_reader.read((data or b"").decode(), DEPTH_MAX, VALUES_MAX, lambda found: None)
@@ -58,10 +58,10 @@ def _check(path: Path) -> None:
 
 
 def _translated(path: Path, read: Callable[[], T]) -> T:
-    """Return what is read. Raises ConfigError for all that the client and the YAML library raise for strange files.
+    """Return what ``read`` returns. Raises ConfigError for every exception of the client and the YAML library.
 
-    They read as if a file always had the right form. Of others than their own errors the kind alone is told: the text
-    may have a secret in it.
+    Both may raise any exception for a malformed file. For exceptions that are not their own only the type is reported:
+    the text may contain a secret.
     """
     from kubernetes.config import ConfigException
     from yaml import MarkedYAMLError
@@ -93,7 +93,7 @@ def configuration_in_cluster() -> Any:
 
 
 def _checked(configuration: Any, whose: str) -> Any:
-    """Return the ``Configuration`` with its tokens as HTTP can send them. Raises ConfigError, never quoting one."""
+    """Return the ``Configuration`` with tokens that HTTP can send. Raises ConfigError, whose text never quotes one."""
     configuration.api_key = {
         name: credential(value, f"the token of {whose}") for name, value in configuration.api_key.items() if value
     }
@@ -101,7 +101,7 @@ def _checked(configuration: Any, whose: str) -> Any:
 
 
 def access_of(configuration: Any) -> Access:
-    """Return what a ``Configuration`` says, its files read: they are temporary where a kubeconfig has their text."""
+    """Return the access of a ``Configuration``. Reads its files now: those from text in a kubeconfig are temporary."""
     header: dict[str, Any] = next(iter(configuration.auth_settings().values()), {})
     authorization = header.get("value") or (configuration.get_basic_auth_token() if configuration.username else "")
     return Access(

@@ -1,7 +1,7 @@
-"""Elect one leader among equal processes, by the client library's own election over a Lease.
+"""Elect one leader among equal processes, by the client library's election over a Lease.
 
-The library blocks, so it runs in a thread. Who has lost the leadership must end its process, as programs of client-go
-do: it cannot know what it still has under way.
+The library blocks, so it runs in a thread. A process that has lost the leadership must end, as programs of client-go
+do: it cannot know which of its requests are still under way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REQUEST_SECONDS = (2.0, 3.0)  # to connect, and to read: several attempts fit in
 
 
 class Election(Struct, frozen=True):
-    """Which Lease, for whom, and for how long: 15, 10 and 2 s are what client-go's programs have by default."""
+    """Which Lease, for whom, and for how long. The defaults 15, 10 and 2 s are those of client-go's programs."""
 
     name: str
     namespace: str
@@ -33,7 +33,7 @@ class Election(Struct, frozen=True):
 
     @property
     def renew_seconds(self) -> int:
-        """How long the leader tries to renew before it gives up: less than the others wait."""
+        """Seconds for which the leader tries to renew before it gives up: fewer than the others wait."""
         return self.lease_seconds * 2 // 3
 
     @property
@@ -75,14 +75,14 @@ async def lead(
         reason = "it could not be renewed in time, or another process has it"
         try:
             _elect(election, load, lambda: tell(started), healthy, heard)
-        except SystemExit as error:  # the library's word for wrong durations
+        except SystemExit as error:  # the library raises it for invalid durations
             reason = str(error)
         except Exception as error:
             log.exception("election failed")
             reason = f"{type(error).__name__}: {error}"
         tell(lambda: end(reason))
 
-    _lock_class()  # its error is the caller's
+    _lock_class()  # raises its error in the caller
     threading.Thread(target=run, name="leader-election", daemon=True).start()
     raise LostLeadershipError(f"the leadership {election.namespace}/{election.name} is lost: {await over}")
 
@@ -121,7 +121,7 @@ def _elect(
             return super().call_api(*args, **options)
 
     class Lock(lock_class):  # type: ignore[misc, valid-type]
-        """The library's lock, which takes only answers of the API server for errors, and no broken connections."""
+        """The library's lock. By itself it handles error answers of the API server, but no broken connections."""
 
         def get(self, name: str, namespace: str) -> Any:
             try:

@@ -14,11 +14,11 @@ from drabridge.kube.watch import follow
 
 
 class NodeAnnotationWatch:
-    """Gives ``take`` each value of the annotation ``<driver>/lanes``; None when there is none.
+    """Calls ``take`` with each value of the annotation ``<driver>/lanes``; with None if there is none.
 
-    ``take_cordons`` gets that of ``<driver>/cordoned``, likewise.
-    ``take_labels`` gets the Node's labels with each of its changes; None when the Node is gone. ``take_allocatable``
-    gets how many devices of each resource pods may have there, as the scheduler knows it.
+    ``take_cordons`` gets the value of ``<driver>/cordoned`` in the same way. ``take_labels`` gets the Node's labels at
+    each change of the Node; None when a watch shows its deletion. ``take_allocatable`` gets resource -> number of
+    devices in ``status.allocatable``.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ def _annotation(node: Json, key: str) -> str | None:
 
 
 def _allocatable(node: Json) -> Mapping[str, int]:
-    """Read the numbers of extended resources; memory, and what else has a unit, is left out."""
+    """Read resource -> number from ``status.allocatable``; amounts with a unit, such as memory, are left out."""
     status = node.get("status")
     amounts = status.get("allocatable") if isinstance(status, dict) else None
     if not isinstance(amounts, dict):

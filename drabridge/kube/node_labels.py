@@ -1,7 +1,7 @@
-"""Write labels of this node's Node by server-side apply: only when they differ, and only those that are ours.
+"""Write labels of this node's Node object by server-side apply: only if they differ, and only our own.
 
-The API server keeps who wrote which label (``metadata.managedFields``). What another manager has written, NVIDIA's GPU
-Feature Discovery through NFD for example, stays as it is; what we wrote before and want no more is removed.
+The API server records who wrote which label (``metadata.managedFields``). Labels of other managers, for example of
+NVIDIA's GPU Feature Discovery through NFD, stay as they are. Labels that we wrote and no longer want are removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 
-COALESCE_SECONDS = 1.0  # devices that come together, at the start of a driver, make one write
+COALESCE_SECONDS = 1.0  # devices that appear together when a driver starts cause one write
 FIRST_SECONDS, MOST_SECONDS = 0.5, 60.0  # between attempts
 WRITE_RIGHT = "the chart grants it while config.nodeLabels is there; to remove labels make it {} before it is left out"
 
@@ -36,11 +36,11 @@ class LabelsSeen(Struct, frozen=True):
 
 
 class LabelPlan(Struct, frozen=True):
-    """What to do. ``ours``: the labels that we own and shall own. ``left``: wanted label -> who else has written it."""
+    """What to do. ``ours``: all labels that we shall own. ``left``: wanted label -> who else has written it."""
 
     ours: Mapping[str, str]
     left: Mapping[str, str]
-    differs: bool  # from what the Node has
+    differs: bool  # ``ours`` is not what we own now
 
 
 def labels_of(node: Json) -> LabelsSeen:
@@ -73,7 +73,7 @@ def plan(seen: LabelsSeen, wanted: Mapping[str, str], manager: str) -> LabelPlan
 
 
 class NodeLabelWriter:
-    """Keeps the labels of one Node as they are wanted. It asks the API server nothing: a watch tells it."""
+    """Writes the wanted labels of one Node. It reads nothing: a watch gives the Node's labels to :meth:`seen`."""
 
     def __init__(self, cluster: Callable[[], Cluster | None], node: str, manager: str) -> None:
         self._cluster = cluster
@@ -85,7 +85,7 @@ class NodeLabelWriter:
         self._changed = WakeUp()
 
     def want(self, labels: Mapping[str, str]) -> None:
-        """Say which labels the Node shall have of us. Cheap, never blocks."""
+        """Set the labels that the Node shall have from us. Cheap, never blocks."""
         if labels != self._wanted:
             self._wanted = labels
             self._changed.set()
@@ -97,7 +97,7 @@ class NodeLabelWriter:
             self._changed.set()
 
     async def run(self) -> None:
-        """Write until cancelled: again after an error, later and later."""
+        """Write until cancelled; after an error try again, with growing pauses."""
         delays = backoff(FIRST_SECONDS, MOST_SECONDS)
         while True:
             await self._changed.wait()
@@ -125,12 +125,12 @@ class NodeLabelWriter:
                 log.warning("labels of the Node that others have written are left to them", extra={"labels": whose})
         if not found.differs:
             return
-        # With the UID nothing is written to another Node of that name, and none is made.
+        # The UID keeps us from writing to another Node of that name, and from creating one.
         metadata = {"name": self._node, "uid": seen.uid, **({"labels": dict(found.ours)} if found.ours else {})}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
         written = await cluster.apply(NODES, body, manager=self._manager, force=False)
         with reading(f"node {self._node}", ClusterError):
             now = labels_of(written)
-        if self._seen is seen:  # else the watch has told of a later change already
-            self._seen = now  # the watch tells it, too; until then it would be written again
+        if self._seen is seen:  # else the watch has reported a later change already
+            self._seen = now  # else it would be written again until the watch reports it
         log.info("labels of the Node written", extra={"labels": len(found.ours)})

@@ -1,4 +1,4 @@
-"""Read the answers of an API server: whole, bounded in size; or a watch, line by line in a thread."""
+"""Read the answers of an API server: a whole answer of bounded size, or a watch line by line in a thread."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from drabridge.kube.json_reader import Json, ObjectView, decode, event_of, ident
 from drabridge.kube.transport import HttpStatusError
 from drabridge.system.untrusted import Unreadable, reading
 
-MOST_BYTES = 16 << 20  # of one object: 1.5 MB as etcd stores them (its --max-request-bytes), JSON is several times that
-"""A page of a list has a limit of its own, in ``client.py``."""
+MOST_BYTES = 16 << 20  # of one object: etcd stores 1.5 MB (--max-request-bytes), as JSON that is several times larger
+"""A page of a LIST has its own limit, in ``client.py``."""
 CHUNK_BYTES = 1 << 16
-ANSWER_SECONDS = 60.0  # for a whole answer, of 16 MiB at most: a server that sends a byte now and then ends here
+ANSWER_SECONDS = 60.0  # for a whole answer, 16 MiB at most: it also ends answers that trickle in byte by byte
 
 
 class TooLargeError(UnreachableError):
@@ -33,7 +33,7 @@ def cluster_errors(method: str, path: str) -> Iterator[None]:
     try:
         yield
     except HttpStatusError as error:
-        status = _status(error.body)  # the Status has a better message than the HTTP reason
+        status = _status(error.body)  # its message says more than the HTTP reason
         message = status.get("message") or str(error)
         raise error_of(error.status, f"{method.upper()} {path}: {message}", status) from error
     except (HTTPError, OSError) as error:
@@ -61,7 +61,7 @@ def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
     Raises TooLargeError after ``most_bytes``, UnreachableError after ``ANSWER_SECONDS``, and what urllib3 raises.
     """
     data, over = bytearray(), time.monotonic() + ANSWER_SECONDS
-    while chunk := response.read1(CHUNK_BYTES):  # what has come, not as much as was asked for
+    while chunk := response.read1(CHUNK_BYTES):  # returns what has arrived, without waiting for the full size
         data += chunk
         if time.monotonic() > over:
             _abort(response)
@@ -75,7 +75,7 @@ def body_of(response: Any, what: str, most_bytes: int = MOST_BYTES) -> bytes:
 class WatchStream:
     """One watch, read in a thread of its own.
 
-    A busy server may take as long to begin the answer as to go on with it: no other request waits for that.
+    A busy server may take long even to begin the answer; in its own thread, the watch delays no other request.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class WatchStream:
         self._ended = False
 
     def run(self) -> None:
-        """In the thread: open the watch, and read it to its end."""
+        """Open the watch and read it to its end; runs in the thread."""
         try:
             with cluster_errors("watch", self._path):
                 response = self._request()
@@ -112,7 +112,7 @@ class WatchStream:
             self._deliver(UnreachableError(f"watch {self._path}: {type(error).__name__}: {error}"))
 
     def end(self) -> None:
-        """From another thread: end the watch. One that is not open yet ends when it is."""
+        """End the watch, from another thread. If it is not open yet, it ends as soon as it is."""
         with self._lock:
             self._ended, response = True, self._response
         if response is not None:
@@ -122,7 +122,7 @@ class WatchStream:
 def read_event(path: str, view: ObjectView[Any], unreadable: Unreadable, line: bytes) -> WatchEvent[Any]:
     """Read one line of the watch of ``path``.
 
-    Raises the ClusterError that it reports, and what strange data raises.
+    Raises the ClusterError that the line reports; malformed data raises any exception.
     """
     event = event_of(line)
     if event.type == "ERROR":
@@ -144,7 +144,7 @@ def read_event(path: str, view: ObjectView[Any], unreadable: Unreadable, line: b
 def _until_over(response: Any) -> Iterator[bytes]:
     """Yield the lines of a watch until it ends, is cut off, or its reads time out.
 
-    The next watch goes on where this one was, so nothing is missed; a server that is gone does not begin it.
+    The next watch continues from the last version, so nothing is missed; it fails if the server is gone.
     """
     from urllib3.exceptions import HTTPError
 

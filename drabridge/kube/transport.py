@@ -1,4 +1,4 @@
-"""Send requests to one API server over a pool of connections: paths and bytes, nothing of Kubernetes' objects."""
+"""Send requests to one API server over a pool of connections. Knows paths and bytes, but no Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 CONNECTIONS = 8  # kept open: three workers, and as many watches as the agent has
 TOKEN_SECONDS = 60.0  # kubelet replaces a pod's token long before it expires (docs: "Bound service account tokens")
 MOST_BYTES_OF_REFUSAL = 1 << 20
-HEAD_READS = 3  # the head of an answer comes in as many reads' time, or not at all
-HEAD_SECONDS = 30.0  # of a read without a limit of its own
+HEAD_READS = 3  # the head of an answer must arrive within the time limit of so many reads
+HEAD_SECONDS = 30.0  # limit of a read that has none
 
 
 class HttpStatusError(Exception):
-    """The server answered with a status that is no success; ``body`` is what it says of that."""
+    """The server answered with a status other than 2xx; ``body`` is the answer."""
 
     def __init__(self, status: int, reason: str, body: bytes) -> None:
         super().__init__(f"{status} {reason}")
@@ -42,7 +42,7 @@ class Transport:
     """The connections to one server. All methods may be called in several threads."""
 
     def __init__(self, access: Access, user_agent: str) -> None:
-        """Connect when it is used. Raises ConfigError for certificates that cannot be used."""
+        """Prepare; the first request connects. Raises ConfigError for certificates that cannot be used."""
         import urllib3
 
         self._server = access.server
@@ -50,7 +50,7 @@ class Transport:
         self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
         options: dict[str, Any] = {"maxsize": CONNECTIONS, "retries": False}
         if access.server.startswith("https:"):
-            options["ssl_context"] = _tls(access)  # one for all: each has the system's tables, some 0.8 MiB
+            options["ssl_context"] = _tls(access)  # one for all: each has the system's certificates, some 0.8 MiB
             options["server_hostname"] = access.server_name or None
             options["assert_hostname"] = (access.server_name or None) if access.verify else False
         self._pool = urllib3.ProxyManager(access.proxy, **options) if access.proxy else urllib3.PoolManager(**options)
@@ -89,7 +89,7 @@ class Transport:
             )
         except (urllib3.exceptions.HTTPError, OSError):
             raise
-        except ValueError:  # it quotes what it does not send, a token for example
+        except ValueError:  # the message may quote what was not sent, for example a token
             raise ConfigError("the request cannot be sent: HTTP does not allow its path or a header") from None
         if not 200 <= response.status < 300:
             with contextlib.closing(response):
@@ -100,9 +100,9 @@ class Transport:
 
 @functools.cache
 def _pool_classes() -> dict[str, type[HTTPConnectionPool]]:
-    """Return urllib3's pools with connections that wait no longer for the head of an answer than its reads may take.
+    """Return urllib3's pool classes, with connections that limit the time for the head of an answer.
 
-    A read's own limit begins anew with each byte.
+    A read's own time limit starts again with each byte, so a slow server could send a head for ever.
     """
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
@@ -128,7 +128,7 @@ def _pool_classes() -> dict[str, type[HTTPConnectionPool]]:
 
 @contextlib.contextmanager
 def _limited(connection: Any) -> Iterator[None]:
-    """Shut the connection down when the block takes longer than ``HEAD_READS`` reads may."""
+    """Shut the connection down if the block takes longer than ``HEAD_READS`` times a read's limit."""
     timer = threading.Timer(HEAD_READS * (connection.timeout or HEAD_SECONDS), _shut_down, (connection.sock,))
     timer.daemon = True
     timer.start()
@@ -139,13 +139,13 @@ def _limited(connection: Any) -> Iterator[None]:
 
 
 def _shut_down(connected: socket.socket) -> None:
-    """Wake the thread that reads. TLS is passed over: its own shutdown waits for the peer."""
+    """Wake the thread that reads. Shuts down the plain socket: TLS's own shutdown would wait for the peer."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 class _Authorization:
-    """The header that says who asks."""
+    """The Authorization header."""
 
     def __init__(self, access: Access) -> None:
         self._fixed = credential(access.authorization, "the token") if access.authorization else ""
@@ -184,7 +184,7 @@ def _tls(access: Access) -> ssl.SSLContext:
 
 
 def _present(context: ssl.SSLContext, access: Access) -> None:
-    """Load the client's certificate: OpenSSL reads files only, so it gets one that no directory has."""
+    """Load the client's certificate. OpenSSL reads only files, so it gets an anonymous one in memory."""
     descriptor = os.memfd_create("client-certificate", os.MFD_CLOEXEC)
     with os.fdopen(descriptor, "w") as file:
         file.write(f"{access.certificate}\n{access.key}")

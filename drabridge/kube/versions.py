@@ -1,8 +1,8 @@
 """List every version of kubelet's DRA services, resource.k8s.io and metadata files that the agent speaks.
 
-The gRPC services, what registration tells kubelet, the requests and objects for the API server, the metadata files of
-containers and the policies of the chart follow from these rows. A new version is a row here, and, where its form
-differs, a ``.proto`` or a conversion.
+These rows decide the gRPC services, what registration tells kubelet, the requests and objects for the API server, the
+metadata files of containers, and the policies of the chart. To add a version, add a row here and, if its form differs,
+a ``.proto`` or a conversion.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class KubeletService(Struct, frozen=True):
 
     @property
     def supported_version(self) -> str:
-        """The word for it in a registration's ``supported_versions``."""
+        """Its entry in a registration's ``supported_versions``."""
         return f"{self.version}.{self.name}"
 
 
-# Newest first: of the DRAPlugin versions kubelet takes the first that it knows (pkg/kubelet/cm/dra/plugin/
-# registration.go); it ignores words that it does not know.
+# Newest first: kubelet uses the first DRAPlugin version that it knows (pkg/kubelet/cm/dra/plugin/registration.go), and
+# ignores entries that it does not know.
 KUBELET_SERVICES = (
     KubeletService(ServiceName.CLAIMS, "v1", "dra_v1"),  # kubelet 1.34 and later
     KubeletService(ServiceName.CLAIMS, "v1beta1", "dra_v1beta1"),  # kubelet 1.32 and later
@@ -47,9 +47,9 @@ KUBELET_SERVICES = (
 )
 
 METADATA_GROUP = "metadata.resource.k8s.io"
-# Newest first: a file has the same information once in each, and a reader takes the first that it knows (KEP-5304,
-# staging/src/k8s.io/dynamic-resource-allocation/devicemetadata/decode.go). Kubelet and the API server take no part:
-# the driver alone chooses. Both have the same fields (api/metadata/v1beta1/types.go beside v1alpha1).
+# Newest first: a file has the same information in each version, and a reader uses the first version that it knows
+# (KEP-5304, staging/src/k8s.io/dynamic-resource-allocation/devicemetadata/decode.go). The driver alone chooses the
+# versions, not kubelet or the API server. Both versions have the same fields (api/metadata/v1beta1/types.go).
 METADATA_VERSIONS = (
     "v1beta1",  # readers built with Kubernetes 1.37 and later
     "v1alpha1",  # readers built with 1.36
@@ -61,7 +61,7 @@ def _same(device: _Object) -> _Object:
 
 
 def _out_of_basic(device: _Object) -> _Object:
-    """Move the body from ``basic`` up (staging/src/k8s.io/api/resource/v1beta1/types.go)."""
+    """Move the fields of ``basic`` one level up (staging/src/k8s.io/api/resource/v1beta1/types.go)."""
     body = device.get("basic")
     return {"name": device.get("name"), **body} if isinstance(body, Mapping) else device
 
@@ -71,9 +71,9 @@ def _into_basic(device: _Object) -> _Object:
 
 
 class ResourceVersion(Struct, frozen=True):
-    """One version of resource.k8s.io: how a slice's device of that version becomes one of v1, and back.
+    """One version of resource.k8s.io, with the conversion of a slice's device to v1 and back.
 
-    What is read and written of a claim is the same in every version.
+    The fields of claims that are read and written are the same in every version.
     """
 
     version: str
@@ -98,7 +98,7 @@ def choose_version(served: Sequence[str]) -> str | None:
 
 
 def slice_from_v1(obj: _Object, version: str) -> dict[str, Any]:
-    """Convert a ResourceSlice in v1's form to what a server that serves ``version`` takes."""
+    """Convert a ResourceSlice from v1's form to that of ``version``."""
     out = {**obj, "apiVersion": f"{RESOURCE_GROUP}/{version}", "kind": "ResourceSlice"}
     if "devices" in obj.get("spec", {}):
         convert = _BY_VERSION[version].device_from_v1
@@ -109,7 +109,7 @@ def slice_from_v1(obj: _Object, version: str) -> dict[str, Any]:
 def slice_to_v1(obj: _Object, version: str) -> dict[str, Any]:
     """Convert a ResourceSlice that a server sent as ``version`` to v1's form.
 
-    Raises what strange data raises.
+    Malformed data raises any exception.
     """
     spec = obj.get("spec") or {}
     devices = spec.get("devices")

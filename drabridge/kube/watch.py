@@ -1,6 +1,6 @@
 """Follow objects of the API server: list, watch, list again when a watch expires, back off on errors.
 
-A watch that the server ends, or that is cut off, is no error (``response.py``): the next one goes on at its revision.
+A watch that the server ends, or that is cut off, is no error (``response.py``): the next one continues at its version.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from drabridge.kube.json_reader import ObjectIdentity, ObjectView
 
 log = logging.getLogger(__name__)
 
-LEAST_WATCH_SECONDS = 1.0  # between the beginnings of two watches: no tight loop where a server ends each at once
-FIRST_SECONDS, MOST_SECONDS = 0.5, 60.0  # between attempts while it does not answer; client-go's reflector goes to 60
+LEAST_WATCH_SECONDS = 1.0  # between the starts of two watches: no tight loop if a server ends each at once
+FIRST_SECONDS, MOST_SECONDS = 0.5, 60.0  # between attempts without an answer; client-go's reflector waits 60 at most
 STEADY_SECONDS = 10.0
-"""After a watch that lived this long pauses are short again; a list that is answered says nothing about the watch.
-Not client-go's two minutes: where a proxy cuts idle connections after one, we would be blind half the time."""
+"""After a watch of this length the pauses are short again; an answered LIST alone does not prove that watches work.
+client-go takes two minutes: with a proxy that cuts idle connections after one, we would be blind half the time."""
 
 
 T = TypeVar("T")
 
 
 class Follower(Protocol[T]):
-    """Whoever is told about the objects, on the loop."""
+    """Is told about the objects, on the loop."""
 
     @property
     def view(self) -> ObjectView[T]:
@@ -41,10 +41,10 @@ class Follower(Protocol[T]):
         """Take a change of one object. ``kind``: ADDED, MODIFIED or DELETED."""
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """Take a change of an object that could not be read; after :meth:`listed` also each that the list had."""
+        """Take a change of an unreadable object; after :meth:`listed` also each unreadable object of the list."""
 
     def lost(self, error: ClusterError) -> None:
-        """Nothing is known any more, until :meth:`listed`."""
+        """Take the error; until the next :meth:`listed` the objects are not known."""
 
 
 async def follow(

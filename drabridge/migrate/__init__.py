@@ -1,1 +1,1 @@
-"""From limits to claims: report on a cluster, convert manifests. For an administrator's desk, not for a node."""
+"""Move workloads from limits to claims: report, convert, plan, switch. For an administrator's desk, not for a node."""

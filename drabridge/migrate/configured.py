@@ -1,4 +1,4 @@
-"""Say what an agent's configuration, or the caller, makes of each resource when manifests are converted."""
+"""Return how a conversion claims each resource, by an agent's configuration or by the caller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def devices_of(config: Path | None, classes: Mapping[str, str]) -> dict[str, Dev
 def _configured(path: Path) -> dict[str, Device]:
     """Return the resources of an agent's configuration that have a DeviceClass.
 
-    Not those whose names have a template: such a class has devices of several resources.
+    Resources with a template in their name are left out: their class has devices of several resources.
     """
     config = load(path)
     found: dict[str, Device] = {}

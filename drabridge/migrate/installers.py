@@ -1,4 +1,4 @@
-"""Say what stands behind a live object: what installed it and would undo a change, and which operators count limits."""
+"""Find what is behind a live object: what installed it and would undo a change, and which operators count limits."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from msgspec import Struct
 
 
 class CountingOperator(Struct, frozen=True):
-    """Custom resources whose operator looks at limits, or knows no claims. ``kinds``: how their names begin.
+    """Custom resources whose operator reads limits, or cannot use claims. ``kinds``: prefix of their kinds.
 
-    ``seen``: what it makes of limits. ``after``: what to tell it once they are claims; "" where nothing can be told.
+    ``seen``: what the operator does with limits. ``after``: what to configure once they are claims; "" if nothing.
     """
 
     group: str
@@ -43,7 +43,7 @@ _OPERATORS = (  # the first row that fits
 
 
 def counting_operator(group: str, kind: str) -> CountingOperator | None:
-    """Return the row of a custom resource; None where its operator does not care about limits."""
+    """Return the row of a custom resource; None if its operator ignores limits."""
     return next((one for one in _OPERATORS if one.group == group and kind.startswith(one.kinds)), None)
 
 
@@ -54,9 +54,9 @@ Key = tuple[str, str, str]
 
 
 class Installer(Struct, frozen=True):
-    """What owns an object. ``from_git``: it brings what is in a repository by itself.
+    """What owns an object. ``from_git``: it installs what is in a repository by itself.
 
-    ``source``: the object that makes it, where that has a manifest: kind, name and namespace, "" where any will do.
+    ``source``: (kind, name, namespace) of the object that makes it, if that has a manifest; namespace "": any.
     """
 
     words: str
@@ -64,7 +64,7 @@ class Installer(Struct, frozen=True):
     source: tuple[str, str, str] = ("", "", "")
 
     def manifest_in(self, keys: Iterable[Key]) -> Key | None:
-        """Return which of these objects makes what it owns; None where none does."""
+        """Return the one of these objects that is ``source``; None if there is none."""
         kind, name, namespace = self.source
         found = (key for key in keys if kind and key[1:] == (kind, name) and namespace in ("", key[0]))
         return next(found, None)
@@ -75,7 +75,7 @@ IN_FOLDER = "apply writes a folder with a patch of what Helm makes, and waits un
 
 
 def installer_of(metadata: Mapping[str, Any]) -> Installer | None:
-    """Return what installed an object, by what it wrote into it; None where nothing says so."""
+    """Return what installed an object, by the labels and annotations that it wrote; None if unknown."""
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if name := labels.get("kustomize.toolkit.fluxcd.io/name"):
         return Installer(f"Flux's Kustomization {name}", from_git=True)
@@ -94,7 +94,7 @@ def installer_of(metadata: Mapping[str, Any]) -> Installer | None:
 
 
 def operator_of(kind: str) -> Installer:
-    """Return what owns what is made of a custom resource: only its own manifest can be changed."""
+    """Return the owner of objects that a custom resource's operator makes: change the custom resource itself."""
     return Installer(f"the operator of {kind}s", from_git=True)
 
 

@@ -1,4 +1,4 @@
-"""Survey manifests in folders: what of them could move to claims today, and what blocks the rest."""
+"""Survey manifests in folders: which could move to claims today, and what blocks the rest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from drabridge.migrate.report.text import Layout, wrapped
 from drabridge.status.markup import Html, tag
 from podresources.table import render
 
-_ALONE = 64  # files that are read without other processes: to start these takes half a second
+_ALONE = 64  # up to so many files are read in this process: starting others takes half a second
 _AT_ONCE = 32
 _NONE: Mapping[str, str] = {}
 _PLACES = 3  # of each block, in a table
@@ -52,10 +52,10 @@ Progress = Callable[[str, int], None]
 
 
 class Subject(Struct, frozen=True):
-    """One thing in a file that asks for devices: an object, or values of a chart (no kind).
+    """One part of a file that asks for devices: an object, or values of a chart (no kind).
 
-    ``devices``: resource -> devices of all its pods; of what is blocked, nothing. ``blocked``: why it stays on limits;
-    "" where it moves. ``action``: what to do then.
+    ``devices``: resource -> devices of all its pods; {} if it is blocked. ``blocked``: why it stays on limits, "" if it
+    moves. ``action``: what to do if it is blocked.
     """
 
     file: str
@@ -69,7 +69,7 @@ class Subject(Struct, frozen=True):
 
 
 class Share(Struct, frozen=True):
-    """How much of one owner or tool moves."""
+    """How many subjects of one owner or tool can move."""
 
     name: str
     moves: int
@@ -96,12 +96,12 @@ class Survey(Struct, frozen=True):
 
     @property
     def moves(self) -> int:
-        """Return how many could move today."""
+        """Return how many subjects could move today."""
         return sum(not one.blocked for one in self.subjects)
 
     @property
     def devices(self) -> dict[str, int]:
-        """Return how many devices of each resource those ask for."""
+        """Return resource -> devices, of the subjects that could move."""
         found: Counter[str] = Counter()
         for one in self.subjects:
             found.update(one.devices)
@@ -109,17 +109,17 @@ class Survey(Struct, frozen=True):
 
     @property
     def owners(self) -> list[Share]:
-        """Return how much of each owner moves."""
+        """Return the shares by owner."""
         return _shares(self.subjects, lambda one: one.owner)
 
     @property
     def tools(self) -> list[Share]:
-        """Return how much moves of what makes pods."""
+        """Return the shares by the tool that makes the pods."""
         return _shares(self.subjects, lambda one: one.tool)
 
     @property
     def blocks(self) -> list[Block]:
-        """Return what blocks, the most frequent first."""
+        """Return the blocks, most frequent first."""
         groups: dict[str, list[Subject]] = {}
         for one in self.subjects:
             if one.blocked:
@@ -159,8 +159,8 @@ def survey_folders(
 ) -> Survey:
     """Return the survey of all manifests below the paths.
 
-    ``devices``: none means what a cluster's ``classes`` (DeviceClass -> its extendedResourceName) are for, and the
-    vendors' DeviceClasses for the others.
+    ``devices``: resource -> how it is claimed. If empty, a cluster's ``classes`` (DeviceClass -> extendedResourceName)
+    decide, and the vendors' DeviceClasses for all other resources.
     """
     found = files.find(paths, devices or WORDS)
     listed = [path for group in found.groups for path in group.files]
@@ -212,7 +212,7 @@ def _pattern_of(resources: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _moving(path: str, found: Conversion) -> Iterable[Subject]:
-    """Return the objects of which pods move to claims, each once."""
+    """Return the objects whose pods can move to claims, each once."""
     subjects: dict[tuple[int, str], Subject] = {}
     for pod in found.pods:
         one = pod.manifest
@@ -245,7 +245,7 @@ def _tool_of(manifest: Manifest | None) -> str:
 
 
 def _folder(path: Path, roots: Iterable[Path]) -> str:
-    """Return the folder below a root that a file is in: whose it is where no namespace says it."""
+    """Return the folder below a root that a file is in: it names the owner if no namespace does."""
     for root in roots:
         if path.is_relative_to(root):
             parts = path.relative_to(root).parts
@@ -286,7 +286,7 @@ def headline(survey: Survey) -> str:
 
 
 def text(survey: Survey, width: int | None) -> str:
-    """Return the survey as tables, at most as wide as the terminal where lines can be broken."""
+    """Return the survey as tables. Lines that can be broken are at most as wide as the terminal."""
     layout = Layout(width, wide=False)
     lines = [headline(survey)]
     for title, shares in (("OWNER", survey.owners), ("TOOL", survey.tools)):
@@ -308,7 +308,7 @@ def text(survey: Survey, width: int | None) -> str:
 
 
 def page(survey: Survey, at: str) -> str:
-    """Return the survey as one HTML page, as the report is one. ``at``: when the files were read, RFC 3339."""
+    """Return the survey as one HTML page in the style of the report. ``at``: when the files were read, RFC 3339."""
     return document(
         "What moves to claims", [headline(survey)], at, list(_sections(survey)), ["drabridge migrate report FOLDER"]
     )

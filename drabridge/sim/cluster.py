@@ -33,9 +33,9 @@ from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
 
 RUN_SECONDS_ANNOTATION = "sim.drabridge/run-seconds"
-"""On a pod: its containers end by themselves after so long. Programs are not run, so something must say it."""
+"""On a pod: seconds after which its containers end by themselves. No programs run, so the pod must say it."""
 LINGER_SECONDS_ANNOTATION = "sim.drabridge/linger-seconds"
-"""On a pod: its containers go on for so long after its object is gone, as force-deleted ones do."""
+"""On a pod: seconds for which its containers run on after its object is gone, as after a force delete."""
 
 JOB_POD_SECONDS = 0.2
 """How long the containers of a Job's pods run without the annotation."""
@@ -85,12 +85,12 @@ class ClusterNode:
         self._timings = timings
         self._name = kubelet.node.name
         self._busy: dict[str, asyncio.Task[None]] = {}
-        self._linger: dict[str, float] = {}  # by uid: the object is gone when it is needed
+        self._linger: dict[str, float] = {}  # by uid: when it is needed, the object is gone
         self._posted = 0
         self._ends: dict[str, str] = {}  # when each run of a container ended
 
     async def run(self) -> None:
-        """Until cancelled. Programming errors end it: the cluster shows them to whoever waits on it."""
+        """Run until cancelled. A programming error ends it; :meth:`SimCluster.wait` raises that error."""
         try:
             while True:
                 if not self._faults.partitioned:
@@ -165,7 +165,7 @@ class ClusterNode:
             return  # the next kubelet finds the pod in the node's list, or the next pass brings it
 
     def _with_run_seconds(self, pod: JSON) -> JSON:
-        """Return the manifest with the time its containers take, where something says it."""
+        """Return the manifest with the run time of its containers, if an annotation or a Job sets one."""
         given = pod["metadata"].get("annotations", {}).get(RUN_SECONDS_ANNOTATION)
         of_job = any(one["kind"] == "Job" for one in pod["metadata"].get("ownerReferences", []))
         seconds = float(given) if given else (JOB_POD_SECONDS if of_job else None)
@@ -193,7 +193,7 @@ class ClusterNode:
             await self._kubelet.delete_pod(uid, force=True, linger_seconds=linger)
 
     def _report(self, pod: JSON, status: PodStatus) -> None:
-        """Write the status when it says something new."""
+        """Write the status if it changed."""
         meta, before = pod["metadata"], pod["status"]
         after = {**before, "phase": str(status.phase), **self._containers(pod, status)}
         said = {"reason": status.reason, "message": status.message}
@@ -261,7 +261,7 @@ class ClusterTimings:
 
     @classmethod
     def fast(cls) -> ClusterTimings:
-        """Return what tests use: waits that nobody measures are 20 to 300 times shorter."""
+        """Return the timings for tests: waits that no test measures are 20 to 300 times shorter."""
         return cls(Timings.fast(), SchedulerTimings.fast(), NodeTimings(sync_seconds=0.01))
 
 
@@ -286,7 +286,7 @@ class SimCluster:
         runtime: Callable[[str], Runtime] | None = None,
         seed: int = 0,
     ) -> None:
-        """``release`` and ``gates`` are the control plane's, and those of kubelets without a ``kubelet_version``."""
+        """``release`` and ``gates`` hold for the control plane, and for kubelets without a ``kubelet_version``."""
         self.root = Path(root)
         self.timings = timings or ClusterTimings()
         self.api = SimApiServer(release=release, gates=gates, versions=versions, tls=tls)
@@ -368,7 +368,7 @@ class SimCluster:
     async def delete(
         self, plural: str, name: str, namespace: str = "default", *, force: bool = False, timeout: float = 60.0
     ) -> None:
-        """``kubectl delete``: returns when the object is gone. ``force`` is grace period 0 for pods."""
+        """Do what ``kubectl delete`` does; return when the object is gone. ``force``: grace period 0 for pods."""
         scoped = BY_PLURAL[plural].namespaced
         where = namespace if scoped else ""
         uid = self.api.objects.delete(plural, name, where, grace_seconds=0 if force else None)["metadata"]["uid"]
@@ -403,7 +403,7 @@ class SimCluster:
         return self.api.objects.get("pods", name, namespace)
 
     def events(self, name: str = "", reason: str = "") -> list[JSON]:
-        """Events about objects called ``name``, with ``reason``."""
+        """Return the Events about objects called ``name``, with ``reason``."""
         fields = ",".join(
             term
             for term in (f"involvedObject.name={name}" if name else "", f"reason={reason}" if reason else "")
@@ -412,7 +412,7 @@ class SimCluster:
         return list(self.api.objects.list("events", fields=fields))
 
     def describe(self) -> str:
-        """Every pod with its phase and the last thing that was said about it."""
+        """Return each pod with its phase and its last Event, as text."""
         lines = []
         for pod in self.api.objects.peek("pods"):
             said = [event["message"] for event in self.events(pod["metadata"]["name"])]

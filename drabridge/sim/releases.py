@@ -1,7 +1,7 @@
-"""The table of Kubernetes releases: everything that the simulated parts do differently from one to the next.
+"""List the Kubernetes releases: everything that the simulated parts do differently from one release to the next.
 
-A new release is one new row. Where a column says nothing else, its source is the release's own source text, and the
-recordings in ``tests/sim/fixtures`` show it.
+A new release is one new row. Unless a column says otherwise, its source is the release's own source code, and the
+recordings in ``tests/sim/fixtures`` prove it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 
 class Gate(Enum):
-    """What a release has made of a feature gate. A gate that is not in a row is not known to that release."""
+    """The state of a feature gate in a release. A release does not know a gate that is not in its row."""
 
     OFF = "off by default"
     ON = "on by default"
@@ -39,14 +39,14 @@ class Release:
     resource_versions: tuple[str, ...] = ("v1",)
     """Served versions of resource.k8s.io, in order of preference. All others are off by default."""
     kinds: frozenset[str] = frozenset()
-    """Of the kinds that not every release serves, those that this one does."""
+    """Kinds that this release serves and others do not."""
     slice_selectors: tuple[str, ...] = ("spec.nodeName", "spec.driver")
     """Field selectors of ResourceSlices beside metadata.name."""
     taint_effects: tuple[str, ...] = ("NoExecute", "NoSchedule", "None")
     shows_empty_devices: bool = False
     """A slice without devices is shown with ``devices: null``."""
     drops_tolerations: bool = True
-    """Those of claims are dropped where DRADeviceTaints is off."""
+    """Tolerations of claims are dropped if DRADeviceTaints is off."""
     counters_beside_devices: bool = False
     """A slice's devices consume its own counters. Later counters are in slices of their own."""
     max_taints: int = 16
@@ -56,25 +56,25 @@ class Release:
     claims_block_owner: bool = False
     """Generated claims have ``blockOwnerDeletion`` in their owner reference."""
     configurations_repeat: bool = True
-    """A claim's configuration is in the allocation once for each request that it is for."""
+    """An allocation has a claim's configuration once for each request that the configuration is for."""
     configurations_for_all_name_none: bool = False
     """A configuration in an allocation that is for all requests does not name them."""
 
     # -- kubelet
     dra_services: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-    """Of DRA drivers, those that kubelet speaks."""
+    """The services of DRA drivers that kubelet can call."""
     health_services: tuple[str, ...] = ("v1alpha1.DRAResourceHealth",)
-    """Of DRA drivers, by preference."""
+    """The health services that kubelet can call, in order of preference."""
     health_is_advertised: bool = False
     """A health service is opened only when the driver advertises it (``pickHealthService``). Before: always."""
     share_ids: bool = True
-    """Of a device of which several have a part: in PodResources, and in kubelet's own file."""
+    """PodResources and kubelet's own file have the share ids of shared devices."""
     plugins_overlap: bool = False
     """Two instances of a device plugin may be connected at once: kubernetes#135437."""
     prepare_appends: bool = True
-    """Devices of a repeated prepare are added to those known: kubernetes#140274."""
+    """A repeated prepare adds its devices to the known ones: kubernetes#140274."""
     unprepares_for_strangers: bool = True
-    """The end of a pod that never got a claim unprepares it under the pod that has it: kubernetes#140212."""
+    """A pod that ends without having got its claim unprepares it, though another pod has it: kubernetes#140212."""
 
     @property
     def version(self) -> str:
@@ -207,7 +207,7 @@ GATES = frozenset(name for row in ROWS for name in row.gates)
 
 
 def kubelet_of(text: str) -> Release:
-    """Return the row for ``1.36``, ``v1.36`` or ``1.36.2``; for 1.26 to 1.33 the first, with that number in it.
+    """Return the row for ``1.36``, ``v1.36`` or ``1.36.2``; for 1.26 to 1.33 the row ``OLDEST`` with that number.
 
     Raises ValueError for anything else.
     """
@@ -222,7 +222,7 @@ def kubelet_of(text: str) -> Release:
 
 
 def release_of(text: str) -> Release:
-    """Return the row of a whole release. Raises ValueError for one of which only kubelet is simulated, or none."""
+    """Return the row of a release. Raises ValueError if it is unknown, or if only its kubelet is simulated."""
     row = kubelet_of(text)
     if not row.control_plane:
         raise ValueError(f"Kubernetes {text}: an API server is simulated of {', '.join(RELEASES)} only")

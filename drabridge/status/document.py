@@ -1,6 +1,6 @@
-"""Make the status document: what an on-call person needs, for ``drabridge status``, the page and scripts.
+"""Build the status document: what an on-call person needs, for ``drabridge status``, the page and scripts.
 
-The document is versioned: keys are added, never renamed, within one ``apiVersion``.
+Within one ``apiVersion`` keys are added, never renamed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.turns import NOBODYS, Turns
 
 API_VERSION = "drabridge/v1alpha1"
-_UNPUBLISHED = "waits for the API server, which has not taken our slices"  # kubelet is asked when it has
+_UNPUBLISHED = "waits for the API server, which has not taken our slices"  # kubelet is asked only after that
 Document = dict[str, Any]
 
 
@@ -48,7 +48,7 @@ class RecentRefusal(Struct, frozen=True):
 
 
 class AgentInfo(Struct, frozen=True):
-    """Which agent it is."""
+    """Identifies the agent."""
 
     node: str
     driver: str
@@ -73,7 +73,7 @@ class Findings(Struct, frozen=True):
     connections: Sequence[KubeletConnection] = ()
     not_ready: Sequence[str] = ()  # why ``/readyz`` says no
     refusals: Iterable[RecentRefusal] = ()
-    notes: Sequence[str] = ()  # what a person should know besides
+    notes: Sequence[str] = ()  # further sentences for people
     features: Sequence[Mapping[str, Any]] = ()  # of the cluster: name, state, askedBy, sentence, needed
 
 
@@ -182,7 +182,7 @@ def _attribute(named: tuple[str, Attribute]) -> tuple[str, str | bool | int]:
 
 
 def _hindrance_text(ledger: Ledger, entry: Entry) -> str:
-    """Return why a device is not offered though its lane and its presence allow it; "" if nothing hinders it."""
+    """Return why a device is not offered although its lane and presence allow it; "" if nothing prevents it."""
     if entry.denied:
         return f"claim {entry.denied[0].claim} was denied its lease, and has not let go of it: for no other claim"
     there = entry.owner is Owner.NONE and entry.device.presence is Presence.PRESENT
@@ -205,7 +205,7 @@ def _former_text(device: Device | None) -> str:
 
 def _holders(entry: Entry) -> list[Document]:
     found: list[Document] = []
-    # In quarantine nobody knows of a pod, unless kubelet shows one.
+    # In quarantine a pod is known only if kubelet shows one.
     if entry.hold is not None and (entry.hold.pods or entry.owner is not Owner.QUARANTINE):
         pods = entry.hold.pods or (None,)
         found += [
@@ -236,7 +236,7 @@ def _holders(entry: Entry) -> list[Document]:
 
 
 def evidence(entry: Entry) -> str:
-    """Return why the ledger believes that the device is held or free; in quarantine: what is missing to end it."""
+    """Return why the ledger takes the device for held or free; in quarantine: which evidence is missing."""
     if entry.owner is Owner.NONE:
         return f"released: {entry.released_because}" if entry.released_because else "never held"
     hold = [f"{entry.hold.because}{_seen(entry, entry.hold)}"] if entry.hold is not None else []
@@ -255,7 +255,7 @@ def _lingering(held: ClaimHold) -> str:
 
 
 def releases_wait(ledger: Ledger, policy: LedgerPolicy, now: float) -> str:
-    """Return until when no pod's hold ends, and why; "" if nothing is held, or holds may end."""
+    """Return until when holds of pods cannot end, and why; "" if no pod holds a device, or holds may end."""
     node = ledger.node
     held = sum(entry.hold is not None for entry in ledger.entries.values())
     if now >= node.releases_suspended_until or not held:

@@ -8,12 +8,12 @@ from podresources.table import printable
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is HTML already and is not escaped."""
 
     __slots__ = ()
 
 
-# As html.escape has it; that module brings the table of all named characters, which is 0.5 MiB.
+# As in html.escape; that module would also load the table of all named characters, 0.5 MiB.
 _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 _VOID = frozenset({"meta", "link", "br"})
 
@@ -33,10 +33,10 @@ def tag(name: str, /, *children: object, **attributes: object) -> Html:
 
 
 def escape(value: object) -> str:
-    """Return a value as text that no browser takes for markup, and that does not turn the direction of writing."""
+    """Return a value as text without markup and without characters that change the direction of writing."""
     return "\n".join(map(printable, str(value).split("\n"))).translate(_ESCAPES)
 
 
 def join(children: Iterable[object]) -> str:
-    """Return children one after the other, escaped likewise."""
+    """Return the children one after the other, each escaped unless it is :class:`Html`."""
     return "".join(child if isinstance(child, Html) else escape(child) for child in children if child is not None)

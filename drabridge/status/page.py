@@ -1,7 +1,7 @@
 """Show the status document as one HTML page: read-only, without scripts, nothing fetched from elsewhere.
 
-Device names, pod names and messages come from udev, users and peers, so nothing is put into the page but through
-:func:`drabridge.status.markup.tag`, which escapes all text that is not markup already.
+Device names, pod names and messages come from udev, users and peers. So everything goes into the page through
+:func:`drabridge.status.markup.tag`, which escapes all text that is not :class:`~drabridge.status.markup.Html`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from drabridge.status.wording import (
 )
 
 ROWS_MAX = 400  # devices shown in all; a browser lays out this many at once, and nobody reads more
-CELLS_MAX = 64  # devices drawn one by one in a bar; more of them would be thinner than their gaps
+CELLS_MAX = 64  # devices drawn one by one in a bar; more cells would be thinner than the gaps between them
 REFUSALS_MAX = 10
 REFRESH_SECONDS = 10
 
@@ -37,7 +37,7 @@ STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 
 HEADERS: Mapping[str, str] = {
-    # Nothing but our own style sheet and the icon within the page; no script even if one got in.
+    # Only our own style sheet and the embedded icon; an injected script would not run.
     "Content-Security-Policy": (
         f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -48,7 +48,7 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
-# Lane -> (class of its colour, symbol that says the same without colour).
+# Lane -> (class of its colour, symbol for readers without colour).
 _LANES = {
     "legacy": ("legacy", "■"),
     "dra": ("dra", "●"),
@@ -115,7 +115,7 @@ def _header(document: Row, now: float) -> Html:
 
 
 def _mark(kind: str) -> Html:
-    """Return the sign of well or bad beside the colour; screen readers hear the words that follow."""
+    """Return the sign for well or bad, beside the colour. Screen readers skip it and read the words after it."""
     return tag("span", "✓" if kind == "well" else "!", class_=f"mark {kind}", aria_hidden="true")
 
 
@@ -128,7 +128,7 @@ def _icon(kind: str) -> str:
 
 
 def _trouble(document: Row) -> Iterator[tuple[str, str]]:
-    """Yield (what, in words) for everything that a person must look at."""
+    """Yield (heading, words) for everything that a person must look at."""
     for reason in document["notReadyBecause"]:
         yield "Not ready", reason
     for collision in document["collisions"]:
@@ -150,7 +150,7 @@ def _trouble_section(trouble: Sequence[tuple[str, str]]) -> Html | None:
 
 
 def _resource(resource: Row, devices: Sequence[Row], rows: Sequence[Row], now: float) -> Html:
-    """Show a resource: the figures and the bar of all its devices, and the rows that are shown."""
+    """Return a resource's section: figures and bar for all its ``devices``, and a table of ``rows``."""
     figures = (
         ("free", "free", "quiet"),
         ("heldByPods", "held by pods", "quiet"),
@@ -181,7 +181,7 @@ def _resource(resource: Row, devices: Sequence[Row], rows: Sequence[Row], now: f
 def _bar(resource: Row, rows: Sequence[Row]) -> Html:
     """Draw the lanes side by side: solid is held, pale is free.
 
-    One cell is a device, or a group where they are many.
+    One cell is one device; with more than CELLS_MAX devices it is a group.
     """
     order = {"legacy": 0, "legacy-to-dra": 2, "dra-to-legacy": 2, "shared": 3}
     cells = [(row["lane"], row["owner"] != "none", 1, _kind(row) == "bad") for row in rows]
@@ -254,7 +254,7 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[tuple[str | None
 def _fit(rows: Sequence[Row]) -> tuple[dict[str, list[Row]], int]:
     """Return devices by resource, ROWS_MAX at most, and how many are left out.
 
-    Those that nothing is to be said about are left out first.
+    The least urgent devices are left out first.
     """
     chosen = range(len(rows))
     if len(rows) > ROWS_MAX:

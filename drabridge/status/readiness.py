@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class ClaimsState(Struct, frozen=True):
     """The DRA side at one moment. Texts are for people, and empty when there is nothing to say."""
 
-    wanted: bool  # claims are served, or are to be
+    wanted: bool  # claims are, or shall be, served
     ready: bool = False  # kubelet has taken the plugin, and the API server has our slices
     registered: bool = False  # kubelet has taken the plugin
     published: bool = False  # the API server has our slices
     waits_for: str = ""  # what it waits for while it is not ready
-    records_error: str = ""  # why no claim can be recorded, so that none can be granted
-    stranded: str = ""  # what waits for the DRA side while that is off
+    records_error: str = ""  # why claims cannot be recorded and so not granted
+    stranded: str = ""  # claims or devices that wait for the DRA side while it is off
     off: str = ""  # why claims cannot be served here
 
 
@@ -36,7 +36,7 @@ class Troubles(Struct, frozen=True):
     devices: str = ""  # why the newest devices could not be taken into the ledger
     ledger: str = ""  # why the ledger cannot be written
     cdi: str = ""  # why CDI files that are needed cannot be written
-    vendor: str = ""  # which software of the vendor whose names this agent uses runs beside it
+    vendor: str = ""  # the vendor's own software that runs here although this agent uses its names
 
 
 class AgentState(Struct, frozen=True):
@@ -48,13 +48,13 @@ class AgentState(Struct, frozen=True):
     servers: tuple[ServerState, ...]  # of the DevicePlugin side, one for each resource
     claims: ClaimsState
     troubles: Troubles
-    competing: Mapping[str, str]  # resource -> in words, that another plugin serves it, too
-    merge_seconds: float  # how long the merge at the start waits for kubelet at most
+    competing: Mapping[str, str]  # resource -> a sentence that another plugin serves it, too
+    merge_seconds: float  # seconds for which the start-up merge waits for kubelet at most
     nvml_problem: str | None = None  # why NVML does not answer, "" while it does; None where nothing needs it
 
 
 def not_ready(state: AgentState) -> list[str]:
-    """List the reasons; empty when every resource is registered and listened to, and grants are durable."""
+    """Return the reasons; empty if kubelet has every resource registered and listens, and grants are durable."""
     troubles, claims = state.troubles, state.claims
     devices = f"{troubles.devices}. It is tried again; the log says more" if troubles.devices else ""
     if troubles.vendor and not state.servers:

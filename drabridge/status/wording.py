@@ -9,7 +9,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-HOLDERS_MAX = 3  # named in one sentence or cell of a device that many share; -o wide and the page name all
+HOLDERS_MAX = 3  # holders named in one sentence or cell; -o wide and the page name all
 
 _LEASES = {"dra-pending": "leasing", "dra-granted": "leased", "dra-prepared": "leased, prepared"}  # in the shared lane
 
@@ -19,7 +19,7 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def verdict(document: Row) -> tuple[bool, str]:
-    """Return (whether all is well, the same in words)."""
+    """Return (whether all is well, a phrase that says it)."""
     if not document["ready"]:
         return False, "not ready"
     if any(row["inDoubt"] for row in document["resources"]):
@@ -28,10 +28,7 @@ def verdict(document: Row) -> tuple[bool, str]:
 
 
 def doubts(document: Row) -> list[tuple[str, str]]:
-    """Return (owner, words) of every device in conflict or quarantine.
-
-    It is offered to nobody until that ends.
-    """
+    """Return (owner, words) for every device in conflict or quarantine. Such a device is offered to nobody."""
     found = []
     for row in document["devices"]:
         if row["owner"] in DOUBT:
@@ -41,7 +38,7 @@ def doubts(document: Row) -> list[tuple[str, str]]:
 
 
 def owner(row: Row) -> str:
-    """Return who owns a device, in one or two words: what claims have of the shared lane is leased to them."""
+    """Return a device's owner in one or two words. In the shared lane, claims have leases."""
     word = str(row["owner"])
     return _LEASES.get(word, word) if row["lane"] == "shared" else word
 
@@ -62,7 +59,7 @@ def holders(row: Row, most: int | None = None) -> list[str]:
 
 
 def move_text(row: Row, now: float) -> str:
-    """Return how far a device's move is, whom it waits for, and why; empty without a move.
+    """Return the state of a device's move, whom it waits for, and why; "" without a move.
 
     For example ``waiting 4m for default/a/main; ...``.
     """
@@ -81,10 +78,7 @@ def evidence(row: Row, now: float) -> str:
 
 
 def grouped_refusals(refusals: Sequence[Row]) -> list[Row]:
-    """Return refusals, newest first; those that say the same are one, with their number.
-
-    Kubelet tries again every few seconds.
-    """
+    """Return the refusals, newest first; equal ones become one with their number: kubelet retries every few seconds."""
     same: dict[tuple[str, ...], list[Row]] = {}
     for one in reversed(refusals):
         same.setdefault((one["api"], one["device"], one["reason"], one["message"]), []).append(one)

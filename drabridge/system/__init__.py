@@ -1,4 +1,4 @@
-"""What any daemon needs of its machine: clock, files, HTTP, threads, supervision.
+"""Provide what any daemon needs of its machine: clock, files, HTTP, threads, supervision.
 
 Nothing here knows a device.
 """

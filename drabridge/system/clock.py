@@ -1,8 +1,8 @@
 """Give wall time that nobody can set while the agent runs.
 
-The ledger counts seconds between stamps: how young a hold is, for how long a pod was not seen, until when a new kubelet
-is not believed. A clock that is set back would hold devices for as long as the step was. A clock that is set forward
-would skip those waits; time servers do that minutes after a boot, just when kubelet does not know all pods yet.
+The ledger compares time stamps: how young a hold is, how long a pod was not seen, until when a new kubelet is not
+believed. If the clock were set back, devices would stay held longer by the length of the step. If it were set forward,
+those waits would be skipped; time servers do that minutes after a boot, when kubelet does not know all pods yet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-TOLD_SECONDS = 5.0  # smaller steps are what time servers do, and nothing here is that exact
+TOLD_SECONDS = 5.0  # smaller steps are normal with time servers, and do not matter here
 NEVER_SET = 1_577_836_800.0  # 2020-01-01: an earlier clock has no battery
 
 
@@ -23,17 +23,17 @@ def boot_seconds() -> float:
 
 
 class SteadyClock:
-    """Call it for wall seconds: those at its making, plus what has passed since. A step is logged once.
+    """Call it for wall-clock seconds: the time of its creation plus the seconds since. A step is logged once.
 
-    A clock that was plainly never set (``NEVER_SET``) is followed once it is set: stamps of 1970 until the next start
-    help nobody.
+    A clock that was never set before (``NEVER_SET``) is followed when it is set: stamps of 1970 until the next start
+    would be useless.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time, boot: Callable[[], float] = boot_seconds) -> None:
         self._wall = wall
         self._boot = boot
         self._anchor = wall() - boot()
-        self._told = 0.0  # the step that was said already
+        self._told = 0.0  # the step that was logged last
 
     def __call__(self) -> float:
         now = self._anchor + self._boot()

@@ -1,7 +1,7 @@
 """Run a program of the operator's: no shell, a bare environment, a session of its own, a deadline.
 
-The last part of its output is kept. The pipe is read until the last process that writes to it has ended, because such a
-process would die of a pipe that nobody reads. Nobody waits for that, as it may never happen.
+The last part of its output is kept. The pipe is read until the last process that writes to it has ended: a pipe without
+a reader would kill that process. Nothing waits for that end, as it may never come.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-KEPT_BYTES = 8_000  # of the output
+KEPT_BYTES = 8_000  # of the output's end
 READ_BYTES = 64 * 1024  # at once, as much as a pipe holds
 PAUSE_SECONDS = 0.001  # after so much output at once: a chatty program must leave the loop to others
 KILLED_SECONDS = 1.0  # to wait for a killed program: a driver that hangs may keep it for ever
 
-_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # where the agent has none
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # if the agent itself has no PATH
 
 
 class Command:
     """A program that was started. Use it on one loop."""
 
     def __init__(self, process: asyncio.subprocess.Process, reading: int) -> None:
-        """Begin to read its output. ``reading``: our end of the pipe that it writes to."""
+        """Begin to read the program's output. ``reading``: our end of the pipe."""
         self.process = process
         self._loop = asyncio.get_running_loop()
         self._reading = reading
@@ -36,7 +36,7 @@ class Command:
     async def start(
         cls, command: Sequence[str], env: Mapping[str, str] | None = None, *, stderr: int = asyncio.subprocess.STDOUT
     ) -> Command:
-        """Start it with these variables, and PATH. Raises OSError."""
+        """Start a program with the variables ``env``, and PATH. Raises OSError."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(reading, False)
         try:
@@ -56,9 +56,9 @@ class Command:
         return cls(process, reading)
 
     async def ended(self, seconds: float) -> bool:
-        """Wait until it ends; return false if that takes too long. Then, and if the caller is cancelled, it is killed.
+        """Wait until the program ends; return False if that takes longer than ``seconds``.
 
-        A killed one is waited for, for ``KILLED_SECONDS`` at most.
+        Then, and if the caller is cancelled, it is killed, and its end is waited for ``KILLED_SECONDS`` at most.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -74,19 +74,19 @@ class Command:
         return True
 
     def kill(self) -> None:
-        """Kill everything of its session."""
+        """Kill all processes in the program's process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def output(self) -> bytes:
-        """Return the last part of the output, with what waits to be read."""
+        """Return the last part of the output, including what still waits in the pipe."""
         for _ in range(16):
             if not self._read():
                 break
         return self._kept
 
     def close(self) -> None:
-        """Read no more: what it has left behind dies of its next write."""
+        """Stop reading: a process that it left behind dies at its next write."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._reading)
@@ -102,7 +102,7 @@ class Command:
             self._loop.add_reader(self._reading, self._take)
 
     def _read(self) -> int:
-        """Read once and return how many bytes there were; close the pipe once all writers have."""
+        """Read once; return the number of bytes. Close the pipe when all writers have closed it."""
         if not self._open:
             return 0
         try:

@@ -1,4 +1,4 @@
-"""Write a small file so that a crash leaves the old file or the new one, never a part of either; look at others."""
+"""Write a small file so that a crash leaves the old or the new file, never a part of one; read files and folders."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _AT_ONCE = 65_536
 
 
 class Care(IntEnum):
-    """What a write survives.
+    """What a write must survive.
 
-    Each fsync costs milliseconds on a disk, so callers choose the least they need.
+    Each fsync costs milliseconds on a disk, so callers choose the least care that they need.
     """
 
     PROCESS = 1  # our own death: a rename is enough
-    WHOLE = 2  # a power cut: the old file or the new one is there, whole
-    DURABLE = 3  # a power cut: the new one is there
+    WHOLE = 2  # a power cut: the old or the new file is there, whole
+    DURABLE = 3  # a power cut: the new file is there
 
 
 def write_atomically(path: Path | str, data: bytes, *, mode: int = 0o600, care: Care = Care.DURABLE) -> None:
-    """Write to a hidden file beside ``path``, fsync, rename over it, fsync the directory.
+    """Write to a hidden file beside ``path``, rename it to ``path``, with the fsyncs that ``care`` asks for.
 
     Raises OSError and leaves no temporary file behind. A reader never sees a torn file; a symbolic link at ``path``
     is replaced, not followed.
@@ -56,14 +56,14 @@ def write_atomically(path: Path | str, data: bytes, *, mode: int = 0o600, care: 
 
 
 def read_if_there(path: Path | str) -> bytes | None:
-    """Return the content of a small file; None when there is none. Raises OSError for anything else."""
+    """Return the content of a small file; None if there is no such file. Raises other OSErrors."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
         found = part = os.read(descriptor, _AT_ONCE)
-        while len(part) == _AT_ONCE:  # fewer: that was the end, and an Allocate need not ask once more
+        while len(part) == _AT_ONCE:  # fewer bytes: the end; this saves an Allocate one more read
             part = os.read(descriptor, _AT_ONCE)
             found += part
         return found
@@ -80,7 +80,7 @@ def names_in(folder: Path | str) -> list[str]:
 
 
 def link_name(path: Path | str) -> str:
-    """Return the last part of what a symbolic link points to; "" if it is none."""
+    """Return the last part of a symbolic link's target; "" if ``path`` is no link."""
     try:
         return os.path.basename(os.readlink(path))
     except OSError:

@@ -1,8 +1,8 @@
 """Serve the agent's pages by HTTP/1.1 on asyncio, over TCP or a unix socket.
 
-h11 parses requests. This module keeps the limits: one request for each connection, its size, its time, and how many
-connections there are. It answers monitoring systems and the operator's command with short texts; anything larger
-belongs behind a real server.
+h11 parses requests. This module enforces limits: one request for each connection, the request's size and time, and the
+number of connections. It answers monitoring systems and the operator's command with short texts. For anything larger,
+use a real server.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024  # request line and headers: ten times what Prometheus or kubelet's probes send
 MAX_BODY_BYTES = 64 * 1024
-CHUNK_BYTES = 1024  # read at once. A larger head than MAX_HEAD_BYTES is never taken, one smaller by this is always
-MAX_CONNECTIONS = 128  # one more ends another, of the address that has most of them
-READ_SECONDS = 5.0  # for the whole request: a slow sender loses its place
-WRITE_SECONDS = 10.0  # for the whole answer: a slow reader likewise
+CHUNK_BYTES = 1024  # read at once: heads between MAX_HEAD_BYTES less this and MAX_HEAD_BYTES may be refused or not
+MAX_CONNECTIONS = 128  # one more ends a connection of the address that has most of them
+READ_SECONDS = 5.0  # for the whole request: a slow sender is disconnected
+WRITE_SECONDS = 10.0  # for the whole answer: so is a slow reader
 NO_LENGTH = "a body needs a content-length"
 
 
@@ -40,7 +40,7 @@ class Request(Struct, frozen=True):
     query: Mapping[str, str]
     headers: Mapping[str, str]  # names in lower case
     body: bytes = b""
-    loopback: bool = False  # came to a loopback address: from this machine, or from within this pod
+    loopback: bool = False  # it came to a loopback address: from this machine, or from this pod
 
 
 class Response(Struct, frozen=True):
@@ -58,7 +58,7 @@ Handler = Callable[[Request], Response | Awaitable[Response]]
 
 
 class _RefusedError(Exception):
-    """A request that gets ``status`` and the text of this error for an answer."""
+    """A request that is answered with ``status`` and the text of this error."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -110,7 +110,7 @@ def _came_to_loopback(writer: asyncio.StreamWriter) -> bool:
 
 
 def _encode(parser: h11.Connection, response: Response, *, head_only: bool) -> bytes:
-    # A name from udev may hold what is no text (surrogates): it is shown escaped, never an error.
+    # A name from udev may have surrogates, which are not valid text: they are escaped, not an error.
     body = response.body.encode(errors="backslashreplace") if isinstance(response.body, str) else response.body
     headers = {
         "Content-Type": response.content_type,
@@ -126,7 +126,7 @@ def _encode(parser: h11.Connection, response: Response, *, head_only: bool) -> b
 
 
 class _Connection(Struct):
-    """Whose connection it is ("": over the unix socket), and whether its request was read."""
+    """The peer's address ("" on the unix socket), and whether its request has been read."""
 
     address: str
     asked: bool = False
@@ -138,7 +138,7 @@ def _address_of(writer: asyncio.StreamWriter) -> str:
 
 
 async def close_servers(servers: Iterable[asyncio.Server]) -> None:
-    """Close servers, and lose no connection that was accepted: asyncio gives it no transport once they are closed."""
+    """Close servers without losing accepted connections: asyncio gives these no transport once the server is closed."""
     loop = asyncio.get_running_loop()
     for server in servers:
         for listening in server.sockets:
@@ -182,12 +182,12 @@ class HttpServer:
         self._path, self._bound = path, path.stat()
 
     async def renew_unix(self, path: Path) -> bool:
-        """Bind again if somebody removed the socket's file or put another there; false if it is in place."""
+        """Bind again if somebody removed or replaced the socket's file; return False if the file is in place."""
         if self._in_place():
             return False
         before, self._servers = self._servers, []
         await self.listen_unix(path)
-        await close_servers(before)  # nobody can reach them any more
+        await close_servers(before)  # nobody can reach the old servers any more
         return True
 
     def _in_place(self) -> bool:
@@ -200,10 +200,7 @@ class HttpServer:
             return False
 
     async def close(self) -> None:
-        """Hang up on everybody and remove the unix socket's file, unless another process has made it.
-
-        It is not opened again.
-        """
+        """Close all connections, and remove the unix socket's file if it is ours. The server never opens again."""
         self._closed = True
         if self._path is not None and self._in_place():
             self._path.unlink(missing_ok=True)
@@ -213,11 +210,11 @@ class HttpServer:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Know the connection at once: no :meth:`close` misses one whose task has not run yet."""
+        """Record the connection at once, so that :meth:`close` also ends one whose task has not run yet."""
         if self._closed:
             writer.transport.abort()
             return
-        writer.transport.set_write_buffer_limits(0)  # an answer is over when the kernel has all of it
+        writer.transport.set_write_buffer_limits(0)  # drain() then waits until the kernel has the whole answer
         connection = _Connection(_address_of(writer))
         task = asyncio.create_task(self._serve(reader, writer, connection))
         self._connections[task] = connection
@@ -236,9 +233,9 @@ class HttpServer:
             log.error("connection failed", exc_info=error)
 
     def _end_one(self) -> None:
-        """End the oldest connection of the address that has most, one without a request if there is one.
+        """End the oldest connection of the address with the most connections; prefer one without a request.
 
-        So a flood takes the places of nobody else, above all not of kubelet's probes.
+        So a flood of connections takes no place from others, above all not from kubelet's probes.
         """
         counts = Counter(connection.address for connection in self._connections.values())
 

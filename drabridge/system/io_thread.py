@@ -1,7 +1,7 @@
 """Run calls that may take long or hang (a disk, an API server) in one thread, while the loop goes on.
 
-Not ``ThreadPoolExecutor``: here it takes half as long to hand a call over and to wait for it on the spot, which counts
-beside an fsync of a tenth of a millisecond. And the thread is a daemon: a call that hangs does not keep the process
+Why not ``ThreadPoolExecutor``: here it takes half as long to hand over a call and to block until it is done, which
+matters beside an fsync of 0.1 ms. And the thread is a daemon: a call that hangs does not keep the process
 from ending.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.001  # a small file takes less on a quick disk; nobody notices a loop that waits for so long
+PATIENCE_SECONDS = 0.001  # a small file takes less on a quick disk; blocking the loop for so long does no harm
 
 T = TypeVar("T")
 
@@ -33,11 +33,11 @@ class Job(Generic[T]):
         self._running = threading.Lock()
         self._running.acquire()
         self.error: BaseException | None = None
-        """Why it failed; None if it did not, or is not over."""
+        """Why the call failed; None if it did not, or has not ended."""
 
     @classmethod
     def failed(cls, error: Exception) -> Job[T]:
-        """Make a job that is over and has failed."""
+        """Return a job that has ended with ``error``."""
 
         def fail() -> T:
             raise error
@@ -47,25 +47,25 @@ class Job(Generic[T]):
         return job
 
     def run(self) -> None:
-        """Make the call; in the thread."""
+        """Make the call; runs in the thread."""
         try:
             assert self._call is not None
             self._result = self._call()
-        except BaseException as error:  # in any case the call must not look done
+        except BaseException as error:  # the call must never look successful
             self.error = error
         finally:
             self._call = None
             self._running.release()
 
     def over(self, seconds: float = 0.0) -> bool:
-        """Tell whether it is over; wait for that on the spot, for ``seconds`` at most."""
+        """Return whether the call has ended; block ``seconds`` at most for that."""
         if self._running.acquire(timeout=seconds):
             self._running.release()
             return True
         return False
 
     def result(self) -> T:
-        """Return what the call returned, or raise what it raised. Only for a job that is over."""
+        """Return what the call returned, or raise what it raised. Only after the call has ended."""
         if self.error is not None:
             raise self.error
         return self._result
@@ -75,13 +75,13 @@ class IoThread:
     """One thread that runs calls in the order in which they come. Use it from one loop."""
 
     def __init__(self, name: str) -> None:
-        """Do not start the thread yet: the first call does. ``name`` is what tools for threads show."""
+        """Prepare the thread; the first call starts it. ``name``: the thread's name in tools."""
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._stopped = False
-        self._quick = True  # how the last call was that somebody waited for
+        self._quick = True  # the last call of :meth:`promptly` was quick
         self._newest: dict[str, tuple[object, Callable[[], object]]] = {}
-        self._newest_lock = threading.Lock()  # of the line above, for a moment
+        self._newest_lock = threading.Lock()  # guards ``_newest``; held for moments only
 
     def submit(self, call: Callable[[], T]) -> Job[T]:
         """Hand a call over. Raises RuntimeError after :meth:`stop`."""
@@ -116,7 +116,7 @@ class IoThread:
         return job.result()
 
     async def promptly(self, call: Callable[[], T]) -> T:
-        """Do :meth:`run`, but wait on the spot while calls are quick: turns of the loop would take longer."""
+        """Do :meth:`run`, but block the loop while calls are quick: a switch back to the loop would take longer."""
         job = self.submit(call)
         if self._quick and job.over(PATIENCE_SECONDS):
             return job.result()
@@ -128,9 +128,8 @@ class IoThread:
     def submit_latest(self, key: str, call: Callable[[], object]) -> None:
         """Hand over a call that nobody waits for.
 
-        Of several with one ``key`` that wait, only the last is made.
-
-        What it raises is logged. Nothing happens after :meth:`stop`.
+        Of several waiting calls with one ``key``, only the last is made. Its exceptions are logged. After :meth:`stop`
+        nothing is made.
         """
         mark = object()
         with self._newest_lock:
@@ -150,7 +149,7 @@ class IoThread:
             self.submit(run)
 
     async def finish(self, seconds: float) -> None:
-        """Take no more calls; wait for those that were handed over, for ``seconds`` at most: a disk may hang."""
+        """Take no more calls; wait ``seconds`` at most for those that were handed over: a disk may hang."""
         if self._thread.ident is not None and not self._stopped:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -158,11 +157,11 @@ class IoThread:
         self.stop()
 
     def stop(self) -> None:
-        """Take no more calls; what was handed over is still done. Does not wait."""
+        """Take no more calls; those that were handed over are still made. Does not wait."""
         self._stopped = True
         self._jobs.put(None)
 
     def _work(self) -> None:
         while (run := self._jobs.get()) is not None:
             run()
-            del run  # what it refers to must not live until the next one comes
+            del run  # objects of this call must not live until the next one comes

@@ -1,9 +1,8 @@
-"""Give back the memory that only the start needed.
+"""Release the memory that only the start needed.
 
-The start touches several times as much program text as serving does: of some 27 MiB of mapped libraries a running agent
-uses 12 (measured, grpcio 1.85 on CPython 3.11). The kernel takes the rest back only under pressure.
-Dropping the mappings costs nothing but minor faults for the pages that are used again: the text is clean and stays in
-the page cache.
+The start uses much more program text than serving: of some 27 MiB of mapped libraries, a running agent uses 12
+(measured, grpcio 1.85 on CPython 3.11). The kernel takes the rest back only under memory pressure. Dropping the pages
+costs only minor faults for those that are used again: the text is clean and stays in the page cache.
 """
 
 from __future__ import annotations
@@ -25,25 +24,23 @@ _TEXT = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-xp [0-9a-f]+ \S+ [1-9]\d*\s+/")
 def share_one_heap() -> None:
     """Let all threads allocate from one heap. Call it before there is a second thread.
 
-    glibc gives each thread an arena of its own, so that they need not wait for each other; ours do that anyway, for
-    Python's lock. Twenty threads with a little in each are 2 MiB (mallopt(3), M_ARENA_MAX).
+    glibc gives each thread an arena, so that threads need not wait for each other. Ours wait anyway, for Python's lock.
+    The arenas of twenty threads with little in each take 2 MiB (mallopt(3), M_ARENA_MAX).
     """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def release_freed_memory() -> None:
-    """Give memory that was freed back to the kernel: glibc keeps it for the thread that had it."""
+    """Return freed memory to the kernel; glibc would keep it for later."""
     with contextlib.suppress(OSError, AttributeError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def release_memory_of_start(maps: Path = Path("/proc/self/maps")) -> int:
-    """Drop the mappings of program text, once the start is over.
+    """Drop the memory pages of program text, once the start is over; return how many bytes, 0 if impossible.
 
-    Returns how many bytes; 0 where that cannot be.
-
-    Objects that are alive now will most likely live for ever: they are taken out of the garbage collector's rounds.
+    Objects that are alive now will most likely live until the end: the garbage collector no longer looks at them.
     """
     gc.collect()
     gc.freeze()

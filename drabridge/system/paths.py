@@ -1,4 +1,4 @@
-"""Say where things are on a node: kubelet's directories, the CDI directory, our own state."""
+"""Define the paths on a node: kubelet's directories, the CDI directory, our own state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drabridge.errors import ConfigError
 KUBELET_ROOT = Path("/var/lib/kubelet")
 CDI_DIRECTORY = Path("/var/run/cdi")
 CDI_SPECS = (Path("/etc/cdi"), CDI_DIRECTORY)  # container-device-interface, pkg/cdi/spec-dirs.go
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # another text after each boot (random(4))
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # a new id at each boot (random(4))
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # in a pod: token, certificate, namespace
 SUN_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) less the NUL, linux/un.h
 
@@ -23,10 +23,10 @@ class Paths(Struct, frozen=True):
     """
 
     kubelet: Path  # kubelet's --root-dir
-    device_plugins: Path  # does not follow --root-dir: a constant in kubelet (devicemanager/manager.go)
+    device_plugins: Path  # independent of --root-dir: a constant in kubelet (devicemanager/manager.go)
     state: Path  # ours: ledger, claim records, control socket
     cdi: Path
-    cdi_specs: tuple[Path, ...] = CDI_SPECS  # where the runtime looks for files, the least important first
+    cdi_specs: tuple[Path, ...] = CDI_SPECS  # where the runtime looks for files, lowest priority first
 
     @classmethod
     def of(
@@ -75,15 +75,15 @@ class Paths(Struct, frozen=True):
 
     @property
     def control_socket(self) -> Path:
-        """Where ``drabridge status`` and ``drabridge lanes`` ask; for root only."""
+        """The socket that ``drabridge status`` and ``drabridge lanes`` use; for root only."""
         return self.state / "control.sock"
 
     @property
     def claim_records(self) -> Path:
-        """Where the records of prepared claims are (dra/records.py)."""
+        """The directory of the records of prepared claims (dra/records.py)."""
         return claim_records(self.state)
 
 
 def claim_records(state: Path) -> Path:
-    """Return where the records of prepared claims are below the agent's ``state`` directory."""
+    """Return the directory of the records of prepared claims, below the agent's ``state`` directory."""
     return state / "claims"

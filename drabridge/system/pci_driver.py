@@ -1,7 +1,7 @@
 """Change the driver of a PCI function: the only place that writes to sysfs.
 
-Each write may take long, or for ever: a driver's ``remove`` waits until nobody has the device open. Call from threads.
-What to write next follows from what sysfs shows, never from what was written before: so any crash is healed.
+Each write may take long or hang for ever: a driver's ``remove`` waits until nobody has the device open. So call from
+threads. The next write follows from what sysfs shows, never from what was written before, so a crash does no harm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VFIO_PCI = "vfio-pci"
 
 
 class Binding(Struct, frozen=True):
-    """The driver that a function has, and the one that it is reserved for (``driver_override``); "" for none."""
+    """The driver of a function, and the only driver that may take it (``driver_override``); "" for none."""
 
     driver: str = ""
     override: str = ""
@@ -34,9 +34,9 @@ class Step(StrEnum):
 
 
 def next_step(now: Binding, wanted: Binding) -> Step | None:
-    """Return the next write on the way to a binding; None when it is reached. Pure.
+    """Return the next write towards a binding; None if it is reached. Pure.
 
-    The reservation comes first, so that no other driver takes a function that has none for a moment.
+    ``driver_override`` is set first, so that no other driver takes the function in the moment without a driver.
     """
     if now.override != wanted.override:
         return Step.RESERVE
@@ -46,24 +46,24 @@ def next_step(now: Binding, wanted: Binding) -> Step | None:
 
 
 def binding_before(now: Binding, taken: Binding) -> Binding:
-    """Return what a function ``taken`` for vfio-pci gets back. Pure. What others changed since then stays."""
+    """Return the binding that a function gets back after vfio-pci. What others changed meanwhile stays. Pure."""
     driver = taken.driver if now.driver in ("", VFIO_PCI) else now.driver
     return Binding(driver, taken.override if now.override == VFIO_PCI else now.override)
 
 
 class PciDrivers:
-    """The PCI functions of the kernel whose sysfs is at ``sys``."""
+    """Reads and changes the drivers of PCI functions, in the sysfs at ``sys``."""
 
     def __init__(self, sys: Path = Path("/sys")) -> None:
         self._bus = sys / "bus/pci"
 
     def driver(self, address: str) -> str | None:
-        """Return the driver of a function, "" for none; None when there is no such function. Waits for nothing."""
+        """Return the driver of a function, "" for none; None if there is no such function. Never blocks."""
         folder = self._bus / "devices" / address
         return link_name(folder / "driver") if folder.exists() else None
 
     def binding(self, address: str) -> Binding | None:
-        """Return what a function has now; None when there is no such function. Waits for a write to it that hangs."""
+        """Return a function's binding; None if there is no such function. Blocks while a write to it hangs."""
         driver = self.driver(address)
         if driver is None:
             return None
@@ -71,15 +71,15 @@ class PciDrivers:
         return Binding(driver, "" if override == "(null)" else override)
 
     def has_driver(self, name: str) -> bool:
-        """Tell whether the kernel has a driver: its module is loaded."""
+        """Whether the kernel has a driver: its module is loaded."""
         return (self._bus / "drivers" / name).is_dir()
 
     def may_write(self) -> bool:
-        """Tell whether the files of sysfs can be written: /sys may be mounted read-only."""
+        """Whether sysfs can be written: /sys may be mounted read-only."""
         return os.access(self._bus / "drivers_probe", os.W_OK)
 
     def read(self, address: str, name: str) -> str:
-        """Return an attribute's first line; empty when there is none."""
+        """Return an attribute's whole text without surrounding whitespace; "" if it cannot be read."""
         try:
             return (self._bus / "devices" / address / name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
@@ -96,7 +96,7 @@ class PciDrivers:
                 self.write(self._bus / "drivers_probe", address)
 
     def reset(self, address: str) -> bool:
-        """Reset a function if the kernel can. Raises HostError."""
+        """Reset a function; return False if the kernel cannot. Raises HostError."""
         path = self._bus / "devices" / address / "reset"
         if not path.exists():
             return False

@@ -1,4 +1,4 @@
-"""Hold the one TCP port of an agent, for metrics, probes and the page. A standby's pages come first."""
+"""Serve the one TCP port of an agent, for metrics, probes and the page: first a standby's pages, then the agent's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FREE_SECONDS = 0.05  # between looks at a port that another agent has: the kerne
 
 
 class Port:
-    """A TCP listener whose pages may be replaced while it serves: a standby's at first, then the agent's.
+    """A TCP listener whose pages may be replaced while it serves.
 
     ``listen`` is ``HOST:PORT``, or empty for none.
     """
@@ -27,7 +27,7 @@ class Port:
 
     @property
     def bound(self) -> bool:
-        """Tell whether it serves, or need not."""
+        """Whether the port is bound, or none is wanted."""
         return bool(self.address) or not self.listen
 
     def serve(self, routes: dict[tuple[str, str], Handler]) -> None:
@@ -42,7 +42,7 @@ class Port:
             raise self._fault(error) from error
 
     async def bind_unless_taken(self) -> bool:
-        """Listen unless somebody else does; tell whether it worked. Raises ConfigError for any other failure."""
+        """Listen; return False if the port is taken. Raises ConfigError for any other failure."""
         try:
             await self._bind()
         except OSError as error:
@@ -52,7 +52,7 @@ class Port:
         return True
 
     async def bind_when_free(self) -> None:
-        """Listen as soon as the port is free: the agent before us had it and may take a moment to end."""
+        """Wait until the port is free, then listen: the former agent has it until it ends."""
         said = False
         while not await self.bind_unless_taken():
             if not said:
@@ -61,7 +61,7 @@ class Port:
             await asyncio.sleep(FREE_SECONDS)
 
     async def close(self) -> None:
-        """Hang up on everybody; the port is free on return."""
+        """Close all connections; the port is free on return."""
         await self._server.close()
 
     async def _bind(self) -> None:

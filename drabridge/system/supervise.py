@@ -1,4 +1,4 @@
-"""Keep tasks running: one that fails is logged and started again after a back-off; the agent lives on."""
+"""Keep tasks running: a failed task is logged and started again after a back-off; the agent goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 0.5
 MAX_SECONDS = 30.0
-STABLE_SECONDS = 60.0  # a task that lived this long has earned a fresh back-off
+STABLE_SECONDS = 60.0  # after a task ran this long, the back-off starts from its first pause
 REPEAT_SECONDS = 10.0  # the same trouble again within this time says nothing new
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -38,9 +38,9 @@ async def forever(name: str, work: Callable[[], Awaitable[None]], stopping: Call
 
 
 class LoopErrors:
-    """Handles errors of the event loop. Out of file descriptors is logged once in ``REPEAT_SECONDS``.
+    """Handles errors of the event loop. Running out of file descriptors is logged once in ``REPEAT_SECONDS``.
 
-    Then each accept fails, a hundred in a burst, and again every second: that is one fact.
+    Then every accept fails, a hundred in a burst and again each second: one message is enough.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class LoopErrors:
 
 
 class WakeUp:
-    """A wake-up that is not lost while nobody waits, and not counted: who wakes must look what is true."""
+    """A wake-up that is kept while nobody waits. Several count as one: the woken task must look what has changed."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -68,7 +68,7 @@ class WakeUp:
         self._event.set()
 
     async def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until it is set, or the time is over; true if it was set. Clears it."""
+        """Wait until it is set, ``timeout_seconds`` at most; return whether it was set. Clears it."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._event.wait()

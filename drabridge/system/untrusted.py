@@ -1,4 +1,4 @@
-"""Read untrusted data: a defect of one object is an error of that object, and all others are read.
+"""Read untrusted data: a defect in one object is an error of that object only; all others are read.
 
 Claims, pods, slices, nodes, files and answers come from people and programs that may be careless or hostile. Code that
 reads one object goes through :func:`reading`. Code that reads many reports the unreadable ones to :class:`Unreadable`.
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_NAMED = 1024  # unreadable objects of one kind that are remembered
-MOST_TEXT = 300  # characters of somebody else's text in a message of ours
+MOST_NAMED = 1024  # unreadable objects remembered for each kind
+MOST_TEXT = 300  # characters of foreign text in one of our messages
 _READING_ERRORS = (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError)
-"""What reading strange data raises: wrong types, missing keys, no text (a ValueError), too deep, no such file name."""
+"""What reading malformed data raises: wrong types, missing keys, bad text (ValueError), deep nesting."""
 
 _unreadable: Counter[str] = Counter()
 _lock = threading.Lock()  # lists and watches have threads of their own
 
 
 def unreadable() -> Mapping[str, int]:
-    """Return kind -> how many objects, or changes of them, could not be read since the process began."""
+    """Return kind -> number of objects, or changes of objects, that could not be read since the process began."""
     with _lock:
         return dict(_unreadable)
 
@@ -42,7 +42,7 @@ class UnreadableError(PeerError):
 
 @contextlib.contextmanager
 def reading(what: str, error: type[DrabridgeError] = UnreadableError) -> Iterator[None]:
-    """Turn every exception that strange data raises into ``error`` about ``what``; our own errors pass."""
+    """Turn every exception that malformed data raises into ``error`` about ``what``. Our own errors pass unchanged."""
     try:
         yield
     except _READING_ERRORS as problem:
@@ -51,7 +51,7 @@ def reading(what: str, error: type[DrabridgeError] = UnreadableError) -> Iterato
 
 
 def parse_mapping(text: str, values: type[T], named: str, example: str) -> dict[str, T]:
-    """Parse a JSON object whose values all have one type, ``named`` in words. Raises ConfigError for another form."""
+    """Parse a JSON object with values of the type ``values`` (``named``: in words). Raises ConfigError if malformed."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -81,7 +81,7 @@ class Unreadable:
             known = self._said.get(name) == said
             self._said[name] = said
             if len(self._said) > MOST_NAMED:
-                del self._said[next(iter(self._said))]  # the oldest: it is told once more if it comes again
+                del self._said[next(iter(self._said))]  # the oldest: it is reported again if it recurs
             _unreadable[self._kind] += not known
         if not known:
             log.error("unreadable object left out", extra={"kind": self._kind, "object": name, "reason": said})

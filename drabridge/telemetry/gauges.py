@@ -1,4 +1,4 @@
-"""Make every gauge from the state of one moment."""
+"""Compute every gauge from the agent's state at one moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def samples(state: AgentState, reconciled_at: float) -> Iterator[Sample]:
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for resource in state.config.resources:
         for lane in (Lane.LEGACY, Lane.DRA):
-            counts["lane_devices", (resource.name, str(lane))] = 0  # a lane without devices has a series, too
+            counts["lane_devices", (resource.name, str(lane))] = 0  # lanes without devices get a series, too
     for device in state.snapshot.devices:
         counts["devices", (device.resource, str(device.presence))] += 1
         numa = ",".join(map(str, device.numa_nodes))

@@ -1,4 +1,4 @@
-"""Say how much of a GPU each container uses, where NVML tells it of processes, and where that is not known."""
+"""Report how much of a GPU each container uses, if NVML reports it by process, and where that is unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drabridge.ledger.model import Ledger
 from drabridge.telemetry.metrics import Sample
 
 NamesOf = Callable[[str, str], tuple[str, str, str]]
-"""Takes a pod's UID and a container's id; returns namespace, pod and container, "" for what is not known."""
+"""Takes a pod's UID and a container's id; returns namespace, pod and container, each "" if unknown."""
 
 _MIG = "MIG-"
 
@@ -33,7 +33,7 @@ def samples(
         for what, known in (("memory", memory), ("time", time)):
             if not known:
                 yield "device_use_unknown", (device.name, device.resource, what, reason), 1
-        uses: dict[tuple[str, ...], tuple[int, int]] = {}  # containers whose names are not known have the same labels
+        uses: dict[tuple[str, ...], tuple[int, int]] = {}  # containers with unknown names share their labels
         for (at, (uid, container)), (used_bytes, percent) in use.uses.items() if use is not None else ():
             if at == key:
                 labels = (device.name, device.resource, *_names(ledger, device, uid, container, names_of))
@@ -47,7 +47,7 @@ def samples(
 
 
 def _names(ledger: Ledger, device: Device, uid: str, container: str, names_of: NamesOf) -> tuple[str, ...]:
-    """Return namespace, pod, container and UID: of the API server's pod, else as kubelet names those with limits."""
+    """Return namespace, pod, container and UID: by the API server, else by kubelet for pods with limits."""
     if uid in ("", OTHER):
         return "", uid, "", ""
     namespace, name, of_pod = names_of(uid, container)

@@ -1,7 +1,7 @@
 """Follow who holds which device, for chargeback: seconds by owner, and each hold once it has ended.
 
-A hold here is one pod, or one claim, that has one device: sharers of a device count each. It begins when the ledger
-shows it. What an agent finds at its start was counted by the one before.
+Here a hold is one pod or one claim that has one device; of sharers of a device each counts. A hold begins when the
+ledger shows it. The time before an agent's start was counted by the agent before.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from drabridge.telemetry.metrics import Sample
 
 PODS, CLAIMS = "deviceplugin", "dra"  # values of the label ``api``
 SERIES_MAX = 500  # owners with series of their own; a cluster's namespaces and workloads come and go
-OVERFLOW_MAX = 1000  # with those of the namespaces whose further owners are one
-OTHER = "other"  # stands for the owners, or namespaces, beyond that
-PATIENCE_SECONDS = 60.0  # in which kubelet shows a pod, and the API server its owner
+OVERFLOW_MAX = 1000  # series in all, with one for all further owners of each namespace
+OTHER = "other"  # stands for owners or namespaces beyond these limits
+PATIENCE_SECONDS = 60.0  # within this, kubelet shows a pod and the API server its owner
 
 Key = tuple[str, str, str]  # device, api, and the pod's or claim's identity; "" while kubelet has shown no pod
 OwnerOf = Callable[["Holding"], str]
 
 
 class Holding(Struct, frozen=True):
-    """A pod or a claim has a device, since then (wall seconds). ``owner``: ``Deployment/web``; "" if not known."""
+    """A pod or claim that has a device. ``since``: wall seconds. ``owner``: ``Deployment/web``; "" if unknown."""
 
     device: str
     resource: str
@@ -56,7 +56,7 @@ class Holds:
     """The holds of one agent process. ``follow`` after each change of the ledger; ``samples`` at each scrape."""
 
     def __init__(self, owner_of: OwnerOf, clock: Callable[[], float] = time.monotonic) -> None:
-        """``owner_of`` says whose pod or claim it is; "" while that is not known."""
+        """``owner_of`` returns the workload of a pod or claim; "" while that is unknown."""
         self._owner_of = owner_of
         self._clock = clock
         self._seen = Ledger().entries
@@ -65,11 +65,11 @@ class Holds:
 
     @property
     def open(self) -> list[Holding]:
-        """The holds of now."""
+        """The present holds."""
         return [one.holding for one in self._open.values()]
 
     def follow(self, ledger: Ledger, at: float) -> list[Ended]:
-        """Take over who holds what; return the holds that are over. ``at``: wall seconds."""
+        """Take the holds from the ledger; return those that have ended. ``at``: wall seconds."""
         before, self._seen = self._seen, ledger.entries
         changed = [entry for name, entry in ledger.entries.items() if before.get(name) is not entry]
         ended = [one for entry in changed for one in self._follow(entry, at)]
@@ -94,7 +94,7 @@ class Holds:
         held = {(device, *identity): holding for identity, holding in _holdings(entry).items()}
         unknown = (device, PODS, "")
         known_before = [key for key in self._open if key[:2] == (device, PODS) and key != unknown]
-        if unknown in held and known_before:  # allocated again, perhaps to the same pod: kubelet will show it
+        if unknown in held and known_before:  # allocated again, perhaps to the same pod: wait until kubelet shows which
             del held[unknown]
             held |= {key: self._open[key].holding for key in known_before}
         began = self._open.get(unknown) if unknown not in held else None
@@ -137,7 +137,7 @@ class Holds:
         one.counted = now
 
     def _labels(self, holding: Holding) -> tuple[str, ...]:
-        """Return the values of a series that there is, or may be made; beyond the bounds that of all others."""
+        """Return the labels of a series that exists or may be added; beyond the limits those of all others."""
         kind, _, name = holding.owner.partition("/")
         rest = (holding.api, holding.resource)
         whole = (holding.namespace, kind, name, *rest)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-# What every LogRecord has; everything else on it came from `extra`.
+# Fields that every LogRecord has; all others come from `extra`.
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 _MAX_VALUE = 2_000  # characters: a hostile udev property or error text must not flood the log
 
@@ -61,7 +61,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def setup(level: str = "info", form: Literal["logfmt", "json"] = "logfmt") -> None:
-    """Send every record to stderr in one form. Only the command that runs the agent calls it, once."""
+    """Send every record to stderr in one format. Only the command that runs the agent calls this, once."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else LogfmtFormatter())
     root = logging.getLogger()

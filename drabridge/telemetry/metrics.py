@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from drabridge import __version__
 
-disable_created_metrics()  # else each counter has a second series, with a time that no rule or dashboard uses
+disable_created_metrics()  # else each counter gets a second series with its creation time, which nothing uses
 
 # Allocate is budgeted at 1 ms, a claim's prepare at 5 ms plus the API's round trip; kubelet gives up after 45 s.
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 45.0)
@@ -165,20 +165,20 @@ COORDINATOR_TABLE = _table(
     _gauge("coordinator_pending_claims", "", "Claims that wait for a lease, on all nodes."),
     _counter("coordinator_hint_writes", "result", "Writes of a node's hints, by outcome."),
 )
-"""What ``drabridge coordinator`` serves: nothing of the agent's, whose alerts are about each node."""
+"""What ``drabridge coordinator`` serves; none of the agent's metrics, because the agent's alerts are per node."""
 
-# Counters that are counted elsewhere, and read at each scrape.
+# Counters that are kept elsewhere and read at each scrape.
 _SAMPLED = frozenset({"unreadable_objects", "held_seconds"})
 
 Sample = tuple[str, tuple[str, ...], float]
-"""The value of a gauge, or of such a counter: (metric name, label values, value)."""
+"""(metric name, label values, value) of a gauge, or of a counter in ``_SAMPLED``."""
 
 
 class Metrics(Collector):
     """The registry of one process."""
 
     def __init__(self, samples: Callable[[], Iterable[Sample]], table: Mapping[str, Definition] = TABLE) -> None:
-        """Make the registry; ``samples`` is called at each scrape for all that is not counted here."""
+        """Make the registry. ``samples`` is called at each scrape for the values that are not counted here."""
         self._table = table
         self.registry = CollectorRegistry(auto_describe=False)
         self._samples = samples

@@ -1,4 +1,4 @@
-"""Turn facts into metrics, log lines and a short memory of refusals. Who reports a fact knows none of these."""
+"""Turn facts into metrics, log lines and a short list of refusals. The reporters of facts know none of these."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _REASONS = frozenset({"because", "error", "lacks", "message", "problem", "why"})
 class Sinks:
     """Receives facts of every kind. Called on the event loop; never raises, never blocks.
 
-    ``reconciled_at``: when the last full enumeration of devices ended; ``refusals``: the newest, oldest first.
+    ``reconciled_at``: when the last full enumeration of devices ended; ``refusals``: the last ones, oldest first.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Sinks:
         self.reconciled_at = 0.0
         self._xid: XidSeen | None = None  # the last one that was logged
         self._xid_at = 0.0
-        self._refused: dict[str, str] = {}  # resource -> what kubelet last said to a registration that it did not take
+        self._refused: dict[str, str] = {}  # resource -> kubelet's last answer to a refused registration
         self._kubelets: dict[str, int] = {}  # resource -> how many kubelets it has seen
         self.refusals: deque[RecentRefusal] = deque(maxlen=REFUSALS_KEPT)
 
@@ -88,7 +88,7 @@ class Sinks:
                 _log("registered with kubelet", fact)
             case deviceplugin.RegisterFailed():
                 self._metrics.count("registrations", "deviceplugin", fact.resource, fact.code)
-                again = self._refused.get(fact.resource) == fact.message  # kubelet is asked often while it is away
+                again = self._refused.get(fact.resource) == fact.message  # retries are frequent while kubelet is away
                 self._refused[fact.resource] = fact.message
                 _log("kubelet did not take the registration", fact, logging.DEBUG if again else logging.WARNING)
             case deviceplugin.KubeletSeen():
@@ -157,7 +157,7 @@ class Sinks:
             case XidSeen():
                 self._metrics.count("nvml_xids", str(fact.xid) if 0 < fact.xid < XIDS_COUNTED else "other")
                 again = self._xid == fact and time.monotonic() - self._xid_at < REPEAT_SECONDS
-                if not again:  # a program that goes on after its error may cause thousands
+                if not again:  # a program that continues after its error may cause thousands
                     self._xid, self._xid_at = fact, time.monotonic()
                     _log("XID", fact, logging.WARNING)
             case _:
@@ -205,7 +205,7 @@ class Sinks:
     def asked(self, attempt: Attempt) -> None:
         """Take one attempt of the PodResources client."""
         self._metrics.time("podresources_request_duration_seconds", attempt.seconds, str(attempt.rpc))
-        if attempt.code != "OK" and attempt.rpc is not Rpc.GET:  # Get is only asked for whether there is one
+        if attempt.code != "OK" and attempt.rpc is not Rpc.GET:  # Get is called only to learn whether kubelet has it
             self._metrics.count("podresources_errors", attempt.code)
 
     # The ledger.
@@ -233,7 +233,7 @@ class Sinks:
 
 
 def _log(message: str, fact: Struct, level: int = logging.INFO) -> None:
-    """Log a fact with all its fields but empty ones; what says why is ``reason``, as in every other record."""
+    """Log a fact with all its non-empty fields. The field that says why is named ``reason``, as in all records."""
     fields: dict[str, Any] = {}
     for name, value in asdict(fact).items():
         if isinstance(value, ClaimRef):

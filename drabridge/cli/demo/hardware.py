@@ -21,7 +21,7 @@ DRIVER = "demo.example.com"
 
 
 def choose() -> Hardware:
-    """Loop devices if this user can make them, else /dev/null and its kin, which nobody can unplug."""
+    """Return loop devices if this user can make them, else devices such as /dev/null, which cannot be unplugged."""
     if os.geteuid() == 0 and LOOP_CONTROL.exists():
         numbers = range(FIRST_NUMBER, FIRST_NUMBER + 100)
         free = [f"loop{n}" for n in numbers if not Path(f"/sys/block/loop{n}").exists()][:COUNT]

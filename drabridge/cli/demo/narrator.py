@@ -1,4 +1,4 @@
-"""How the demo speaks: numbered steps, what was sent, what came back, how long it took."""
+"""Print the demo's text: numbered steps, what was sent, what came back, how long it took."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Narrator:
         self._print("in", f"   <- {who}: {what}")
 
     def block(self, text: str) -> None:
-        """Text as it stands, indented: a file, a table."""
+        """Print text unchanged but indented: a file, a table."""
         for line in text.rstrip("\n").splitlines():
             print(f"      {line}", flush=True)
 

@@ -1,4 +1,4 @@
-"""The story: what happens to one node, told while it happens."""
+"""Play the demo: what happens on one node, told while it happens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from drabridge.cli.status import render
 from drabridge.errors import DrabridgeError, HostError
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 
-WAIT_SECONDS = 60.0  # each step takes a second; on a machine that others keep busy several times ten
+WAIT_SECONDS = 60.0  # each step takes a second; on a busy machine it may take tens of seconds
 RESTART_SECONDS = 1.0  # before an agent that ended is started again, as kubelet restarts a container
 NODE = "node-a"
 
@@ -256,12 +256,12 @@ class Story:
             )
 
     def _healthy(self) -> frozenset[str]:
-        """Return what kubelet would give out, or has given out."""
+        """Return the devices that kubelet would give out or has given out."""
         view = self._kubelet.resources.get(RESOURCE)
         return frozenset(view.healthy) if view else frozenset()
 
     def _published(self) -> list[str]:
-        """Return what the scheduler could give to claims, or has given."""
+        """Return the devices that the scheduler could give, or has given, to claims."""
         slices = self._cluster.api.objects.peek("resourceslices")
         devices = [device for one in slices for device in one["spec"].get("devices") or ()]
         return sorted(device["name"] for device in devices if not device.get("taints"))

@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do the steps. Raises ConfigError for what is not as planned, ClusterError for the API server's answers."""
+    """Do the steps. Raises ConfigError if something differs from the plan, ClusterError if the API server fails."""
     if arguments.wait_for_manifests and not arguments.lanes_only:
         raise ConfigError("--wait-for-manifests belongs to --lanes-only")
     options = Options(arguments.wait, arguments.lanes_only, arguments.wait_for_manifests)

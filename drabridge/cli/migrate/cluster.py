@@ -1,4 +1,4 @@
-"""Read what the commands have in common: which cluster is meant, and which DeviceClass a resource has."""
+"""Share among the commands: which cluster is meant, and which DeviceClass a resource has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 READ_SECONDS = 60.0  # for one page; an API server under load answers a LIST late (its --request-timeout is 60)
 
-SHORT_SECONDS = 5.0  # for the same where the answer is welcome, and the command goes on without
+SHORT_SECONDS = 5.0  # for the same if the command can go on without the answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_names(
     metavar: str = "NAME",
     type: Callable[[str], object] = str,
 ) -> None:
-    """Add an option that may be given several times; ``field`` is the list of what was given."""
+    """Add an option that may be given several times; ``field`` is the list of its values."""
     parser.add_argument(*options, dest=field, action="append", type=type, default=[], metavar=metavar, help=meaning)
 
 
@@ -89,7 +89,10 @@ async def classes_of(api: KubernetesCluster) -> dict[str, str]:
 
 
 def classes_if_there(arguments: argparse.Namespace) -> tuple[dict[str, str], str]:
-    """Return the DeviceClasses of the cluster that a kubeconfig names; none, and why, where it cannot be asked."""
+    """Return the cluster's DeviceClasses and ""; {} and the reason if the default cluster cannot be asked.
+
+    Raises DrabridgeError if the options name a cluster that cannot be asked.
+    """
     try:
         return ask(arguments, classes_of, SHORT_SECONDS), ""
     except DrabridgeError as error:

@@ -27,7 +27,7 @@ from drabridge.system.files import Care, write_atomically
 from podresources.resolve.files import UnreadableFileError, read
 
 STDIN = "-"
-UNDO_SUFFIX = ".undo"  # of the file beside a JSON manifest that keeps what its lines were
+UNDO_SUFFIX = ".undo"  # suffix of the file beside a JSON manifest that keeps its former lines
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert and print, compare or write. Raises ConfigError for arguments that mean nothing."""
+    """Convert, then print, compare or write. Raises ConfigError for invalid arguments."""
     _check(arguments)
     settings = None if arguments.reverse else _settings(arguments)
     groups, findings = _sources(arguments, settings)
@@ -147,9 +147,9 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[list[Source]]) -> Settings:
-    """Return the settings with the resources that the texts speak of: by the cluster's classes, or the vendors'.
+    """Return the settings with the resources named in the texts: by the cluster's DeviceClasses, or the vendors'.
 
-    Raises ConfigError where nothing was read, or the cluster cannot be asked.
+    Raises ConfigError if no text was read, or the cluster cannot be asked.
     """
     texts = [source.text for group in groups for source in group]
     if not texts:
@@ -168,12 +168,12 @@ def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[
 
 
 def _of_cluster(arguments: argparse.Namespace, texts: list[str]) -> tuple[dict[str, Device], list[str]]:
-    """Return the resources of texts for which the cluster has a DeviceClass, and those for which it has none."""
+    """Return the texts' resources with a DeviceClass in the cluster, and those without one."""
     return of_classes(cluster.ask(arguments, cluster.classes_of), texts)
 
 
 def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[list[list[Source]], list[Finding]]:
-    """Read everything that was named: texts by what is deployed together, and what could not be read."""
+    """Read all named files: return groups of texts that are deployed together, and findings for unreadable files."""
     paths = [Path(name) for name in arguments.files if name != STDIN]
     resources = WORDS if settings and not settings.devices else settings.devices if settings else ()
     found = files.find(paths, resources)
@@ -211,24 +211,24 @@ def _standard_input() -> str | Finding:
 
 
 def _undo_of(path: Path) -> str:
-    """Return what conversions kept beside a JSON file; empty where there is nothing."""
+    """Return what earlier conversions keep beside a JSON file; "" if there is nothing."""
     return _text_at(Path(f"{os.path.realpath(path)}{UNDO_SUFFIX}"))
 
 
 def _text_at(path: Path) -> str:
-    """Return the text of a file that conversions wrote; "" where there is none. Raises UnreadableFileError."""
+    """Return the text of a file that a conversion wrote; "" if it is missing. Raises UnreadableFileError."""
     return (read(path, files.MOST_BYTES) or b"").decode("utf-8", "replace")
 
 
 def _beside(path: Path) -> dict[str, str]:
-    """Return what conversions wrote beside a file of values: name -> text; nothing where it is not theirs."""
+    """Return the files that conversions wrote beside a values file: name -> text; {} if the folder is not theirs."""
     folder = Path(f"{path}{FOLDER_SUFFIX}")
     found = {} if folder.is_symlink() else {name: _text_at(folder / name) for name in (KUSTOMIZATION, TEMPLATES_FILE)}
     return {name: text for name, text in found.items() if text.startswith(HEAD)}
 
 
 def _outcomes(groups: list[list[Source]], settings: Settings | None, *, can_undo: bool) -> Iterator[Outcome]:
-    """Convert every group, or go back where there are no settings."""
+    """Convert every group; without ``settings`` convert it back."""
     for sources in groups:
         if settings is None:
             yield from (Outcome(source, reverse(source.text, source.undo)) for source in sources)
@@ -240,7 +240,7 @@ def _outcomes(groups: list[list[Source]], settings: Settings | None, *, can_undo
 
 
 def _print(outcomes: Iterable[Outcome]) -> None:
-    """Print the texts byte for byte."""
+    """Print the texts unchanged, byte for byte."""
     sys.stdout.flush()
     for outcome in outcomes:
         sys.stdout.buffer.write(outcome.conversion.text.encode())
@@ -261,7 +261,7 @@ def _diff_of(name: str, before: str, after: str) -> Iterator[str]:
 
 
 def _files_beside(outcome: Outcome) -> Iterator[tuple[Path, str, str]]:
-    """Yield each file beside a file of values that changes: its path, and its text before and after; "" is none."""
+    """Yield each changed file beside a values file: path, text before and text after ("": no file)."""
     before, after = outcome.source.beside, outcome.beside
     for name in sorted({*before, *after}):
         if before.get(name, "") != after.get(name, ""):
@@ -275,7 +275,7 @@ def _counted(outcome: Outcome) -> str:
 
 
 def _write(changed: Iterable[Outcome], backup: str) -> None:
-    """Write the files over, each with a backup of what it was. Nothing is written if a backup is there already."""
+    """Overwrite the files, each with a backup. Nothing is written if one of the backups exists already."""
     paths = [Path(os.path.realpath(outcome.source.name)) for outcome in changed]
     for path, outcome in zip(paths, changed, strict=True):
         if backup and outcome.text_changed and Path(f"{path}{backup}").exists():
@@ -302,7 +302,7 @@ def _write(changed: Iterable[Outcome], backup: str) -> None:
 
 
 def _write_beside(outcome: Outcome) -> None:
-    """Write what values need beside them, or take it away. What is in that folder otherwise stays."""
+    """Write or remove the files that values need beside them. Other files in that folder stay."""
     for path, _, text in _files_beside(outcome):
         if path.parent.is_symlink():
             raise HostError(f"{path.parent} is a symbolic link: nothing is written there")

@@ -1,4 +1,4 @@
-"""What ``apply``, ``rollback`` and ``status`` have in common: a plan, its state, and what is said meanwhile."""
+"""Share among ``apply``, ``rollback`` and ``status``: a plan, its state, and progress messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of what changes a cluster."""
+    """Add the options of the commands that change a cluster."""
     parser.add_argument("plan", type=Path, metavar="PLAN", help="the file that `drabridge migrate plan --write` made")
     text = "how long to wait for each thing: devices, a rollout; default: 1800"
     parser.add_argument("--wait", type=seconds(604_800), default=1800.0, metavar="SECONDS", help=text)
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def place_of(plan: Plan, name: str) -> int:
-    """Return which step of a plan has this name. Raises ConfigError if none has."""
+    """Return the index of the step with this name. Raises ConfigError if there is none."""
     names = [step.name for step in plan.steps]
     if name not in names:
         hint = did_you_mean(name, names) or f"It has {', '.join(names)}"
@@ -45,7 +45,7 @@ def follow(
     options: Options,
     act: Callable[[Plan, State, Runner], Awaitable[None]],
 ) -> int:
-    """Let ``act`` work on the cluster, alone. Says how to go on when it is interrupted."""
+    """Run ``act`` on the cluster, as the only command. If interrupted, say how to continue."""
     teller = Teller(arguments.output)
 
     plan = load(arguments.plan)
@@ -72,7 +72,7 @@ def follow(
 
 
 class Teller:
-    """Says what happens: a line for what is done; on a terminal one that is written over for what is waited for."""
+    """Prints progress: a line for each finished thing; on a terminal, one line that is overwritten while waiting."""
 
     def __init__(self, output: str) -> None:
         self._json = output == "json"
@@ -98,7 +98,7 @@ class Teller:
             print(f"{line} ...", flush=True)
 
     def end(self) -> None:
-        """Clear the line that is written over."""
+        """Clear the overwritten line."""
         if self._waiting:
             self._waiting = ""
             print("\r\033[K", end="", flush=True)

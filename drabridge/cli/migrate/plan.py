@@ -1,4 +1,4 @@
-"""``drabridge migrate plan``: in which order workloads come to claims, and whether each step fits."""
+"""``drabridge migrate plan``: plan the order in which workloads move to claims, and check that each step fits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make or show a plan. Raises ConfigError for what cannot be meant, ClusterError for the API server's answers."""
+    """Make or show a plan. Raises ConfigError for invalid arguments, ClusterError if the API server fails."""
     _check(arguments)
     plan = load(arguments.plan) if arguments.plan else _made(arguments)
     if arguments.explain:
@@ -99,7 +99,7 @@ def _made(arguments: argparse.Namespace) -> Plan:
 
 
 def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Objects:
-    """Return the workloads that the manifests make, and that can be converted. Says on standard error what cannot."""
+    """Return the convertible workloads of the manifests. Prints on standard error what cannot be converted."""
     if not arguments.manifests:
         return frozenset()
     found = read_manifests(arguments.manifests, arguments.config, classes)

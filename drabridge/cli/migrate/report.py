@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.files:
         return _survey(arguments)
-    logging.getLogger().addHandler(logging.NullHandler())  # what is logged of strange objects is in the report
+    logging.getLogger().addHandler(logging.NullHandler())  # the report itself lists unreadable objects
     wanted = Filter(frozenset(arguments.namespaces), frozenset(arguments.resources))
     facts = cluster.ask(arguments, collected)
     classes = {name: resource for resource, name in arguments.classes}
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _survey(arguments: argparse.Namespace) -> int:
-    """Print what of the manifests in folders moves; return 1 where something is blocked, if that counts."""
+    """Print which manifests in folders can move; return 1 if something is blocked and the caller asked for that."""
     if arguments.namespaces or arguments.resources:
         raise ConfigError("-n and --resource are for a cluster", hint="Name fewer folders, or give --class")
     if gone := [str(path) for path in arguments.files if not path.exists()]:
@@ -129,7 +129,7 @@ async def collected(api: KubernetesCluster) -> Facts:
 
 
 class Progress:
-    """Says on a terminal what is read, in one line that is written over. The thread that reads calls it."""
+    """Prints on a terminal what is being read, in one overwritten line. The reading thread calls it."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()

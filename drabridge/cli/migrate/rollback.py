@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Undo steps. Raises ConfigError for what cannot be undone, ClusterError for the API server's answers."""
+    """Undo steps. Raises ConfigError if one cannot be undone, ClusterError if the API server fails."""
 
     async def act(plan: Plan, state: State, runner: Runner) -> None:
         steps = undoable(plan, state)

@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Switch, print or show. Raises ConfigError for what cannot be meant, ClusterError for the API server's."""
+    """Switch, print or show. Raises ConfigError for invalid arguments, ClusterError if the API server fails."""
     _check(arguments)
     classes = dict(arguments.classes)
     if arguments.print:

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _done(path: Path | None) -> tuple[set[tuple[str, str]], dict[str, str]]:
-    """Return what steps of a plan have brought to claims, and the plan's DeviceClass with its resource."""
+    """Return the workloads that a plan's steps moved to claims, and the plan's DeviceClass -> resource."""
     if path is None:
         return set(), {}
     plan = load(path)

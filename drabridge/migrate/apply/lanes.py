@@ -1,4 +1,4 @@
-"""Ask agents for lanes by the Nodes' annotation, and see in the API that devices have changed lanes."""
+"""Ask agents for lanes by the Nodes' annotation, and read from the API when devices have changed lanes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from drabridge.migrate.report.build import Facts
 from drabridge.migrate.report.model import number
 from drabridge.migrate.switch import marks
 
-START_SECONDS = 60.0  # more than a start of the agent takes
+START_SECONDS = 60.0  # longer than the agent's start
 T = TypeVar("T")
 Lanes = Mapping[str, int | str]
 """Node -> how many of its devices are for claims, or ``all``."""
@@ -43,7 +43,7 @@ class LaneKeeper:
         self._key = f"{plan.driver}/lanes"
 
     async def annotations(self, nodes: Iterable[str]) -> dict[str, str | None]:
-        """Return the annotation of each node as it is. Raises ClusterError for a node that is not there."""
+        """Return the present annotation of each node. Raises ClusterError if a node is missing."""
         found = {}
         for name in nodes:
             try:
@@ -54,7 +54,7 @@ class LaneKeeper:
         return found
 
     async def ask(self, lanes: Lanes, before: Mapping[str, str | None]) -> None:
-        """Write the annotations. What they said of other resources stays."""
+        """Write the annotations. Their entries for other resources stay."""
         for name, claims in lanes.items():
             try:
                 asked = json.loads(before.get(name) or "{}")
@@ -66,7 +66,7 @@ class LaneKeeper:
             await self.annotate(name, json.dumps({**asked, self._plan.resource: own}))
 
     def asked(self, annotations: Mapping[str, str | None]) -> Lanes:
-        """Return what annotations ask for. A node whose configuration decides is left out: that is not known here."""
+        """Return the lanes that annotations ask for, without nodes whose configuration decides: it is unknown here."""
         found: dict[str, int | str] = {}
         for name, text in annotations.items():
             with suppress(ValueError, TypeError, KeyError, RecursionError):
@@ -76,12 +76,12 @@ class LaneKeeper:
         return found
 
     async def annotate(self, node: str, text: str | None) -> None:
-        """Set the annotation; None takes away what a step wrote."""
+        """Set the annotation; None removes what a step wrote."""
         metadata: dict[str, Any] = {"name": node}
         if text is not None:
             metadata["annotations"] = {self._key: text}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
-        # A manager of its own for each driver: an apply takes away what its manager set and does not say again.
+        # One field manager for each driver: an apply removes the fields that its manager set before and leaves out now.
         await self._cluster.apply(NODES, body, manager=f"{marks.MANAGER}-{self._plan.driver}"[:128])
 
     async def devices(self) -> dict[str, NodeDevices]:
@@ -99,9 +99,9 @@ class LaneKeeper:
         return {one.facts.name: one for one in devices_by_node(found, plan.resource, plan.device_class)}
 
     async def wait_for_devices(self, nodes: Iterable[str], waiting: Waiting) -> None:
-        """Wait until each node has as many devices as when the plan was made: an agent that is started anew shows none.
+        """Wait until each node has as many devices as when the plan was made: a restarting agent shows none.
 
-        Raises ClusterError where it takes longer than a start does.
+        Raises ClusterError after ``START_SECONDS``.
         """
 
         async def lacking() -> str:
@@ -117,7 +117,7 @@ class LaneKeeper:
         await waiting.until("lanes", lacking, hint=hint, at_most_seconds=START_SECONDS)
 
     async def wait(self, lanes: Lanes, waiting: Waiting) -> None:
-        """Wait until each node offers claims what it can: what pods with limits hold comes when they release it.
+        """Wait until each node offers claims what it can now: devices that pods with limits hold come later.
 
         Claims keep what they hold.
         """

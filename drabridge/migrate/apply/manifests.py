@@ -1,8 +1,8 @@
-"""Read and write the manifests of a plan: which workloads they make, what each becomes, and back.
+"""Read and write the manifests of a plan: the workloads in them, their converted form, and the way back.
 
-What a release of Helm makes gets a folder instead: Kustomize patches what Helm makes, as a post-renderer. The state
-file may have come with the plan from somebody else, so it is believed about two kinds of files: manifests that this
-plan names, and these folders.
+Objects of a Helm release get a folder instead: Kustomize patches Helm's output, as a post-renderer. The state file may
+have come with the plan from somebody else. So it may name only two kinds of files: manifests that this plan names, and
+files in these folders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ObjectKey = tuple[str, str, str]
 
 
 class Converted(Struct):
-    """One object: its manifest before and after, its file, the templates that it needs, as manifests, and the pods."""
+    """One object: manifest before and after, file, manifests of the templates that it needs, and its pods."""
 
     path: Path
     before: Json
@@ -47,7 +47,7 @@ class Converted(Struct):
 
 
 class Manifests(Struct):
-    """All that was found. ``texts``: file -> (text before, text after), of those that change."""
+    """All that was found. ``texts``: changed file -> (text before, text after)."""
 
     objects: dict[ObjectKey, Converted] = field(default_factory=dict)
     texts: dict[Path, tuple[str, str]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def _objects(path: Path, outcome: Outcome, templates: Sequence[Json]) -> Iterato
 
 
 def key_of(manifest: Json) -> ObjectKey:
-    """Return which object a manifest is about."""
+    """Return the key of a manifest's object."""
     metadata = manifest.get("metadata") or {}
     return metadata.get("namespace") or DEFAULT_NAMESPACE, manifest["kind"], str(metadata.get("name") or "")
 
@@ -108,7 +108,7 @@ def _key_of_pod(pod: ConvertedPod) -> ObjectKey:
 
 
 def _documents(text: str) -> Iterator[Json]:
-    """Yield the objects of a text, those in lists, too."""
+    """Yield the objects of a text, including those in Lists."""
     for document in documents(text):
         yield from _in(document)
 
@@ -158,7 +158,7 @@ def folder_of(words: str) -> str:
 
 
 def files_for_helm(words: str, changed: Iterable[Converted]) -> dict[str, str]:
-    """Return the files of the folder by name: what Helm makes goes in, and comes out with these changes."""
+    """Return name -> text of the folder's files: a post-renderer that makes these changes in Helm's output."""
     files = {"kustomization.yaml": _KUSTOMIZATION.format(words=words, folder=folder_of(words))}
     pods = [pod for one in changed for pod in one.pods]
     patches = component(pods, namespaced=False)  # templates of charts often leave the namespace to Helm
@@ -182,8 +182,8 @@ Say = Callable[[str, str], None]
 def restore(plan: Plan, folder: Path, written: Sequence[FileBefore], say: Say) -> None:
     """Write the files as they were before the step. ``folder``: where the plan is.
 
-    Raises ConfigError where one is no file of this plan, and HostError where one was changed since or cannot be
-    written. All are looked at before the first is written.
+    Raises ConfigError if one is no file of this plan; HostError if one was changed since or cannot be written. All are
+    checked before the first is written.
     """
     named = manifests_of(plan, folder) if any(one.before for one in written) else frozenset()
     for one in written:
@@ -199,13 +199,13 @@ def restore(plan: Plan, folder: Path, written: Sequence[FileBefore], say: Say) -
 
 
 def manifests_of(plan: Plan, folder: Path) -> frozenset[Path]:
-    """Return every file that the plan's manifests stand for, without symbolic links. Raises ConfigError."""
+    """Return every file of the plan's manifests, with symbolic links resolved. Raises ConfigError."""
     found = files.find([folder / one for one in plan.manifests], ())
     return frozenset(Path(os.path.realpath(path)) for group in found.groups for path in group.files)
 
 
 def write(path: Path, text: str) -> None:
-    """Write a manifest over, or a new file of a folder. Raises HostError."""
+    """Overwrite a manifest, or write a new file of a folder. Raises HostError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
@@ -215,7 +215,7 @@ def write(path: Path, text: str) -> None:
 
 
 def _check(one: FileBefore, folder: Path, named: Collection[Path]) -> None:
-    """Raise where a file is not the plan's, or has another text than the step found or left there."""
+    """Raise if a file is not the plan's, or has a text that the step neither found nor left there."""
     path = Path(os.path.normpath(folder / one.path))
     root = Path(os.path.realpath(folder)) / FOLDER
     mine = not leads_out(path, [root]) if not one.before else path in named or Path(os.path.realpath(path)) in named

@@ -29,9 +29,9 @@ from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
 
 
 def merged(live: Any, before: Any, after: Any) -> Any:
-    """Return ``live`` with what ``after`` has otherwise than ``before``: three ways, as ``kubectl apply`` does it.
+    """Return ``live`` with the differences from ``before`` to ``after``: a three-way merge, as in ``kubectl apply``.
 
-    Items of lists are the same where their ``name`` is.
+    List items are matched by their ``name``.
     """
     if before == after:
         return live
@@ -66,7 +66,7 @@ def _named(items: object) -> bool:
 
 
 class Change(Struct, frozen=True):
-    """How a step changes a workload: by which manifest, what owns the workload, whether the manifest is the owner's."""
+    """How a step changes a workload: the manifest, the workload's owner, and whether the manifest is the owner's."""
 
     converted: manifests.Converted
     owner: Installer | None
@@ -83,10 +83,10 @@ class Owners:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._known: dict[manifests.ObjectKey, Installer | None] = {}  # of steps to come
+        self._known: dict[manifests.ObjectKey, Installer | None] = {}  # cache, for later steps
 
     async def change(self, step: Step, move: Move, found: manifests.Manifests) -> Change | None:
-        """Return how a workload is changed: by its own manifest, else by that of what owns it; None: by none."""
+        """Return how a workload is changed: by its own manifest, else by its owner's; None if there is neither."""
         owner = await self.installer(step, move)
         own = _key(step, move)
         if own in found.objects:
@@ -102,7 +102,7 @@ class Owners:
         return None if live is None else installer_of(live["metadata"])
 
     async def keys(self, step: Step, found: manifests.Manifests) -> set[manifests.ObjectKey]:
-        """Return which objects a step changes: its workloads, or what makes them."""
+        """Return the objects that a step changes: its workloads, or their owners."""
         keys: set[manifests.ObjectKey] = set()
         for move in step.moves:
             own = _key(step, move)
@@ -114,7 +114,7 @@ class Owners:
 
 
 def can_change(move: Move) -> bool:
-    """Whether a workload is of a kind that Kubernetes itself has: others are changed by their operators."""
+    """Whether a workload is of a built-in kind: the others are changed by their operators."""
     return is_built_in(split(move.object)[0])
 
 
@@ -124,13 +124,13 @@ def _key(step: Step, move: Move) -> manifests.ObjectKey:
 
 # --- the steps ------------------------------------------------------------------------------------------------------
 
-_TRIES = 5  # an object that changes while it is written is read again
+_TRIES = 5  # attempts to write an object: on a conflict it is read again
 
 
 class Options(Struct, frozen=True):
-    """How steps are done. ``wait_seconds``: for each thing that others do.
+    """How steps are done. ``wait_seconds``: limit for each wait for others.
 
-    ``lanes_only``: somebody else changes what pods ask for; ``wait_for_manifests``: wait until that is seen.
+    ``lanes_only``: somebody else changes what pods ask for. ``wait_for_manifests``: wait until that change is seen.
     """
 
     wait_seconds: float = 1800.0
@@ -151,7 +151,7 @@ class Runner:
         self._owners = Owners(cluster)
 
     async def check(self) -> None:
-        """Raise ClusterError where this is another cluster than the plan's."""
+        """Raise ClusterError if this is not the plan's cluster."""
         found = await cluster_id(self._cluster)
         if found != self._plan.cluster:
             raise ClusterError(
@@ -162,7 +162,7 @@ class Runner:
     # --- forth ------------------------------------------------------------------------------------------------------
 
     async def apply(self, step: Step) -> None:
-        """Do a step: lanes, what pods ask for, rollouts. Raises DrabridgeError where something is not as planned."""
+        """Do a step: lanes, what pods ask for, rollouts. Raises DrabridgeError if something differs from the plan."""
         waiting = self._waiting(step)
         version, lanes = await self._lanes()
         if self._state.of(step) is None:
@@ -186,7 +186,7 @@ class Runner:
         waiting.say("step", "done")
 
     async def _begin(self, step: Step, lanes: LaneKeeper, version: str, waiting: Waiting) -> None:
-        """Check that the step is as planned, and keep what is there before it."""
+        """Check that the cluster is as the step expects, and record the state before the step."""
         if step.missing:
             raise ClusterError(
                 f"step {step.name} does not fit: {step.missing[0]}",
@@ -206,7 +206,7 @@ class Runner:
         self._state.save()
 
     async def _is_switched(self, namespace: str) -> bool:
-        """Whether all of a namespace is switched. Raises ClusterError where a part of it is, or it is not there."""
+        """Whether all of a namespace is switched. Raises ClusterError if only a part is, or if it does not exist."""
         try:
             meta = (await self._cluster.get(NAMESPACES, namespace))["metadata"]
         except NotFoundError as error:
@@ -230,14 +230,14 @@ class Runner:
         await to_claims(self._cluster, [step.namespace], choice, lambda line: waiting.say("switch", line))
 
     async def _dry_run(self, step: Step, version: str) -> None:
-        """Ask the API server for everything that the step will change, for a try. Raises ClusterError."""
+        """Make a dry run of every change of the step. Raises ClusterError."""
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
             change = await self._owners.change(step, move, found)
             if change is None:
                 raise _no_manifest(step, move)
             if change.of_owner or not can_change(move):
-                continue  # its owner makes the change, and is asked then
+                continue  # its owner makes the change
             converted = change.converted
             try:
                 for template in converted.templates:
@@ -260,7 +260,7 @@ class Runner:
         for move in step.moves:
             change = await self._owners.change(step, move, found)
             if change is None:
-                if any(path.exists() for path in written):  # it was interrupted after the file was written
+                if any(path.exists() for path in written):  # an earlier try was interrupted after it wrote the file
                     continue
                 raise _no_manifest(step, move)
             converted, owner = change.converted, change.owner
@@ -283,14 +283,14 @@ class Runner:
         await self._until_brought(step, waiting)
 
     def _write_for_helm(self, record: Record, words: str, changed: Sequence[manifests.Converted]) -> str:
-        """Write the folder with which a release of Helm is upgraded; return its name. Raises HostError."""
+        """Write the folder for the upgrade of a Helm release; return its name. Raises HostError."""
         folder = manifests.folder_of(words)
         for name, text in manifests.files_for_helm(words, changed).items():
             self._write(record, self._folder / folder / name, "", text)
         return folder
 
     def _write(self, record: Record, path: Path, before: str, after: str) -> str:
-        """Write a file over, once what it was is kept; return its name. Raises HostError."""
+        """Record a file's old text, then overwrite it; return its name. Raises HostError."""
         name = beside(path, self._folder)
         if not any(one.path == name for one in record.files):
             record.files.append(FileBefore(name, before, after))
@@ -299,7 +299,7 @@ class Runner:
         return name
 
     async def _until_brought(self, step: Step, waiting: Waiting) -> None:
-        """Wait until those who install the step's objects have brought the converted manifests to the cluster."""
+        """Wait until the owners of the step's objects have installed the converted manifests in the cluster."""
 
         async def lacking() -> str:
             left: list[str] = []
@@ -322,11 +322,11 @@ class Runner:
     ) -> None:
         kind = claim_templates(version)
         body = {**template, "apiVersion": f"{kind.group}/{version}"}
-        with suppress(ConflictError):  # it is there already; its name says what it asks for
+        with suppress(ConflictError):  # it exists; a template of this name asks for the same
             await self._cluster.create(kind, body, namespace=namespace, dry_run=dry_run)
 
     async def _bring(self, namespace: str, move: Move, before: Any, after: Any, *, dry_run: bool = False) -> bool:
-        """Bring what changed between two manifests to the live object; return whether that changed it."""
+        """Apply the difference of two manifests to the live object; return whether the object changed."""
         where = kind_of(split(move.object)[0])
         for turn in range(_TRIES):
             live = await find(self._cluster, namespace, move.object)
@@ -346,7 +346,7 @@ class Runner:
     async def _write_when_all_are_done(
         self, step: Step, record: Record, path: Path, found: manifests.Manifests, waiting: Waiting
     ) -> None:
-        """Write a converted file when no other step still needs it as it was. Raises HostError."""
+        """Write a converted file once no other step needs the old text. Raises HostError."""
         to_come: set[manifests.ObjectKey] = set()
         for other in self._plan.steps:
             known = self._state.of(other)
@@ -372,9 +372,9 @@ class Runner:
     # --- back -------------------------------------------------------------------------------------------------------
 
     async def undo(self, step: Step) -> None:
-        """Undo a step: lanes, what pods ask for, rollouts. Raises DrabridgeError where that cannot be.
+        """Undo a step: lanes, what pods ask for, rollouts. Raises DrabridgeError if that is impossible.
 
-        New pods wait for their devices by themselves, which agents move as soon as they are free.
+        It does not wait for the lanes: agents move devices as soon as these are free, and new pods wait for them.
         """
         record = self._state.of(step)
         if record is None:
@@ -398,7 +398,7 @@ class Runner:
         waiting.say("step", "undone")
 
     async def _convert_back(self, step: Step, record: Record, waiting: Waiting) -> None:
-        """Bring the manifests as they were to their files, then to the cluster. Raises ConfigError and HostError."""
+        """Restore the manifests in their files, then in the cluster. Raises ConfigError and HostError."""
         manifests.restore(self._plan, self._folder, record.files, waiting.say)
         found = manifests.of_plan(self._plan, self._folder)
         for move in step.moves:
@@ -417,7 +417,7 @@ class Runner:
     async def _roll(self, step: Step, moves: Sequence[Move], restarts: dict[str, str], waiting: Waiting) -> None:
         """Roll workloads out, one after the other.
 
-        ``restarts`` are kept with the step; where manifests changed, the change itself is what rolls them out.
+        ``restarts`` are recorded with the step. If manifests changed, that change itself starts the rollouts.
         """
         for move in moves:
             if move.how is not How.ROLLOUT:
@@ -453,7 +453,7 @@ class Runner:
 
 
 def _check_moves(step: Step, there: Mapping[tuple[str, str], Demand]) -> None:
-    """Raise ClusterError where the step's workloads are not what they were when the plan was made."""
+    """Raise ClusterError if the step's workloads differ from those in the plan."""
     problems: list[str] = []
     planned = {move.object: move for move in step.moves}
     for name, move in planned.items():
@@ -495,5 +495,5 @@ def next_step(plan: Plan, state: State) -> Step | None:
 
 
 def undoable(plan: Plan, state: State) -> Sequence[Step]:
-    """Return the steps that were begun, the last one first."""
+    """Return the steps that were begun, latest first."""
     return [step for step in reversed(plan.steps) if state.of(step) is not None]

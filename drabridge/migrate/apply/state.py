@@ -1,4 +1,4 @@
-"""Keep what was done of a plan, and what was there before, in a file beside the plan. One command at a time has it."""
+"""Keep the done steps of a plan, and the state before them, in a file beside it. One command may use it at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_BYTES = 256 << 20  # the texts of all manifests that steps have changed, tw
 
 
 class Progress(StrEnum):
-    """How far a step is. What was begun can be done again: it continues."""
+    """How far a step is. A step that was begun can be done again and then continues."""
 
     BEGUN = "begun"
     DONE = "done"
@@ -34,9 +34,9 @@ class Progress(StrEnum):
 
 
 class FileBefore(Struct, rename="camel"):
-    """A manifest that a step converted: what it was, "" where there was none, and what the step made of it.
+    """A manifest that a step converted: its text before ("": no file), and the text that the step wrote.
 
-    ``path``: as the plan would name it, so that both can be moved together.
+    ``path``: relative to the plan if it is below the plan's folder, so that both can be moved together.
     """
 
     path: str
@@ -45,11 +45,11 @@ class FileBefore(Struct, rename="camel"):
 
 
 class Record(Struct, rename="camel"):
-    """One step. ``annotations``: the Nodes' annotations before, None where there was none. ``switches``: the step
+    """One step. ``annotations``: Node -> annotation before the step, None if there was none. ``switches``: the step
     switched its namespace, which was not switched before. ``converts``: it brings manifests to the cluster.
 
-    ``restarts``: workload -> when its rollout was asked for, so that nobody asks twice; ``undo_restarts`` on the way
-    back.
+    ``restarts``: workload -> when its rollout was asked for, so that it is asked for only once; ``undo_restarts``: the
+    same for the undo.
     """
 
     digest: str
@@ -70,10 +70,10 @@ class _Document(Struct, rename="camel"):
 
 
 class State:
-    """The file. ``records`` has a step from when it is begun until it is undone."""
+    """The state file. ``records`` has a step from its begin until it is undone."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
-        """Read the file. Raises ConfigError for one that is damaged, or of another plan."""
+        """Read the file. Raises ConfigError if it is damaged or of another plan."""
         self._path = path
         self._plan = plan
         self.records: dict[str, Record] = {}
@@ -104,7 +104,7 @@ class State:
         return record
 
     def set(self, step: Step, progress: Progress) -> None:
-        """Say how far a step is, and save it."""
+        """Set a step's progress, and save it."""
         record = self.records[step.name]
         if record.progress is not progress:
             record.progress, record.since = progress, now()
@@ -126,7 +126,7 @@ class State:
             ) from error
 
     def _check_steps(self) -> None:
-        """Raise ConfigError where the plan says something else of a step than when it was begun."""
+        """Raise ConfigError if the plan has changed a step since it was begun."""
         known = {step.name: _digest(step) for step in self._plan.steps}
         for name, record in self.records.items():
             if known.get(name) != record.digest:
@@ -143,7 +143,7 @@ def state_path(plan: Path) -> Path:
 
 @contextmanager
 def alone(plan: Path) -> Iterator[None]:
-    """Be the only command that follows a plan. Raises HostError while another one does."""
+    """Hold the lock of a plan. Raises HostError while another command has it."""
     try:
         lock = os.open(plan, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -158,12 +158,12 @@ def alone(plan: Path) -> Iterator[None]:
 
 
 def now() -> str:
-    """Return this second as Kubernetes writes it."""
+    """Return the present time as Kubernetes writes it, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _digest(step: Step) -> str:
-    """Return what changes when the step's actions do. Its remarks do not count."""
+    """Return a hash of the step's actions, without its remarks."""
     data = asdict(step)
     del data["missing"], data["notes"]
     return hashlib.sha256(msgspec.json.encode(data, order="sorted")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Tell what happens, and wait for what others do: rollouts, for the most part."""
+"""Report progress, and wait for what others do: mostly rollouts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from drabridge.migrate.report.model import number
 from drabridge.migrate.switch import marks
 
 POLL_SECONDS = 1.0
-POLL_MOST_SECONDS = 5.0  # a large cluster answers in seconds
+POLL_MOST_SECONDS = 5.0  # between two questions at most; a large cluster needs seconds for an answer
 
 
 class Event(Struct, frozen=True):
-    """Something that was done, or is waited for. ``waited``: seconds; None of what is done."""
+    """Something that was done, or is waited for. ``waited``: seconds so far; None if it is done."""
 
     step: str
     object: str
@@ -50,10 +50,10 @@ class Waiting:
         hint: str = "Mend that",
         at_most_seconds: float = math.inf,
     ) -> None:
-        """Ask until ``lacking`` returns "": it says what is still waited for. An API server that is away is waited for.
+        """Call ``lacking`` until it returns ""; its text says what is missing. Also waits while the API server is away.
 
-        ``at_most_seconds``: where less than the step's time is enough. Raises ClusterError when it took too long, with
-        ``hint`` and how to go on.
+        ``at_most_seconds``: a limit below the step's. Raises ClusterError after the limit, with ``hint`` and how to
+        continue.
         """
         loop = asyncio.get_running_loop()
         began, pause = loop.time(), POLL_SECONDS
@@ -80,11 +80,11 @@ class Waiting:
 
 Json = Mapping[str, Any]
 RESTARTED = "kubectl.kubernetes.io/restartedAt"
-"""What `kubectl rollout restart` sets in a pod template: a new value is a new revision."""
+"""The annotation that `kubectl rollout restart` sets in a pod template: a new value makes a new revision."""
 
 
 def kind_of(name: str) -> Kind:
-    """Return where objects of a kind are. Raises ClusterError for one that has no rollouts."""
+    """Return the API kind for a kind's name. Raises ClusterError for a kind without rollouts."""
     if name not in WORKLOADS:
         raise ClusterError(
             f"a {name} cannot be changed by a plan", hint="Set `how: byHand` for it, and change it yourself"
@@ -99,7 +99,7 @@ def split(object_: str) -> tuple[str, str]:
 
 
 async def find(cluster: Cluster, namespace: str, object_: str) -> dict[str, Any] | None:
-    """Return a workload; None where it is gone. Raises ClusterError."""
+    """Return a workload; None if it is gone. Raises ClusterError."""
     kind, name = split(object_)
     try:
         return dict(await cluster.get(kind_of(kind), name, namespace=namespace))
@@ -131,9 +131,9 @@ async def wait(cluster: Cluster, namespace: str, object_: str, waiting: Waiting)
 
 
 def left_of(workload: Json) -> str:
-    """Say what a rollout still lacks; "" when it is complete. Raises ClusterError where its deadline has passed.
+    """Return what a rollout still lacks; "" if it is complete. Raises ClusterError if its deadline has passed.
 
-    As `kubectl rollout status` decides it (k8s.io/kubectl, pkg/polymorphichelpers/rollout_status.go).
+    The rules are those of `kubectl rollout status` (k8s.io/kubectl, pkg/polymorphichelpers/rollout_status.go).
     """
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
     wanted = 1 if spec.get("replicas") is None else spec["replicas"]

@@ -1,9 +1,9 @@
-"""Which keys of well-known charts' values become claims: a table, each row with the source that was read for it.
+"""Define which values keys of well-known charts become claims: a table, each row with its source.
 
-A chart that has keys for claims gets them in its values. One that makes a claim itself is told to. Of the others the
-values stay, and a patch of what Helm makes of them says the claims: so nothing that templates read of the limits
-changes, and the patch fails where they are not what the values said. Of the rest the row says what is in the way.
-Values stand in an object of Flux, Argo CD or k3s, or alone.
+There are four kinds of charts. A chart with keys for claims gets claims in its values. A chart that makes a claim
+itself gets the key for that. For others the values stay, and a patch of Helm's output adds the claims: templates still
+read the same limits, and the patch fails if the output's limits are not those of the values. For the rest, the row says
+what prevents a conversion. Values are in an object of Flux, Argo CD or k3s, or in a file of their own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from drabridge.yaml_reader import Path
 
 
 class Pod(Struct, frozen=True):
-    """One part of a chart's values that becomes one pod. All keys are patterns within the part; "" is the part itself.
+    """One part of a chart's values that makes one pod. All keys are patterns within the part; "" is the part itself.
 
-    ``containers``: what has the ``resources`` of a container, and its role. ``claims``: what takes ``resourceClaims``;
-    None: nothing does, so a patch of the object of ``kind`` and labels ``selector`` says them for its first container.
-    ``resources``: what is copied there; ``count``: or the key of which templates make a limit and, with ``requests``,
-    a request, of the resource that ``count_of`` names. ``quoted``: as text. ``default``: what the chart's own values
-    ask for. ``adds``: the key that makes the chart add a limit of one GPU. ``unless``: keys in the way, and why.
+    ``containers``: (key that has a container's ``resources``, role). ``claims``: key for ``resourceClaims``; None: no
+    such key, so a patch of the object of ``kind`` and labels ``selector`` adds the claims to its first container.
+    ``resources``: key that the chart copies to that container; or ``count``: key from which templates make a limit
+    (with ``requests``, also a request) of the resource named by key ``count_of``. ``quoted``: they are written as text.
+    ``default``: devices that the chart's own values ask for. ``adds``: key that makes the chart add a limit of one GPU.
+    ``unless``: (key that prevents a conversion, why).
     """
 
     at: str = ""
@@ -48,10 +49,10 @@ class Pod(Struct, frozen=True):
 class Chart(Struct, frozen=True):
     """One chart. ``source``: what was read; ``tried``: whether the real chart was rendered before and after, too.
 
-    ``sign``: a key of its values that only it has, which tells its values in a file of their own. ``gpu``: where they
-    have ollama's keys, which let the chart make a claim. ``hint``: what to do by hand. ``since``: its first version
-    with these keys for claims. ``words``: a text with all of them may ask for a GPU without its resource's name.
-    ``note``: what to know where its values were converted. ``unless``: as of a pod, for ``gpu``.
+    ``sign``: a key that only this chart's values have; it identifies values in a file of their own. ``gpu``: place of
+    ollama's keys, which let the chart make a claim. ``hint``: what to do by hand. ``since``: the first version
+    with these keys for claims. ``words``: a text with all these words may ask for a GPU without naming its resource.
+    ``note``: a remark for converted values. ``unless``: as in :class:`Pod`, for ``gpu``.
     """
 
     names: tuple[str, ...]
@@ -67,7 +68,7 @@ class Chart(Struct, frozen=True):
     unless: tuple[tuple[str, str], ...] = ()
 
 
-GPU = "nvidia.com/gpu"  # what templates ask for where a chart's values name no resource
+GPU = "nvidia.com/gpu"  # the resource in templates if a chart's values name none
 _ALL_GPUS = "it sets NVIDIA_VISIBLE_DEVICES=all as well, which gives every GPU of the node past claims"
 _PART = "it asks for a part of a device, and nobody would enforce it for a claim"
 _BY_PATCH = (Pod(),)
@@ -232,12 +233,12 @@ _BY_NAME = {name: chart for chart in CHARTS for name in chart.names}
 
 
 def speaks_of_gpus(text: str) -> bool:
-    """Return whether a text may have values that ask for a GPU without the name of its resource."""
+    """Return whether a text may have values that ask for a GPU without naming its resource."""
     return any(chart.words and all(word in text for word in chart.words) for chart in CHARTS)
 
 
 def chart_of(name: str) -> Chart | None:
-    """Return the row of a chart; None where it is not known."""
+    """Return the row of a chart; None if it is unknown."""
     return _BY_NAME.get(name)
 
 
@@ -265,15 +266,15 @@ _BESIDE = {
     K3S: ("set", "valuesSecrets"),
 }
 _NAME = "{name}"  # in a selector: of the part
-_KEPT, _NONE = "cpu", Leaf("0", plain=True)  # the chart may put more into a section, so no patch takes out all of it
+_KEPT, _NONE = "cpu", Leaf("0", plain=True)  # the chart may add to a section, so a patch must not remove all of it
 _NOT_SET = frozenset({"", "false", "null", "~"})
 
 
 class Release(Struct, frozen=True):
     """Values of a chart in an object, or alone (an empty path): which chart, where, and in what kind of object.
 
-    ``version``: of the chart, "" where nothing says it. ``source``: the path of Argo CD's source. ``partial``: what the
-    chart asks for by itself is not meant: these values come on top of others.
+    ``version``: the chart's, "" if unknown. ``source``: the path of Argo CD's source. ``partial``: these values are
+    merged over others, so the chart's defaults do not count here.
     """
 
     chart: str
@@ -285,12 +286,12 @@ class Release(Struct, frozen=True):
 
     @property
     def row(self) -> Chart | None:
-        """Return what is known of the chart."""
+        """Return the chart's row; None if it is unknown."""
         return chart_of(self.chart)
 
     @property
     def hint(self) -> str:
-        """Return what to do where limits are left in the values."""
+        """Return what to do about limits that stay in the values."""
         found = self.row
         if found is None:
             said = _UNKNOWN
@@ -329,7 +330,7 @@ def releases(manifest: Manifest) -> Iterator[Release]:
 
 
 def values_alone(document: Value, chart: str = "") -> Iterator[Release]:
-    """Yield the values of charts that are known by their keys; ``chart``: whose other values are, if that is known."""
+    """Yield the values of charts, recognised by their keys. ``chart``: the chart of all other values, if known."""
     found = chart_by_keys(document)
     if found or (chart and isinstance(document, dict)):
         yield Release(found or chart, (), partial=not found)
@@ -342,7 +343,7 @@ def _with_subcharts(release: Release, values: Value | None) -> Iterator[Release]
 
 
 def _subcharts(release: Release, values: Value) -> Iterator[Release]:
-    """Yield the values of charts that this one brings with it, below their names."""
+    """Yield the values of a chart's subcharts, which are below the subcharts' names."""
     for key, inner in values.items() if isinstance(values, dict) else ():
         chart = chart_of(key)
         if chart is not None and key != release.chart and chart.sign and any(_matching(inner, chart.sign)):
@@ -350,7 +351,7 @@ def _subcharts(release: Release, values: Value) -> Iterator[Release]:
 
 
 def pods_in(release: Release, document: Value, start: Path = ()) -> Iterator[PodSpec]:
-    """Yield what a chart makes pods of. ``document``: the object of the release; ``start``: its path."""
+    """Yield the parts of the values that make pods. ``document``: the object of the release; ``start``: its path."""
     chart = release.row
     if chart is None:
         return
@@ -372,7 +373,7 @@ def pods_in(release: Release, document: Value, start: Path = ()) -> Iterator[Pod
 
 
 def notes_on(release: Release, document: Value) -> Iterator[str]:
-    """Yield what to know where values of a chart were converted. ``document``: the object of the release."""
+    """Yield remarks on converted values of a chart. ``document``: the object of the release."""
     row = release.row
     if row is not None and row.note:
         yield row.note
@@ -428,7 +429,7 @@ def _rendered(pod: Pod, part: Value, path: Path, name: str) -> Rendered:
 
 
 def _too_old(release: Release, chart: Chart) -> str:
-    """Say that a chart of this version takes no claims yet; "" where it does, or nothing says its version."""
+    """Return that this version of a chart has no keys for claims yet; "" if it has, or if the version is unknown."""
     found = re.match(r"v?(\d+)(?:\.(\d+))?", release.version)
     if not chart.since or found is None or tuple(int(part or 99) for part in found.groups()) >= chart.since:
         return ""
@@ -442,7 +443,7 @@ def _in_the_way(unless: Iterable[tuple[str, str]], part: Value, values: Value) -
 
 
 def _own_limits(values: Value) -> str:
-    """Say that values have limits of devices beside the keys that make a claim; "" where they have not."""
+    """Return that values have limits of devices beside the keys that make a claim; "" if they have none."""
     for section in ("limits", "requests"):
         found = at(values, ("resources", section))
         for name in found if isinstance(found, dict) else ():
@@ -452,7 +453,7 @@ def _own_limits(values: Value) -> str:
 
 
 def _is_set(values: Value, pattern: str) -> bool:
-    """Whether a key has a value that is more than nothing, or false."""
+    """Whether a key has a value other than empty, false or null."""
     for path in _matching(values, pattern):
         found = at(values, path)
         if (found.text not in _NOT_SET) if isinstance(found, Leaf) else bool(found):
@@ -461,13 +462,13 @@ def _is_set(values: Value, pattern: str) -> bool:
 
 
 def _chart(named: str, other: str, values: Value | None) -> str:
-    """Return the chart's name: as it is named, else what the values' keys say, else the name of where it is."""
+    """Return the chart's name: as given, else by the values' keys, else by its location ``other``."""
     found = chart_by_keys(values) if not named and values is not None else ""
     return found or (named or other).rstrip("/").rpartition("/")[2]
 
 
 def chart_by_keys(values: Value) -> str:
-    """Return the chart that is known by keys that only its values have; "" for other documents."""
+    """Return the chart whose own keys these values have; "" for other documents."""
     return next((one.names[0] for one in CHARTS if one.sign and any(_matching(values, one.sign))), "")
 
 

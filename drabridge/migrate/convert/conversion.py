@@ -61,13 +61,13 @@ class _Pod(Struct):
     """The plan of one pod spec."""
 
     manifest: Manifest
-    path: Path  # its first part is the number of the document, as in all paths here
+    path: Path  # it begins with the number of the document, as all paths here
     plan: PodPlan
-    asks: tuple[Path, ...] = ()  # what a patch takes out of what a chart makes of it
+    asks: tuple[Path, ...] = ()  # places that a patch removes from the chart's output
     patch: post_render.Patch | None = None
 
     def operations(self) -> list[Operation]:
-        """Return the operations with whole paths."""
+        """Return the operations with paths from the document's number on."""
         if self.patch is not None:
             return []
         return [structs.replace(one, path=(*self.path, *one.path)) for one in self.plan.operations]
@@ -77,7 +77,7 @@ class Converter:
     """The conversion of one text that is YAML or JSON."""
 
     def __init__(self, text: str, settings: Settings, there: Existing, chart: str = "") -> None:
-        """``chart``: whose values the text has if it is values of a chart, where files beside it say that."""
+        """``chart``: the chart whose values the text has, if files beside it say that."""
         self._roots, self._is_json = parsed(text)
         self._root = SequenceNode(0, len(text), flow=False, items=self._roots)
         self._text = text
@@ -87,7 +87,7 @@ class Converter:
         self._known = dict(there)
         for document in self._documents:
             self._known |= templates_in(document)
-        self._taken = dict(self._known)  # and by those that are to be written
+        self._taken = dict(self._known)  # and of those to be written
         self.findings: list[Finding] = []
         self._pattern = finder(settings.devices)
         listed = (one for number, said in enumerate(self._documents) for one in manifests(said, (number,)))
@@ -96,13 +96,13 @@ class Converter:
         self._refused: set[Path] = set()
         self._reached: dict[Path, frozenset[int]] = {}
         self._said: list[tuple[Path, str]] = []  # path and message of each finding
-        self._patched: set[Path] = set()  # what a patch takes out already
-        self.of_argo: list[post_render.Patched] = []  # what needs a patch of a chart that Argo CD installs
+        self._patched: set[Path] = set()  # places that a patch removes already
+        self.of_argo: list[post_render.Patched] = []  # pods that need a patch of a chart that Argo CD installs
         self._asking: list[Path] = []  # parts of charts' values that ask for devices
         self._chart = chart  # of values in a file of their own
 
     def pods(self) -> list[_Pod]:
-        """Return the pod specs that can be converted; findings say what else there is."""
+        """Return the convertible pod specs; the others become findings."""
         found: list[_Pod] = []
         for manifest in self._objects.values():
             found += self._of_manifest(manifest)
@@ -120,7 +120,7 @@ class Converter:
         return found
 
     def converted(self, pods: Sequence[_Pod]) -> Iterator[ConvertedPod]:
-        """Yield the conversion of each pod spec without its place in the text: in an order that can be followed."""
+        """Yield the conversion of each pod spec, independent of the text. Its operations can be done in their order."""
         patched: set[Path] = set()
         for pod in pods:
             place = pod.manifest.path
@@ -140,20 +140,20 @@ class Converter:
         return post_render.folder(file, self._chart, patches, templates)
 
     def named(self) -> dict[str, Manifest]:
-        """Return each object by what findings call it."""
+        """Return name in findings -> object."""
         return {str(one): one for one in self._objects.values()}
 
     def result(self, pods: Sequence[_Pod], *, can_undo: bool, write: bool) -> tuple[str, list[Template], str]:
-        """Return the converted text, the templates that are new in it, and of JSON what can undo it.
+        """Return the converted text, the new templates in it, and for JSON the text that can undo it.
 
-        Raises UnspliceableError where the text cannot be changed, or would not say what it shall.
+        Raises UnspliceableError if the text cannot be changed, or if the result would not parse to the wanted document.
         """
         if not pods:
             return self._text, [], ""
         wanted = [template for pod in pods if pod.manifest.kind for template in pod.plan.templates]
         templates = missing(wanted, self._known)
         changes = self._edits(pods)
-        if not write or not (changes or templates):  # or all is said beside the file
+        if not write or not (changes or templates):  # nothing to do, or all changes are in files beside it
             return self._text, [], ""
         if self._is_json:
             changes += placed(self._text, self._roots, templates)
@@ -171,7 +171,7 @@ class Converter:
         return after, templates, ""
 
     def each_alone(self, pods: Sequence[_Pod]) -> list[_Pod]:
-        """Return the pod specs whose text can be changed, where not all can; findings say which cannot."""
+        """Try each pod spec alone; return those whose text can be changed. The others become findings."""
         kept: list[_Pod] = []
         for pod in pods:
             problem = self._problem([*kept, pod])
@@ -182,7 +182,7 @@ class Converter:
         return kept
 
     def find(self, level: Level, pod: _Pod, path: Path, message: str, hint: str) -> None:
-        """Note a finding about one pod spec; ``path`` begins at it. What is left is not converted."""
+        """Record a finding about one pod spec; ``path`` begins at it. A pod spec with Level.LEFT is not converted."""
         if level is Level.LEFT:
             self._refused.add(pod.path)
         self._find(level, pod.manifest, (*pod.path, *path), message, hint)
@@ -243,7 +243,7 @@ class Converter:
             yield pod
 
     def _stays(self, pod: _Pod, spec: PodSpec, release: Release) -> tuple[str, str] | None:
-        """Say why a pod of a chart stays, and what to do; no message where its patch is there; None: it does not."""
+        """Return why a pod of a chart stays, and what to do (both "" if its patch is there); None: it does not stay."""
         if spec.refused:
             return spec.refused, release.hint
         if pod.patch is None or not release.kind:
@@ -265,11 +265,11 @@ class Converter:
     # -- what is left
 
     def places(self, pods: Sequence[_Pod]) -> list[Listed]:
-        """Return every place that names devices with what becomes of it; findings say what stays as it is."""
+        """Return every place that names devices, with its outcome; unchanged places become findings."""
         gone = sorted((edit.start, edit.end) for edit in self._edits(pods) if edit.end > edit.start)
         patched = self._patched.union(*(pod.asks for pod in pods))
         listed: list[Listed] = []
-        above: set[Path] = set()  # what has a mention below it
+        above: set[Path] = set()  # paths with a mention below them
         said = Repeated()
         for number, root in enumerate(self._roots):
             for mention in mentions(root, (number,), self._pattern):
@@ -283,7 +283,7 @@ class Converter:
                 above |= {mention.path[:length] for length in range(len(mention.path))}
         self.findings += said.findings()
         for path in self._asking:
-            if path not in above:  # its keys ask for devices without their name
+            if path not in above:  # its keys ask for devices without naming them
                 state = State.LEFT if path in self._refused else State.CONVERTED
                 listed.append(Listed(self._line(path), state, "devices", _shown(path)))
         return sorted(listed, key=lambda one: one.line)
@@ -293,7 +293,7 @@ class Converter:
         manifest = _NO_OBJECT if place is None else self._objects[place]
         pod = self._pod_of(mention)
         if pod in self._refused and mention.place is Place.COUNT and mention.name in self._settings.devices:
-            return State.LEFT  # why is said of the pod
+            return State.LEFT  # the finding about the pod says why
         judged = judge(mention, manifest, self._settings.devices, in_pod=pod is not None)
         known = (message for path, message in self._said if _below(mention.path, path))
         if not any(mention.name in message for message in known):
@@ -302,7 +302,7 @@ class Converter:
         return judged.state
 
     def _pod_of(self, mention: Mention) -> Path | None:
-        """Return the path of the pod spec that a mention is in, or that takes it from elsewhere by an alias."""
+        """Return the path of the pod spec that contains a mention, itself or by an alias."""
         if (own := _start_in(self._pod_paths, mention.path)) is not None:
             return own
         for path in self._pod_paths:
@@ -324,7 +324,7 @@ class Converter:
             self.findings.append(finding)
 
     def _line(self, path: Path) -> int:
-        """Return the line of a key or an item, or of the nearest thing above it that there is."""
+        """Return the line of a key or item, or of its nearest existing parent."""
         while path:
             if (owned := owner_of(self._root, path)) is not None:
                 owner, place = owned
@@ -358,7 +358,7 @@ def _operations(pods: Sequence[_Pod]) -> list[Operation]:
 
 
 def _patching(pods: Sequence[_Pod]) -> list[Operation]:
-    """Return the operations that bring patches into their HelmReleases."""
+    """Return the operations that add the patches to their HelmReleases."""
     patches: dict[Path, list[post_render.Patch]] = {}
     bodies: dict[Path, Value] = {}
     for pod in pods:
@@ -409,7 +409,7 @@ _MARKS_IN_JSON = ("resourceClaimTemplateName", "draDriverClass")  # what a conve
 
 
 class Conversion(Struct):
-    """What became of one text. ``text`` is the given one where nothing changed."""
+    """The result for one text. ``text`` is the given one if nothing changed."""
 
     text: str
     findings: list[Finding] = field(default_factory=list)
@@ -418,8 +418,8 @@ class Conversion(Struct):
     undo: str = ""  # of JSON, what reverse() needs beside the text
     places: list[Listed] = field(default_factory=list)  # every place that names devices, in the order of the text
     argo_folders: dict[str, dict[str, str]] = field(default_factory=dict)  # of Applications: name -> files
-    beside: dict[str, str] | None = None  # of a chart's values: files that they need beside them; None: as they are
-    manifests: dict[str, Manifest] = field(default_factory=dict)  # what findings call an object -> the object
+    beside: dict[str, str] | None = None  # for a chart's values: files that they need beside them; None: unchanged
+    manifests: dict[str, Manifest] = field(default_factory=dict)  # name in findings -> object
 
     @property
     def unfinished(self) -> bool:
@@ -437,12 +437,12 @@ def convert(
     chart: str = "",
     write: bool = True,
 ) -> Conversion:
-    """Convert all pod specs of a text that can be converted whole, and say what is left and why.
+    """Convert the pod specs of a text that can be converted as a whole; findings say what is left, and why.
 
-    ``there``: templates that other files of the same place have, which are not written again. ``can_undo``: add what
-    :func:`reverse` needs. ``file``: its name, for what is written beside it. ``chart``: whose values it has, where
-    files beside it say that. ``write``: change the text, too. What is written is parsed again and says what it shall;
-    where that fails, the pod spec stays.
+    ``there``: templates in other files that are deployed together; they are not written again. ``can_undo``: add what
+    :func:`reverse` needs. ``file``: the text's name, for files beside it. ``chart``: the chart whose values it has,
+    if files beside it say that. ``write``: change the text, too. The changed text is parsed again and compared with the
+    wanted document; if they differ, the pod spec stays.
     """
     bom, body = _split_bom(text)
     try:
@@ -472,14 +472,14 @@ def convert(
 
 
 def survey(text: str, settings: Settings) -> Conversion:
-    """Return what :func:`convert` would do, but for the text. It is faster: nothing is written and read again."""
+    """Return what :func:`convert` would, with the text unchanged. Faster: nothing is written and parsed again."""
     return convert(text, settings, write=False)
 
 
 def reverse(text: str, undo: str = "") -> Conversion:
-    """Return the text as it was before :func:`convert`; a finding where that cannot be.
+    """Return the text as it was before :func:`convert`; if that is impossible, a finding.
 
-    ``undo``: of JSON, what the conversion returned beside the text; after several conversions all of it.
+    ``undo``: for JSON, the undo texts that all its conversions returned.
     """
     bom, body = _split_bom(text)
     try:
@@ -507,7 +507,7 @@ def _undone_json(body: str, undo: str) -> str:
 
 
 def existing_templates(text: str) -> Existing:
-    """Return the ResourceClaimTemplates of a text; none where it is no YAML, which its own conversion says."""
+    """Return the ResourceClaimTemplates of a text; {} if it is no YAML, which its own conversion reports."""
     found: Existing = {}
     with contextlib.suppress(NotYamlError):
         for root in parsed(_split_bom(text)[1])[0] if KIND in text else ():
@@ -541,9 +541,9 @@ _VALUES = re.compile(r"values", re.IGNORECASE)  # in the name of a file that Hel
 
 
 class Source(Struct, frozen=True):
-    """A file's name and its text, as it is, with its line breaks. ``undo``: of JSON, what is kept beside it.
+    """A file's name and its text with its own line breaks. ``undo``: for JSON, the undo text that is kept beside it.
 
-    ``beside``: of a chart's values, the files that a conversion wrote beside it.
+    ``beside``: for a chart's values, the files that a conversion wrote beside it.
     """
 
     name: str
@@ -553,34 +553,34 @@ class Source(Struct, frozen=True):
 
 
 class Outcome(Struct):
-    """What became of one file."""
+    """The result for one file."""
 
     source: Source
     conversion: Conversion
 
     @property
     def changed(self) -> bool:
-        """Whether the text, or what must be beside it, is another one now."""
+        """Whether the text, or a file beside it, changed."""
         return self.text_changed or self.beside != self.source.beside
 
     @property
     def text_changed(self) -> bool:
-        """Whether the text is another one now."""
+        """Whether the text changed."""
         return self.conversion.text != self.source.text
 
     @property
     def beside(self) -> Mapping[str, str]:
-        """What must be beside the text, with the templates that earlier conversions of it wrote."""
+        """The files that must be beside the text, including templates of earlier conversions."""
         old, new = self.source.beside, self.conversion.beside
         if new is None:
             return old
         if KUSTOMIZATION in new or TEMPLATES_FILE not in new or TEMPLATES_FILE not in old:
-            return new  # a patch is made of all the values each time
+            return new  # a patch always covers all the values
         return {TEMPLATES_FILE: joined(old[TEMPLATES_FILE], new[TEMPLATES_FILE])}
 
     @property
     def undo(self) -> str:
-        """What must be kept beside the text to go back: of JSON alone, and of earlier conversions what still holds."""
+        """The undo text to keep beside a JSON text, including that of earlier conversions if it still applies."""
         if not self.conversion.undo:
             return ""
         holds = self.source.undo and reverse(self.source.text, self.source.undo).text != self.source.text
@@ -614,7 +614,7 @@ def convert_group(sources: Sequence[Source], settings: Settings, *, can_undo: bo
 def charts_beside(sources: Sequence[Source]) -> dict[PurePath, str]:
     """Return file -> chart for values that come on top of others: ``values-prod.yaml`` beside ``values.yaml``.
 
-    Only one of them need have the keys that a chart is known by.
+    One of the files with the keys of a chart is enough.
     """
     named = {PurePath(one.name): one.text for one in sources if _VALUES.search(PurePath(one.name).name)}
     known = {path: chart for path, text in named.items() if (chart := _chart_of(text))}
@@ -640,7 +640,7 @@ def _chart_of(text: str) -> str:
 
 
 def text_of(data: bytes) -> str | Finding:
-    """Return a file's text, or the finding that it is none."""
+    """Return a file's text, or a finding if it is not text."""
     if b"\0" in data:
         return Finding(Level.ERROR, 0, "", "no text: it has zero bytes", "name files with manifests only")
     try:

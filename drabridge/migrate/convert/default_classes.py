@@ -1,4 +1,4 @@
-"""Say which DeviceClass the resources that everybody uses have, where nobody said another one.
+"""Define the default DeviceClasses of well-known resources.
 
 The classes are those that the vendors' own DRA drivers install: NVIDIA's (deployments/helm of k8s-dra-driver-gpu),
 AMD's (k8s-gpu-dra-driver) and Intel's (intel-resource-drivers-for-kubernetes).
@@ -30,17 +30,17 @@ _SHARED = ("device.allowMultipleAllocations",)
 _MIG = re.compile(r"nvidia\.com/mig-([1-9]g\.[1-9][0-9]*gb(?:\.me)?)(\.shared)?")
 _VENDORS = re.compile(r"(?:nvidia|amd|gpu\\?\.intel)\\?\.com(?:/|~1)[-._A-Za-z0-9]*[A-Za-z0-9]")
 WORDS = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/")
-"""What a text has that speaks of one of them."""
+"""A text that names one of these resources has one of these words."""
 
 
 def default_device(resource: str) -> Device | None:
-    """Return how a resource is claimed by default; None where no vendor says so."""
+    """Return how a resource is claimed by default; None if no vendor has a class for it."""
     if (plain := _PLAIN.get(resource)) is not None:
         return plain
     if resource == "nvidia.com/gpu.shared":
         return Device("gpu.nvidia.com", claims_share=True, selectors=_SHARED)
     if (mig := _MIG.fullmatch(resource)) is not None:
-        profile = mig[1].replace(".me", "+me")  # the device plugin writes + as a dot, as a label must have it
+        profile = mig[1].replace(".me", "+me")  # the device plugin writes + as a dot, since labels have no +
         found = 'device.attributes["gpu.nvidia.com"].profile'
         selector = f'has({found}) && {found} == "{profile}"'
         shared = mig[2] is not None
@@ -49,7 +49,7 @@ def default_device(resource: str) -> Device | None:
 
 
 def default_devices(texts: Iterable[str]) -> dict[str, Device]:
-    """Return the resources with a default that texts speak of, each with it, sorted by name."""
+    """Return resource -> default, for the resources with a default that the texts name, sorted by name."""
     names: set[str] = set()
     for text in texts:
         names |= (
@@ -62,10 +62,10 @@ def default_devices(texts: Iterable[str]) -> dict[str, Device]:
 
 
 def of_classes(classes: Mapping[str, str], texts: Iterable[str]) -> tuple[dict[str, Device], list[str]]:
-    """Return the resources of texts that a cluster has a class for, and those with a default that it has none for.
+    """Return the texts' resources for which a cluster has a class, and those with a default for which it has none.
 
-    ``classes``: DeviceClass -> its ``extendedResourceName``, or "". A class that says its resource comes first; then
-    the vendors' class of that name, and the one whose name is the resource turned round.
+    ``classes``: DeviceClass -> its ``extendedResourceName``, or "". A class that names the resource comes first; then
+    the vendor's default class, and the class whose name has the parts of the resource's name in reverse order.
     """
     named = {resource: name for name, resource in sorted(classes.items()) if resource}
     pattern = finder(named)

@@ -1,11 +1,11 @@
-"""Find the manifests that paths stand for, and which of them are deployed together.
+"""Find the manifests that paths mean, and which of them are deployed together.
 
 Files that are deployed together share their ResourceClaimTemplates: those of one folder, or those that one
 kustomization names, because Kustomize takes no object twice.
 
-Somebody else may have written the folder. What is found must be below the folder that was named, or in the same work
-tree of git, also where a symbolic link or a kustomization leads to it; each folder is looked at once; the number of
-files, how deep they are, and the size of each are limited.
+The folder may come from somebody else. So a file must be below the named folder or in the same git work tree, even if a
+symbolic link or a kustomization leads to it. Each folder is read once. The number of files, their depth and the size of
+each are limited.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def find(paths: Iterable[Path], resources: Iterable[str]) -> Found:
 
 
 def root_of(path: Path) -> Path:
-    """Return the folder that all must be in that is found from here: git's work tree, or else the folder itself."""
+    """Return the folder in which everything found from here must be: git's work tree, else the folder itself."""
     real = Path(os.path.realpath(path))
     folder = real if _kind(real) == "folder" else real.parent
     return next((one for one in (folder, *folder.parents) if os.path.lexists(one / ".git")), folder)
 
 
 def text_of(path: Path) -> str | Finding:
-    """Return a file's text, or the finding that it cannot be read, or is none."""
+    """Return a file's text, or a finding if it is unreadable or not text."""
     try:
         data = read_named(path, MOST_BYTES)
     except UnreadableFileError as error:
@@ -140,7 +140,7 @@ class _Walk:
         group.files.append(path)
 
     def kustomization(self, path: Path, group: Group | None = None, depth: int = 0) -> None:
-        """Follow what a kustomization names; its own patches are not converted, and said."""
+        """Follow the files that a kustomization names. Its own patches are not converted; a finding says so."""
         if not self._is_new(path):
             return
         if group is None:
@@ -188,7 +188,7 @@ class _Walk:
             self.error(path, f"{kustomization} names it, and it is not there", "")
 
     def _is_inside(self, path: Path) -> bool:
-        """Tell whether a path is below what was named; say so where it leads elsewhere."""
+        """Whether a path is in the allowed folder; if not, add a finding."""
         inside = not leads_out(path, self._roots)
         if not inside:
             roots = " and ".join(map(str, self._roots[:3]))
@@ -196,7 +196,7 @@ class _Walk:
         return inside
 
     def _is_allowed(self, path: Path, depth: int) -> bool:
-        """Return whether one level more may be looked at; say so where that is too deep."""
+        """Whether one more level may be read; if it is too deep, add a finding."""
         if depth >= MOST_DEPTH:
             self.error(path, _TOO_DEEP, "")
         return depth < MOST_DEPTH
@@ -222,7 +222,7 @@ class _Walk:
 
 
 def _kind(path: Path) -> str:
-    """Return what is at a path: a file, a folder or another thing; "" for nothing, or where it cannot be asked."""
+    """Return the kind of a path: a file, a folder or something else; "" if there is nothing, or it is unreadable."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Which kinds have pod templates, and where: a table of paths, and the shape of a pod for all others."""
+"""Define which kinds have pod templates, and where: a table of paths; all others are recognised by a pod's shape."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ NO_POD_TEMPLATE: Mapping[str, str] = {
 }
 COUNT_LIMITS = frozenset(
     {"ResourceQuota", "LimitRange", "Queue", "ClusterQueue", "Cohort"}
-)  # they ask for nothing, so they may stay as they are
+)  # these ask for nothing, so they may stay
 OTHERWISE = f"name its pod template with --path KIND=PATH if it has one; {_UNIFIED}"
 # kind -> what to do beside a conversion, but for operators that count limits.
 _ARGO_NOTE = "needs an Argo Workflows that knows resourceClaims in podSpecPatch, as 4.0 does: try one workflow"
@@ -154,7 +154,7 @@ class Form(Enum):
 
 
 class Rendered(Struct, frozen=True):
-    """The pod spec that a chart makes of its values, as far as devices go, where a patch of it must say its claims.
+    """The pod spec that a chart makes from its values, as far as devices matter; a patch of it must add the claims.
 
     ``kind``, ``selector``: of the object that has it. ``asks``: where the values ask for devices, from the document.
     """
@@ -166,10 +166,10 @@ class Rendered(Struct, frozen=True):
 
 
 class PodSpec(Struct, frozen=True):
-    """One pod spec: where it is in the document, and whether only its shape says that it is one.
+    """One pod spec: its path in the document, and whether it was recognised only by its shape.
 
-    Of a chart's values: ``containers`` with their roles, and ``claims``, which takes ``resourceClaims``; or what is
-    ``rendered`` of them. ``refused``: why they stay if they ask for devices.
+    For a chart's values: ``containers`` with their roles, and ``claims``, the key for ``resourceClaims``; or the pod
+    that is ``rendered`` from them. ``refused``: why values that ask for devices stay on limits.
     """
 
     path: Path
@@ -192,7 +192,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def pods_namespace(self) -> str:
-        """Return where its pods are: what installs a chart says that apart from its own namespace."""
+        """Return its pods' namespace, which an object that installs a chart may set apart from its own."""
         spec = at(self.body, ("spec",))
         if self.kind in ("HelmRelease", "HelmChart"):
             return text_at(spec, "targetNamespace") or self.namespace
@@ -213,7 +213,7 @@ class Manifest(Struct, frozen=True):
 
 
 def manifests(document: Value, path: Path = ()) -> Iterator[Manifest]:
-    """Yield the objects of a document at a path; none where it is no Kubernetes object."""
+    """Yield the objects of a document at a path; none if it is no Kubernetes object."""
     kind, metadata = text_at(document, "kind"), at(document, ("metadata",))
     if not kind or not text_at(document, "apiVersion") or not isinstance(document, dict):
         return
@@ -227,7 +227,7 @@ def manifests(document: Value, path: Path = ()) -> Iterator[Manifest]:
 
 
 def remarks_on(manifest: Manifest) -> Iterator[str]:
-    """Yield what to do beside a conversion of this object."""
+    """Yield remarks: what else to do when this object is converted."""
     operator = counting_operator(manifest.group, manifest.kind)
     if message := (operator.after if operator else "") or _NOTES.get(manifest.kind, ""):
         yield message
@@ -276,7 +276,7 @@ def _virtual_machine(manifest: Manifest) -> PodSpec | None:
 def _argo_templates(manifest: Manifest) -> Iterator[PodSpec]:
     pattern = ARGO_TEMPLATES[manifest.kind]
     if at(manifest.body, (*pattern.split(".")[:-2], "templateDefaults", "podSpecPatch")) is not None:
-        return  # a podSpecPatch of a template would come instead of it
+        return  # a template's podSpecPatch would replace it
     for path in matching(manifest.body, tuple(pattern.split("."))):
         template = at(manifest.body, path)
         if isinstance(template, dict) and any(key in template for key in _ARGO_PODS):
@@ -284,7 +284,7 @@ def _argo_templates(manifest: Manifest) -> Iterator[PodSpec]:
 
 
 def _shaped(body: Value, path: Path) -> Iterator[Path]:
-    """Yield where a mapping has containers with names and images, and nothing within it."""
+    """Yield the paths of mappings that have containers with names and images. Does not look inside these."""
     if isinstance(body, dict):
         containers = body.get("containers")
         if isinstance(containers, list) and containers and all(map(_is_container, containers)):
@@ -305,7 +305,7 @@ _COPIES = ("replicas", "parallelism", "size", "numNodes")
 
 
 def copies(document: Value, path: Path) -> int:
-    """Return how many pods are made of the pod spec at a path, as far as what is around it says so; else 1."""
+    """Return how many pods are made from the pod spec at a path, if the keys around it say so; else 1."""
     found = 1
     for length in range(len(path)):
         around = at(document, path[:length])

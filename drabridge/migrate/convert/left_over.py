@@ -1,4 +1,4 @@
-"""Say what becomes of each place that names devices: converted, left on limits, or no matter for a conversion."""
+"""Judge each place that names devices: converted, left on limits, or irrelevant for a conversion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drabridge.migrate.convert.pods import PART
 from drabridge.migrate.convert.settings import Finding, Level
 from drabridge.yaml_reader import Path
 
-# Below these keys a value that is no number may become one: a shell's or a template's placeholder.
+# Below these keys a value that is no number may become one later: a placeholder of a shell or a template.
 _COUNTS = frozenset({"limits", "requests", "hard", "default", "defaultRequest", "max", "min", "capability"})
 _HELM = "helm template ... | drabridge migrate convert --post-renderer"
 HELM_HINT = f"templates of a chart are no YAML; convert what Helm makes of them: {_HELM}"
@@ -49,21 +49,21 @@ class Listed(Struct, frozen=True):
 
 
 class Judgement(Struct, frozen=True):
-    """What to say of a place that stays as it is."""
+    """The judgement of a place that stays unchanged."""
 
     level: Level
     message: str
     hint: str = ""
-    asks: bool = False  # whether it asks for devices, although it is only noted
+    asks: bool = False  # it asks for devices, although it is only a note
 
     @property
     def state(self) -> State:
-        """Whether something stays on limits there."""
+        """The state that follows: whether something stays on limits here."""
         return State.LEFT if self.asks or self.level is Level.LEFT else State.IRRELEVANT
 
 
 class Repeated:
-    """Findings of one text: a note that is due at several lines of an object is said once, with their number."""
+    """Findings of one text. A note for several lines of an object is reported once, with the number of lines."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Path, Finding], list[int]] = {}
@@ -94,7 +94,7 @@ _STAYS = {
 
 
 def judge(mention: Mention, manifest: Manifest, devices: Container[str], *, in_pod: bool) -> Judgement:
-    """Return what to say of a place that no conversion changed. ``in_pod``: it is within a pod spec."""
+    """Return the judgement of a place that no conversion changed. ``in_pod``: it is in a pod spec."""
     hint = _hint(mention, manifest)
     if mention.place in _STAYS:
         message, more = _STAYS[mention.place]

@@ -1,6 +1,6 @@
 """Find every place in a text that names devices, whatever the document is: keys, values, and texts within values.
 
-Nothing here knows what a conversion makes of them. A place that an alias repeats counts once, where it is written.
+This module does not know how places are converted. A place that an alias repeats counts once, where it is written.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"\d{1,4}(?:\.\d+)?")
 
 
 class Place(Enum):
-    """What part a name has where it stands."""
+    """The role of a name at its place."""
 
     COUNT = "count"  # a key whose value is a number of devices
     LABEL = "label"  # it chooses nodes
@@ -56,7 +56,7 @@ class Place(Enum):
 
 
 class Mention(Struct, frozen=True):
-    """One place that names devices. ``path`` leads to the key or value; ``said`` is the value there, if it is one."""
+    """One place that names devices. ``path``: of the key or value; ``said``: the value there, if there is one."""
 
     position: int
     path: Path
@@ -139,7 +139,7 @@ def _of_value(node: Scalar, path: Path, pattern: re.Pattern[str]) -> Iterator[Me
 
 
 def plain_name(text: str) -> str:
-    """Return a name without what a JSON pointer or a shell put into it, nor a quota's prefix."""
+    """Return a name without the escapes of a JSON pointer or a shell, and without a quota's prefix."""
     text = text.replace("~1", "/").replace("\\", "")
     return text.removeprefix("requests.").removeprefix("limits.")
 
@@ -159,7 +159,7 @@ _WORDS: tuple[tuple[frozenset[str], Place], ...] = (
 
 
 def _place(path: Path, name: str) -> Place:
-    """Return what a name is that stands alone below a path: the innermost word that says so decides."""
+    """Return the role of a name that stands alone at a path: the innermost key that tells the role decides."""
     if _VARIABLES.fullmatch(name):
         return Place.ENVIRONMENT
     for part in reversed(path):

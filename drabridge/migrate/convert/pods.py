@@ -1,8 +1,8 @@
 """Plan how one pod spec goes from limits to claims: the operations, and the templates that it needs.
 
 A container that asks for devices gets a claim of its own for each resource, so that no two containers share a device.
-Init containers use the devices of the app containers again, as a device plugin lets them. A claim is held for the
-pod's whole life, so one of their own would stay unused. Sidecars run beside the app containers and get their own.
+Init containers reuse the devices of the app containers, as with a device plugin: a claim is held for the pod's whole
+life, so a claim of their own would be unused later. Sidecars run beside the app containers and get claims of their own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RefusedError(Exception):
 
 
 class Remark(Struct, frozen=True):
-    """Something to know about a pod spec that is converted."""
+    """A remark on a converted pod spec."""
 
     path: Path
     message: str
@@ -92,7 +92,7 @@ class ConvertedPod(Struct, frozen=True):
     manifest: Manifest
     operations: tuple[Operation, ...]
     templates: tuple[Template, ...]
-    copies: int  # how many such pods there are, as far as what is around it says so
+    copies: int  # how many such pods there are, if the keys around it say so
 
 
 class _Container(Struct):
@@ -112,7 +112,7 @@ _PLAIN = PodSpec(())
 
 
 def plan_pod(spec: Value, namespace: str, settings: Settings, found: PodSpec = _PLAIN) -> PodPlan | None:
-    """Return the plan of one pod spec; None where it asks for none of the resources. Raises RefusedError."""
+    """Return the plan of one pod spec; None if it asks for none of the resources. Raises RefusedError."""
     form = found.form
     if form is Form.OLLAMA:
         return _plan_ollama(spec, settings)
@@ -226,7 +226,7 @@ def _count(container: Value, path: Path, resource: str) -> int:
 
 
 def _refuse_shares(container: _Container, settings: Settings) -> None:
-    """Raise RefusedError where a container has a share of a device, and a claim would take all of it."""
+    """Raise RefusedError if a container has a share of a device, and a claim would take the whole device."""
     for resource in container.counts:
         device = settings.devices[resource]
         if device.shares > 1 and not device.claims_share:
@@ -256,7 +256,7 @@ def _claims(spec: Value, containers: list[_Container], plan: PodPlan) -> tuple[l
     uses: dict[Path, list[_Claim]] = {container.path: [] for container in containers}
     namer = _Namer(spec, containers)
     for resource in dict.fromkeys(name for container in containers for name in container.counts):
-        shared: list[_Claim] = []  # what init containers may use again
+        shared: list[_Claim] = []  # claims that init containers may reuse
         for container in sorted(containers, key=lambda one: ("app", "device", "sidecar", "init").index(one.role)):
             wanted = container.counts.get(resource, 0)
             if not wanted:
@@ -285,7 +285,7 @@ def _reused(
     plan: PodPlan,
     claims: list[_Claim],
 ) -> list[_Claim]:
-    """Return the claims whose devices an init container uses; the first one grows where they are too few."""
+    """Return the claims whose devices an init container reuses; the first claim grows if they have too few."""
     wanted = container.counts[resource]
     if not shared:
         shared.append(_Claim(namer.name(resource, container), resource, wanted))
@@ -305,7 +305,7 @@ def _reused(
 
 
 class _Namer:
-    """Name a pod's claims: the first of a resource after it, the others after their container as well."""
+    """Names a pod's claims: the first by the resource, the others by resource and container."""
 
     def __init__(self, spec: Value, containers: list[_Container]) -> None:
         there = at(spec, ("resourceClaims",))
@@ -373,7 +373,7 @@ def _put(spec: Value, path: Path, key: str, items: list[Value]) -> Iterator[Oper
 
 
 def _selectors(spec: Value, resources: set[str], settings: Settings, plan: PodPlan) -> dict[str, tuple[str, ...]]:
-    """Return the CEL selectors of each resource, and plan to take out the node selectors that they replace."""
+    """Return the CEL selectors of each resource; add to the plan the removal of the node selectors they replace."""
     known = [name for name in sorted(resources) if name in PROFILES]
     published = settings.devices[known[0]].published if len(known) == 1 else None
     found: list[str] = []
@@ -394,7 +394,7 @@ def _selectors(spec: Value, resources: set[str], settings: Settings, plan: PodPl
 
 
 def _terms(spec: Value) -> Iterator[tuple[Path | None, Term]]:
-    """Yield every condition on a node label that must be met, with its place; None where it is one of several ways."""
+    """Yield every condition on node labels with its place; place None: it is only one of several alternatives."""
     labels = at(spec, _SELECTOR)
     for label, wanted in labels.items() if isinstance(labels, dict) else ():
         yield (*_SELECTOR, label), Term(label, "In", (wanted.text if isinstance(wanted, Leaf) else "",))
@@ -410,7 +410,7 @@ def _terms(spec: Value) -> Iterator[tuple[Path | None, Term]]:
 
 
 def _emptied(spec: Value, operations: Iterable[Operation]) -> list[Operation]:
-    """Take out a mapping or list as a whole where all that is in it is taken out, and so on upwards.
+    """Return operations that remove a mapping or list as a whole if all its items are removed, and so on upwards.
 
     Only below the selectors: a node affinity without a term matches no node at all.
     """

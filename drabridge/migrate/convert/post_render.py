@@ -1,7 +1,7 @@
-"""Write a conversion as patches that Kustomize makes: of objects, and of what Helm makes of a chart.
+"""Write a conversion as Kustomize patches: of objects, or of the output that Helm makes from a chart.
 
-A patch tests each limit before it takes it out. So it fails, and nothing changes, where the limits are not what the
-values said: other values come on top, or the chart has changed.
+A patch tests each limit before it removes the limit. So if the limits are not those of the values, the patch fails and
+nothing changes: other values were merged over these, or the chart has changed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Patch(Struct, frozen=True):
 
 
 def patch_of(rendered: Rendered, operations: Iterable[Operation]) -> Patch:
-    """Return the patch that does with the pod that a chart makes what operations do with the rendered one."""
+    """Return the patch that makes the operations on ``rendered`` in the pod that the chart makes."""
     return Patch(rendered.kind, rendered.selector, _patch_text(in_order(operations), rendered.body, _POD))
 
 
@@ -75,7 +75,7 @@ def is_there(body: Value, patch: Patch) -> bool:
 
 
 def other_claims(body: Value) -> bool:
-    """Return whether the post-renderers of a HelmRelease speak of claims: one more patch could take these away."""
+    """Return whether the post-renderers of a HelmRelease mention claims: another patch could remove those."""
     return _CLAIMS in flow_text(at(body, _RENDERERS) or "", json_style=True)
 
 
@@ -93,7 +93,7 @@ def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[
     """Return the files beside a file of values: the templates, and a kustomization where a patch is needed."""
     if not templates:
         return {}
-    file = "".join(sign if sign.isprintable() else "?" for sign in file)  # it stands in comments
+    file = "".join(sign if sign.isprintable() else "?" for sign in file)  # the name is written in comments
     head_of_templates = f"{HEAD} for {file}: apply it in the namespace of the release.\n"
     found = {TEMPLATES_FILE: head_of_templates + templates_file(templates)}
     if patches:
@@ -146,7 +146,7 @@ def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[
 
 
 def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
-    """Return a finding for each object without a name of its own: a patch of Kustomize has nothing to aim at."""
+    """Return a finding for each object without a name: a Kustomize patch needs a target."""
     message = "it has generateName only, and a patch of Kustomize needs the object's name"
     hint = "convert the file itself with --in-place, or what Kustomize makes of it with --post-renderer"
     values = "values of a chart are no object, so no patch of Kustomize changes them"
@@ -169,7 +169,7 @@ _HINT = (
     "drabridge migrate convert -o kustomize --to FOLDER writes a folder with the chart, its values and a patch, which "
     "its source can name instead"
 )
-_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")  # of an Application that may name a folder
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")  # names of Applications that are allowed as a folder's name
 
 
 def hint(manifest: Manifest, release: Release) -> str:
@@ -189,7 +189,7 @@ class Patched(Struct, frozen=True):
 
 
 def folders(found: Iterable[Patched]) -> dict[str, dict[str, str]]:
-    """Return a folder for each Application that one can stand for: the name of its release -> its files."""
+    """Return release name -> files of a folder, for each Application whose chart a folder can replace."""
     by_chart: dict[tuple[str, ...], list[Patched]] = {}
     for one in found:
         if key := _chart(one):
@@ -233,7 +233,7 @@ def _chart(one: Patched) -> tuple[str, ...]:
 
 
 def _text_alone(text: str, node: Node) -> str:
-    """Return what a node says as a text of its own, with its comments where they are in its lines."""
+    """Return a node as a separate text, with the comments in its lines."""
     start = text.rfind("\n", 0, node.start) + 1
     indent = node.start - start
     end = text.find("\n", content_end(node))

@@ -1,4 +1,4 @@
-"""What the caller of a conversion decides, how node labels become CEL, and what a conversion has to say."""
+"""Define a conversion's settings and findings, and how node labels become CEL."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from msgspec import Struct, field
 # --- node labels ----------------------------------------------------------------------------------------------------
 
 _WORD = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*")
-# GPU feature discovery adds these to the product's name on nodes that share or split GPUs: no attribute says so.
+# GPU feature discovery adds these to the product's name on nodes that share or split GPUs; no attribute has them.
 _NO_PRODUCT = re.compile(r"-SHARED$|-MIG-")
 
 
 class Label(Struct, frozen=True):
-    """What a node's label says of the devices on it, and which attribute or capacity of a device says the same.
+    """A node label about devices, and the attribute or capacity of a device with the same meaning.
 
     ``text``: equal but for spaces, which a label has as dashes, and for case. ``major`` and ``minor``: a part of a
     version. ``mebibytes``: a capacity as a number. ``implied``: true for every device of the resource.
@@ -63,9 +63,9 @@ class Term(Struct, frozen=True):
 
 
 def cel(term: Term, resource: str, published: Published) -> str | None:
-    """Return the CEL that a device must meet in place of a label; empty where every device does.
+    """Return the CEL that replaces a condition on a label; "" if every device meets it.
 
-    None where it cannot be said: another label, an operator without meaning here, an attribute that is not published.
+    None if that is impossible: an unknown label, an operator without meaning here, an unpublished attribute.
     """
     label = PROFILES.get(resource, {}).get(term.label)
     if label is None or not all(map(_WORD.fullmatch, term.values)):
@@ -141,7 +141,7 @@ class Settings(Struct, frozen=True):
 class Level(Enum):
     """How much a finding matters."""
 
-    NOTE = "note"  # converted, or no matter for it: read it
+    NOTE = "note"  # converted, or irrelevant: for information
     LEFT = "left"  # stays on limits: do what the hint says
     ERROR = "error"  # the file could not be read
 

@@ -1,7 +1,7 @@
-"""Change values in YAML text so that only the lines that must change do. Knows nothing of Kubernetes.
+"""Change values in YAML text, and change only the necessary lines. Knows nothing of Kubernetes.
 
-An operation names a place by its path in the document. ``applied`` says what the document shall say afterwards,
-``edits`` where the text changes for it; whoever splices parses the result and compares the two.
+An operation names a place by its path in the document. ``applied`` returns the wanted document; ``edits`` returns the
+changes of the text. The caller parses the changed text and compares it with the wanted document.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from drabridge.migrate.convert.yaml_nodes import Leaf, Value, at, content_end, l
 from drabridge.yaml_reader import MappingNode, Node, Path, Scalar, SequenceNode, key_text, node_at, owner_of
 
 _DASH = re.compile(r"[ \t]*-[ ]+")
-_LINES = re.compile(r"(?:[!-~][ -~]*\n)+")  # a text that a literal block scalar has as it is
+_LINES = re.compile(r"(?:[!-~][ -~]*\n)+")  # a text that a literal block scalar can contain unchanged
 _WORD = re.compile(r"[A-Za-z][-./A-Za-z0-9]*")
 
 
 class UnspliceableError(Exception):
-    """The text is written in a way that cannot be changed in place; the message says which."""
+    """The text is written in a way that cannot be changed in place; the message says why."""
 
 
 class Remove(Struct, frozen=True):
@@ -74,7 +74,7 @@ def applied(document: Value, operations: Iterable[Operation]) -> Value:
 
 
 def in_order(operations: Iterable[Operation]) -> list[Operation]:
-    """Return the operations so that each can be done after those before it: of list items the last one first."""
+    """Return the operations in an order in which they can be done: items of a list from the last to the first."""
     return sorted(operations, key=lambda one: (isinstance(one, Remove), _reverse_of(one.path)))
 
 
@@ -83,7 +83,7 @@ def _reverse_of(path: Path) -> tuple[tuple[int, str], ...]:
 
 
 def _changed(document: Value, path: Path, operation: Operation) -> Value:
-    """Copy what lies along the path and share the rest: an alias's other places must not change."""
+    """Copy only the values along the path, and share the rest: other places of an alias must not change."""
     if isinstance(document, dict):
         if path:
             return {**document, str(path[0]): _changed(document[str(path[0])], path[1:], operation)}
@@ -123,7 +123,7 @@ def edits(text: str, root: SequenceNode, operations: Iterable[Operation], *, is_
 
 
 def spliced(text: str, changes: Iterable[Edit], start: int = 0, end: int | None = None) -> str:
-    """Return a part of the text with the edits made that are in it. They must not overlap."""
+    """Return a part of the text with its edits made. Edits must not overlap."""
     found: list[str] = []
     for edit in sorted(changes):
         if edit.start < start:
@@ -376,7 +376,7 @@ def flow_text(new: Value, json_style: bool) -> str:
 
 
 def scalar(text: str, json_style: bool = False) -> str:
-    """Return a scalar that every reader takes for this text: plain where it can only be text, else in quotes."""
+    """Return a scalar that every reader reads as this text: plain if it can only be text, else quoted."""
     resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
     if not json_style and _WORD.fullmatch(text) and not any(pattern.match(text) for _, pattern in resolvers):
         return text
@@ -389,7 +389,7 @@ def scalar(text: str, json_style: bool = False) -> str:
 
 
 def json_patch(operations: Iterable[Operation], body: Value, start: Path = ()) -> Iterator[str]:
-    """Yield operations in their order; what goes is tested first. ``body``: what they change, which is at ``start``."""
+    """Yield the lines of a JSON patch in order; a removal is preceded by a test. ``body``: the value at ``start``."""
     for one in operations:
         path = (*start, *one.path)
         if isinstance(one, Add):

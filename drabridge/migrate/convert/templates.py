@@ -1,7 +1,7 @@
 """Name and write ResourceClaimTemplates: one for each namespace, resource, count and selection of devices.
 
-JSON has neither comments nor document marks: a List takes templates as items, one object becomes an item of a List with
-them, and after several objects they come as objects.
+JSON has neither comments nor document marks. So a List gets the templates as items; a single object becomes an item of
+a new List with them; after several objects, templates follow as objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drabridge.yaml_reader import MappingNode, Node, SequenceNode, key_text
 
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceClaimTemplate"
-TEMPLATES_FILE = "resourceclaimtemplates.yaml"  # of templates that are written apart from what needs them
+TEMPLATES_FILE = "resourceclaimtemplates.yaml"  # for templates that are not in the file of their pods
 _NAME_MAX = 63  # a template may have 253 characters; its name is also the start of the claims' names
 _HASH = 6
 _OWN_NAME = re.compile(r"([-a-z0-9]+?)-[1-9][0-9]?(?:-[0-9a-f]{6})?")
@@ -91,7 +91,7 @@ def request_name(resource: str) -> str:
 
 
 def is_template_of(template: str, claim: str) -> bool:
-    """Return whether a template and a pod's claim have names that a conversion gives: nvidia-gpu-2 for gpu.
+    """Return whether a template and a claim have the names that a conversion would give: nvidia-gpu-2 and gpu.
 
     ``claim``: "" where it has no name.
     """
@@ -100,7 +100,7 @@ def is_template_of(template: str, claim: str) -> bool:
 
 
 def _beginnings(name: str) -> Iterator[str]:
-    """Yield what a claim's name may begin with: the resource's own name, cut where it is long, or its domain."""
+    """Yield the possible prefixes of a claim's name: the resource's own name, cut if too long, or its domain."""
     yield name.partition("-")[0] + "-"
     while name:
         yield name[:16]
@@ -108,13 +108,13 @@ def _beginnings(name: str) -> Iterator[str]:
 
 
 def missing(wanted: Iterable[Template], there: Container[tuple[str, str]] = ()) -> list[Template]:
-    """Return the templates that are not there yet, each once, in order."""
+    """Return the missing templates, each once, in order."""
     found = {template.key: template for template in wanted if template.key not in there}
     return list(found.values())
 
 
 def foreign(wanted: Iterable[Template], there: Existing) -> Template | None:
-    """Return the first template whose name is taken by one that says something else."""
+    """Return the first template whose name an existing, different template has; None if there is none."""
     taken = (one for one in wanted if one.key in there and not same(one.document()["spec"], there[one.key]))
     return next(taken, None)
 
@@ -125,7 +125,7 @@ def templates_file(templates: Iterable[Template]) -> str:
 
 
 def slug(text: str, limit: int) -> str:
-    """Return a DNS label made of the text; with a hash of it where letters were lost."""
+    """Return a DNS label made from the text; with a hash of the text if characters were lost."""
     word = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "device"
     if len(word) <= limit:
         return word
@@ -171,7 +171,7 @@ def placed(text: str, roots: Sequence[Node], templates: Iterable[Template]) -> l
 def with_templates_said(
     documents: Sequence[Value], roots: Sequence[Node], templates: Iterable[Template]
 ) -> list[Value]:
-    """Return what the documents say with the templates that :func:`placed` put there."""
+    """Return the documents' values with the templates that :func:`placed` adds."""
     added: list[Value] = [template.document() for template in templates]
     (first, *others) = documents
     if not added or others:

@@ -1,7 +1,7 @@
-"""Read values of a chart that an object has as a text (``helm.values: |``) as if they stood there without the bar.
+"""Read chart values that an object has as text (``helm.values: |``) as if they were YAML of the object itself.
 
-Their lines have one indentation more than nothing, so what is read has its places in the whole text, and what changes
-lines of it changes the text within the text.
+All lines of such a text are indented alike. So the parsed values have positions in the whole text, and edits of these
+lines change the inner text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parsed(text: str) -> tuple[list[Node], bool]:
 
 
 def parse(text: str) -> list[Node]:
-    """Return the root of each document of YAML, with values that are texts read. Raises NotYamlError."""
+    """Return the root of each YAML document, with chart values in texts parsed, too. Raises NotYamlError."""
     roots = parse_yaml(text)
     if any(word in text for word in _WORDS):
         for root in roots:
@@ -64,7 +64,7 @@ def _places(root: Node) -> Iterator[Path]:
 
 
 def _inner(text: str, node: Scalar) -> Node | None:
-    """Return what a text says, with places in the whole text; None where it is no mapping, or written otherwise."""
+    """Return a text's content with positions in the whole text; None if it is no mapping, or no literal block."""
     if node.style != "|":
         return None
     start = text.find("\n", node.start) + 1
@@ -85,7 +85,7 @@ def _inner(text: str, node: Scalar) -> Node | None:
 
 
 def _shift(root: Node, by: int) -> None:
-    """Move the places of a node, and of all that it has."""
+    """Move the positions of a node and of everything in it."""
     pending: list[Node] = [root]
     while pending:
         node = pending.pop()

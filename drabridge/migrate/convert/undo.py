@@ -1,9 +1,9 @@
-"""Keep in a converted file what its changed lines were, and put them back byte for byte.
+"""Keep the former lines of a converted file in the file, and restore them byte for byte.
 
-All that a conversion adds to a file stands in one block at its end, between two marked comments: first one comment for
-each group of changed lines, then the ResourceClaimTemplates. Nothing else is needed to go back, no second file, no
-state. JSON has no comments: there the block, without templates, is a file of its own. Lines that a person changes
-elsewhere stay changed; where the changed lines themselves were changed again, going back is refused.
+A conversion adds one block at the end of a file, between two marked comments: a comment for each group of changed
+lines, then the ResourceClaimTemplates. Nothing else is needed to undo it, no second file and no state. JSON has no
+comments: there the block, without templates, is a file of its own. Other lines that a person changes stay changed. If a
+converted line was changed again, the undo is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def with_block(before: str, after: str, edits: Iterable[Edit], templates: Sequen
 
 
 def block_alone(before: str, after: str, edits: Iterable[Edit]) -> str:
-    """Return the block that can undo a converted text which must not have it at its end."""
+    """Return the block that can undo a converted text, for a text that cannot contain it (JSON)."""
     return "".join(f"{line}\n" for line in (*_comments(before, after, edits), END))
 
 
@@ -70,9 +70,9 @@ def with_templates(text: str, templates: Iterable[Template]) -> str:
 
 
 def _hunks(before: str, after: str, edits: Iterable[Edit]) -> Iterator[Hunk]:
-    """Yield what edits do to whole lines. Where lines only go, the line before them stands for the place."""
+    """Yield the edits as changes of whole lines. If lines are only removed, the line before them marks the place."""
     found_at = _Lines(_split(after))
-    shift = 0  # lines that the hunks above brought
+    shift = 0  # number of lines added by the hunks above
     for start, end, members in _line_groups(before, edits):
         was, now = before[start:end], spliced(before, members, start, end)
         if not now and start:
@@ -101,7 +101,7 @@ def _line_groups(text: str, edits: Iterable[Edit]) -> list[tuple[int, int, list[
 
 
 class _Lines:
-    """The lines of a text, and where some of them stand: fast for thousands of questions."""
+    """The lines of a text, with an index to find them: fast for thousands of questions."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
@@ -111,7 +111,7 @@ class _Lines:
             self._at.setdefault(line, []).append(number)
 
     def places(self, text: str) -> list[int]:
-        """Return the numbers of the lines at which the lines of a text stand."""
+        """Return the line numbers at which these lines begin."""
         if text not in self._known:
             wanted = _split(text)
             first = self._at.get(wanted[0], []) if wanted else range(len(self._lines) + 1)
@@ -127,7 +127,7 @@ def undone(text: str) -> str:
 
 
 def undone_by(text: str, blocks: str) -> str:
-    """Return the text before the conversions that left these blocks, the last one last. Raises CannotUndoError."""
+    """Return the text before the conversions that wrote these blocks (oldest first). Raises CannotUndoError."""
     for block in reversed(blocks.split(BEGIN)[1:]):
         above = text if text.endswith("\n") else text + newline_of(text)
         try:
@@ -152,7 +152,7 @@ def _undone_once(text: str) -> str:
     if _NO_BREAK in block:
         before = before.removesuffix(newline_of(before))
     before = _put_back(before, kept)
-    if after and not before.endswith("\n"):  # a person put something after the block
+    if after and not before.endswith("\n"):  # a person added text after the block
         before += newline_of(before)
     return before + after
 
@@ -168,7 +168,7 @@ def _read(text: str, line: int) -> Hunk:
 
 
 def _put_back(text: str, hunks: Iterable[tuple[int, Hunk]]) -> str:
-    """Put the old lines where the new ones are. Each hunk comes with the line of its comment."""
+    """Replace the new lines by the old ones. Each hunk has the line number of its comment."""
     lines = _split(text)
     found_at = _Lines(lines)
     found: list[tuple[int, Hunk]] = []
@@ -184,5 +184,5 @@ def _put_back(text: str, hunks: Iterable[tuple[int, Hunk]]) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Split at line feeds alone: other signs that Python takes for line breaks are text to YAML or to editors."""
+    """Split at line feeds only: other characters that Python takes for line breaks are text in YAML or in editors."""
     return [part for part in text.replace("\n", "\n\0").split("\0") if part]

@@ -1,8 +1,8 @@
-"""Parse YAML and JSON into nodes, say what these mean, and find what is at a path. Knows nothing of Kubernetes.
+"""Parse YAML and JSON into nodes, return their values, and find values by path. Knows nothing of Kubernetes.
 
-Aliases and merge keys are written out, and what no cluster would take is refused. JSON is not quite YAML: PyYAML
-refuses tabs, pairs of surrogates, and several objects one after the other, which kubectl takes. And what was JSON must
-still be JSON when it was changed.
+Aliases and merge keys are expanded; what no cluster would accept is refused. JSON has a parser of its own: PyYAML
+refuses tabs, surrogate pairs, and several objects one after the other, which kubectl accepts; and changed JSON must
+still be JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from drabridge.yaml_reader import (
 )
 
 DEPTH_MAX = 100
-NODES_MAX = 200_000  # with aliases written out: aliases of aliases of aliases are an attack, not a manifest
+NODES_MAX = 200_000  # with aliases expanded: aliases of aliases of aliases are an attack
 
 EACH = "*"  # in a path: every key of the mapping, every item of the list
 
@@ -43,12 +43,12 @@ class Leaf(NamedTuple):
     plain: bool
 
 
-# What a document says, aliases and merge keys written out.
+# The value of a document, with aliases and merge keys expanded.
 Value = Leaf | str | dict[str, "Value"] | list["Value"]
 
 
 class NotYamlError(Exception):
-    """The text is no YAML that a cluster would take. ``line`` counts from 1."""
+    """The text is no YAML that a cluster would accept. ``line`` counts from 1."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ def parse(text: str) -> list[Node]:
 
 
 def _refuse(found: Found) -> None:
-    """Raise NotYamlError for what Kubernetes does not take."""
+    """Raise NotYamlError for what Kubernetes does not accept."""
     said = {
         Fault.TAG: f"the tag {found.word}, which Kubernetes does not know",
         Fault.KEY: "a key that is no plain word",
@@ -94,13 +94,13 @@ def _line(text: str, position: int) -> int:
 
 
 def value(node: Node) -> Value:
-    """Return what a node says, with aliases and merge keys written out. Parts that are used twice are one object."""
+    """Return a node's value, with aliases and merge keys expanded. Parts that are used twice are one object."""
     found: Value = _said(node, {}, lambda one: Leaf(one.text, one.plain))
     return found
 
 
 def loaded(node: Node) -> object:
-    """Return what a node says as Python has it, by the rules of YAML 1.1, as kubectl reads it; dates stay text."""
+    """Return a node's value as Python objects, by the rules of YAML 1.1, as kubectl does; dates stay text."""
     found: object = _said(node, {}, lambda one: _plain_value(one.text) if one.plain else one.text)
     return found
 
@@ -121,7 +121,7 @@ def _said(node: Node, seen: dict[int, Any], leaf: Callable[[Scalar], Any]) -> An
 
 
 def same(one: Value, other: Value) -> bool:
-    """Return whether two values say the same. A bare string stands for that text, however it is written."""
+    """Return whether two values are equal. A plain ``str`` equals any leaf with that text."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -139,7 +139,7 @@ def leaf_text(leaf: str | Leaf) -> str:
 
 
 def at(document: Value | None, path: Path) -> Value | None:
-    """Return what is at a path; None where nothing is."""
+    """Return the value at a path; None if there is none."""
     for part in path:
         if isinstance(document, dict) and part in document:
             document = document[str(part)]
@@ -151,13 +151,13 @@ def at(document: Value | None, path: Path) -> Value | None:
 
 
 def text_at(document: Value | None, key: str) -> str:
-    """Return the text of a mapping's key; empty where there is none."""
+    """Return the text of a mapping's key; "" if there is none."""
     found = document.get(key) if isinstance(document, dict) else None
     return found.text if isinstance(found, Leaf) else ""
 
 
 def matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the paths that a pattern stands for; ``*`` is each key or item."""
+    """Yield the paths that match a pattern; ``*`` is any key or item."""
     if not pattern:
         yield ()
         return
@@ -191,7 +191,7 @@ def parts(node: Node) -> Iterator[Node]:
 
 
 def starts(node: Node) -> frozenset[int]:
-    """Return where the keys and values of a node begin, and of all that aliases in it stand for."""
+    """Return the start positions of a node's keys and values, including those behind its aliases."""
     seen: dict[int, int] = {}
     pending = [node]
     while pending:
@@ -203,7 +203,7 @@ def starts(node: Node) -> frozenset[int]:
 
 
 def content_end(node: Node) -> int:
-    """Return where a node's own text ends; what a block's end mark covers beyond it are comments and empty lines."""
+    """Return where a node's own text ends: without the comments and empty lines before its end mark."""
     if isinstance(node, MappingNode) and not node.flow and node.entries:
         return content_end(node.entries[-1][1])
     if isinstance(node, SequenceNode) and not node.flow and node.items:
@@ -235,7 +235,7 @@ def parse_json(text: str) -> list[Node]:
 
 
 def documents(text: str) -> Iterator[object]:
-    """Yield what each document of a text says, as Python has it: JSON, or else YAML. Raises NotYamlError."""
+    """Yield the value of each document of a text, as Python objects: JSON, else YAML. Raises NotYamlError."""
     text = text.removeprefix("\ufeff")
     try:
         roots = parse_json(text)
@@ -254,7 +254,7 @@ class _Reader:
         self._text = text
 
     def skip(self, position: int) -> int:
-        """Return the place of the next thing that is no space."""
+        """Return the position of the next character that is no space."""
         found = _SPACE.match(self._text, position)
         return found.end() if found else position
 
@@ -284,7 +284,7 @@ class _Reader:
             raise self.error(position, "expected a string in double quotes, closed in its line")
         try:
             text = str(json.loads(found[0]))
-            text.encode()  # half a pair of surrogates is no text
+            text.encode()  # half a surrogate pair is not valid text
         except ValueError as error:
             raise self.error(position, f"a string that says no text: {error}") from error
         return Scalar(position, found.end(), text, '"')

@@ -1,4 +1,4 @@
-"""Plan in which order workloads come to claims, and which devices have to be in the lane for claims before each step.
+"""Plan the order in which workloads move to claims, and the devices that must be in the dra lane before each step.
 
-:mod:`.build` makes a plan of what the report reads; :mod:`.packing` tries each step; :mod:`.document` is the file.
+:mod:`.build` makes a plan from the report's facts; :mod:`.packing` simulates each step; :mod:`.document` is the file.
 """

@@ -1,4 +1,4 @@
-"""Make a plan of what was read of a cluster: who needs devices, how many nodes have, and in which order they move."""
+"""Make a plan from a cluster's facts: which workloads need devices, how many nodes have, and the order of moves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from drabridge.migrate.report.tally import OwnerChain, OwnerChains, ResourceName
 
 # --- the cluster and its devices ------------------------------------------------------------------------------------
 
-_EVERYWHERE = "kube-system"  # every cluster has it, and its UID is what others take for the cluster's, too
+_EVERYWHERE = "kube-system"  # every cluster has this namespace; by convention its UID identifies the cluster
 
 
 async def cluster_id(cluster: Cluster) -> str:
@@ -36,7 +36,7 @@ async def cluster_id(cluster: Cluster) -> str:
 
 
 class NodeDevices(Struct, frozen=True):
-    """The devices of one node. One that is on its way between the lanes is in neither for a moment."""
+    """The devices of one node. A moving device is in neither lane for a moment."""
 
     facts: NodeFacts
     for_limits: int
@@ -69,12 +69,12 @@ def devices_by_node(facts: Facts, resource: str, device_class: str) -> Iterator[
 
 
 def kubelet_devices(pod: PodFacts, resource: str) -> int:
-    """Return how many devices kubelet gives, or will give, to a pod."""
+    """Return how many devices kubelet has given, or will give, to a pod."""
     return 0 if resource in pod.by_dra else dict(pod.limits).get(resource, 0)
 
 
 REST = "rest/lanes"
-"""The last step. No namespace has a slash in its name, and no kind is written in small letters."""
+"""Name of the last step. No other step has it: namespaces have no slash, and kinds begin with a capital."""
 _RANKS = ("idle", "single", "rolling", "last")
 
 Objects = Set[tuple[str, str, str]]
@@ -82,7 +82,7 @@ Objects = Set[tuple[str, str, str]]
 
 
 class Choice(Struct, frozen=True):
-    """What the caller decides. ``in_manifests``: the workloads whose manifests were given."""
+    """The caller's choices. ``in_manifests``: the workloads whose manifests were given."""
 
     resource: str
     device_class: str
@@ -95,9 +95,9 @@ class Choice(Struct, frozen=True):
 
 
 def require_whole(facts: Facts) -> None:
-    """Raise ClusterError where nodes, pods or what makes pods could not be read: numbers would be too small.
+    """Raise ClusterError if nodes, pods or workloads could not be read: the numbers would be too small.
 
-    Namespaces only say what is switched already; a pod that has claims says so itself.
+    Namespaces may be missing: they only tell what is switched already, and pods with claims tell that, too.
     """
     for one in facts.unread:
         if one.verb and one.resource != NAMESPACES.plural and not one.resource.endswith(RESOURCE_GROUP):
@@ -108,7 +108,7 @@ def require_whole(facts: Facts) -> None:
 
 
 def choose(facts: Facts, resource: str, said: Mapping[str, str], driver: str) -> tuple[str, str, str]:
-    """Return (resource, DeviceClass, driver): as said, or the only ones that can be meant. Raises ConfigError.
+    """Return (resource, DeviceClass, driver): the given ones, or the only possible ones. Raises ConfigError.
 
     ``said``: resource -> DeviceClass.
     """
@@ -143,7 +143,7 @@ def choose(facts: Facts, resource: str, said: Mapping[str, str], driver: str) ->
 
 
 def plan(facts: Facts, choice: Choice, cluster: str, made: str) -> Plan:
-    """Return the plan: workloads without pods first, then those with one device, then others, gangs at the end."""
+    """Return the plan: first workloads without pods, then those with one device, then others, at the end gangs."""
     packing = Packing(map(_state, devices_by_node(facts, choice.resource, choice.device_class)), choice.keep)
     stays = dict(_stays(facts, choice))
     demands: list[Demand] = []
@@ -236,14 +236,14 @@ def _state(node: NodeDevices) -> NodeState:
 
 
 def _stays(facts: Facts, choice: Choice) -> Iterator[tuple[tuple[str, str], Obstacle]]:
-    """Yield what the report finds to be unable to use claims, by (namespace, object)."""
+    """Yield ((namespace, object), obstacle) for workloads that cannot use claims, by the report."""
     for one in build(facts, {choice.device_class: choice.resource}).obstacles:
         if one.severity is Severity.BLOCKER and one.namespace and one.resource in ("", choice.resource):
             yield (one.namespace, one.object), one
 
 
 def _why_left(demand: Demand, stays: Mapping[tuple[str, str], Obstacle], choice: Choice) -> str:
-    """Say why a workload stays on limits; "" where it does not."""
+    """Return why a workload stays on limits; "" if it moves."""
     own = stays.get((demand.namespace, demand.object))
     if own is not None:
         return f"{own.code.value}: {own.why}"
@@ -265,9 +265,10 @@ def _why_left(demand: Demand, stays: Mapping[tuple[str, str], Obstacle], choice:
 
 
 def _groups(demands: Iterable[Demand], choice: Choice) -> list[tuple[Way, list[Demand]]]:
-    """Return what moves together, in the plan's order: a workload whose manifest was given, else all of a namespace.
+    """Return the workloads that move together, in the plan's order.
 
-    What one release of Helm makes in a namespace moves together, because its values, or its patch, are one change.
+    A workload whose manifest was given moves alone; the others of a namespace move together. Workloads of one Helm
+    release in a namespace move together, because the release's values, or its patch, are one change.
     """
     groups: dict[str, tuple[Way, list[Demand]]] = {}
     for demand in demands:
@@ -291,7 +292,7 @@ def _in_manifests(demand: Demand, choice: Choice) -> bool:
 
 
 def _rank(demand: Demand) -> tuple[int, int, str]:
-    """Idle ones first, then those with one device, then rollouts, then what has an order or starts as a whole."""
+    """Return the sort key: idle workloads, those with one device, rollouts, then those with an order and gangs."""
     if demand.how is How.NEXT or not (demand.on or demand.waiting):
         rank = "idle"
     elif demand.kind == "StatefulSet" or demand.how is How.BY_HAND:
@@ -332,7 +333,7 @@ def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool
 
 
 def _rest(packing: Packing, choice: Choice) -> Step:
-    """Return the last step: claims get every device that nothing on limits holds."""
+    """Return the last step: claims get every device that no pod with limits holds."""
     lanes: dict[str, int | Literal["all"]] = {}
     for name, node in sorted(packing.nodes.items()):
         before, claims = node.claims, packing.take_the_rest(name)

@@ -1,4 +1,4 @@
-"""Define the plan's file, which a person reads and edits, and ``drabridge migrate apply`` follows: it is a promise.
+"""Define the plan's file, which people edit and ``drabridge migrate apply`` follows: keep its format stable.
 
 A plan is for one resource of one cluster. Its steps are done in order.
 """
@@ -28,7 +28,7 @@ class How(StrEnum):
     """How the pods of a workload come to claims in its step."""
 
     ROLLOUT = "rollout"  # it is rolled out
-    NEXT = "next"  # it has no pods now: the next ones have claims
+    NEXT = "next"  # it has no pods now; the next ones get claims
     ENDS = "ends"  # its pods cannot change: they end by themselves, and new ones have claims
     BY_HAND = "byHand"  # somebody must make its pods anew
 
@@ -42,7 +42,7 @@ class Way(StrEnum):
 
 
 class Move(Model, frozen=True):
-    """A workload that comes to claims in a step. The step is refused if it is another one by then."""
+    """A workload that moves to claims in a step. The step is refused if the workload has changed by then."""
 
     object: str
     """`Deployment/chat`, or another kind and a name."""
@@ -54,7 +54,7 @@ class Move(Model, frozen=True):
 
 
 class Step(Model, frozen=True):
-    """Something to do at a time: lanes first, then what pods ask for, then rollouts."""
+    """One step: first lanes, then what pods ask for, then rollouts."""
 
     name: Annotated[str, Meta(min_length=1)]
     way: Way
@@ -68,7 +68,7 @@ class Step(Model, frozen=True):
 
 
 class Left(Model, frozen=True):
-    """What stays on limits, and why."""
+    """A workload that stays on limits, and why."""
 
     object: str
     why: str
@@ -117,7 +117,7 @@ def load(path: Path) -> Plan:
 
 
 def beside(path: Path, folder: Path) -> str:
-    """Return how a plan names a path: from its own folder where it lies below that."""
+    """Return a path as a plan writes it: relative to the plan's folder if it is below that."""
     absolute, base = path.absolute(), folder.absolute()
     return str(absolute.relative_to(base) if absolute.is_relative_to(base) else absolute)
 

@@ -1,8 +1,8 @@
-"""Try the steps of a plan on numbers: which devices are free in which lane, before and after each pod moves. Pure.
+"""Simulate the steps of a plan with counts: how many devices are free in each lane before and after each pod. Pure.
 
-All devices of a node are alike here. A device that a pod releases goes to the lane for claims if the step gives that
-node one more, as the agent does it; a free device goes there at once. Labels and taints say where a pod may run;
-processor time and memory are not looked at.
+All devices of a node count as equal. A device that a pod releases goes to the dra lane if the step gives that node one
+more, as with the agent; a free device goes there at once. Labels and taints decide where a pod may run; CPU and memory
+do not count.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class NodeState(Struct):
 
 
 class Demand(Struct):
-    """A workload on limits. ``on``: (node, devices) of each pod; ``waiting``: pods that it wants and have no node."""
+    """A workload on limits. ``on``: (node, devices) of each pod. ``waiting``: number of its pods without a node."""
 
     namespace: str
     kind: str
@@ -102,14 +102,14 @@ class Packing:
         """``keep``: so many devices of each node stay in the lane for limits."""
         self.nodes = {node.facts.name: node for node in nodes}
         self._keep = keep
-        # number of devices -> nodes with so many that are free for claims, or can be made so at once
+        # number of devices -> nodes with so many free for claims; the same, with those that can move at once
         self._by_free: dict[int, dict[str, NodeState]] = {}
         self._by_room: dict[int, dict[str, NodeState]] = {}
         for node in self.nodes.values():
             self._enter(node)
 
     def move(self, demand: Demand) -> Iterator[tuple[str, bool]]:
-        """Move all pods of a workload to claims; yield what stands in the way, and whether the step lacks it."""
+        """Move all pods of a workload to claims; yield each obstacle, and whether it makes the step impossible."""
         yield from self._start_waiting(demand)
         if demand.how is not How.ROLLOUT:
             for name, devices in demand.on:
@@ -132,7 +132,7 @@ class Packing:
                 self._released(near := name, devices)
 
     def take_the_rest(self, name: str) -> int:
-        """Give claims every free device of a node that ``keep`` does not keep; return how many it has then."""
+        """Give claims every free device of a node, except those that ``keep`` keeps; return how many claims have."""
         node = self.nodes[name]
         self._leave(node)
         self._shift(node, node.free_limits)
@@ -140,7 +140,7 @@ class Packing:
         return node.claims
 
     def _start_waiting(self, demand: Demand) -> Iterator[tuple[str, bool]]:
-        """Find room for pods that have no node. That of a workload's next run stays free until then."""
+        """Find room for pods without a node. For a workload's next run, room is only checked and not reserved."""
         found: list[NodeState] = []
         for number in range(demand.waiting):
             hole = self._hole(demand)
@@ -163,7 +163,7 @@ class Packing:
         )
 
     def _hole(self, demand: Demand, near: str = "") -> NodeState | None:
-        """Return a node where a pod's devices are free for claims, moving free ones of limits there if need be.
+        """Return a node with free devices in the dra lane for a pod; moves free ones there if necessary.
 
         ``near``: the node to look at first.
         """

@@ -1,4 +1,4 @@
-"""Say in words what a plan does, and afterwards of each workload whether it is on claims. Pure."""
+"""Describe in words what a plan does, and afterwards which workloads are on claims. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def remarks(plan: Plan) -> Iterator[str]:
-    """Yield what a person must know besides the rows."""
+    """Yield remarks that are not in the rows."""
     for step in plan.steps:
         yield from (f"missing: {step.name}: {words}" for words in step.missing)
         yield from (f"note: {step.name}: {words}" for words in step.notes)
@@ -95,10 +95,10 @@ IDLE = "no pods"
 
 
 def verified(report: Report, done: Set[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return a row for each workload with devices, what fell back first.
+    """Return a row for each workload with devices, first those that fell back.
 
-    ``done``: (namespace, ``Deployment/chat``) of what steps of a plan have brought to claims. A workload fell back
-    where it has pods with limits although its step is done, or beside others with claims.
+    ``done``: (namespace, ``Deployment/chat``) of workloads that steps of a plan moved to claims. A workload fell back
+    if it has pods with limits although its step is done, or beside its pods with claims.
     """
     rows = [
         {
@@ -126,6 +126,6 @@ def _state(one: Workload, done: bool) -> str:
 
 
 def gone(done: Iterable[tuple[str, str]], rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield what steps have brought to claims and has no devices any more, or is gone."""
+    """Yield the workloads that steps moved to claims and that now have no devices, or are gone."""
     there = {(row["namespace"], row["workload"]) for row in rows}
     yield from sorted(set(done) - there)

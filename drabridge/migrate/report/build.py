@@ -1,4 +1,4 @@
-"""Make the report of the facts that were read, limited to some namespaces and resources. Pure.
+"""Make the report from the facts that were read, limited to some namespaces and resources. Pure.
 
 Counts of nodes and of devices in slices stay those of the whole cluster, because all namespaces share them.
 """
@@ -57,7 +57,7 @@ class Filter(Struct, frozen=True):
 
 
 class Shown:
-    """Says what a filter leaves. ``row_of`` returns the row of a resource, ``workloads`` are all of the cluster."""
+    """Applies a filter. ``row_of`` returns the row of a resource; ``workloads`` are all workloads of the cluster."""
 
     def __init__(
         self, wanted: Filter, row_of: Callable[[str], str], workloads: Mapping[tuple[str, str, str], WorkloadTally]
@@ -92,7 +92,7 @@ class Shown:
 
 
 def check_classes(said: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigError for a DeviceClass that is not there and that no claim names: a slip would count nothing."""
+    """Raise ConfigError for a DeviceClass that does not exist and that no claim names: it may be a typing error."""
     names = sorted(known)
     are = f"is {names[0]}" if len(names) == 1 else f"are {', '.join(names)}" if names else "is none"
     hint = f"There {are}; kubectl get deviceclasses lists them"
@@ -100,7 +100,7 @@ def check_classes(said: Collection[str], known: Collection[str]) -> None:
 
 
 def _check(said: str, unknown: Collection[str], known: Collection[str], hint: str) -> None:
-    """Raise ConfigError for a name that is not there: a slip would look like one that nobody uses."""
+    """Raise ConfigError for an unknown name: a typing error would look like a resource that nobody uses."""
     for name in sorted(unknown):
         raise ConfigError(said.format(name), hint=did_you_mean(name, sorted(known)) or hint)
 
@@ -114,8 +114,8 @@ _STAY = (Code.STATIC_POD, Code.FIXED_NODE_NAME)
 class Facts(Struct):
     """Everything that was read of a cluster.
 
-    ``templates``: (namespace, name). ``namespaces``: name -> its switch, None where it has none. Both are None where
-    they could not be read.
+    ``templates``: (namespace, name). ``namespaces``: name -> its switch, None if it has none. Both are None if they
+    could not be read.
     """
 
     server_version: str = ""
@@ -135,7 +135,7 @@ class Facts(Struct):
 
     @property
     def named_classes(self) -> set[str]:
-        """The DeviceClasses that are there, or that a claim names."""
+        """The DeviceClasses that exist, or that a claim names."""
         return {one.name for one in self.classes} | {name for claim in self.claims for name, _ in claim.classes}
 
     @property
@@ -245,7 +245,7 @@ def _namespaces(tally: Tally, shown: Shown, obstacles: Sequence[Obstacle], facts
 
 
 def _fits(left: Sequence[WorkloadTally], operators: bool, serves_policies: bool) -> tuple[str, str]:
-    """Return (how the pods of a namespace come to DRA, why). ``left``: its workloads that have limits."""
+    """Return (how the pods of a namespace can move to DRA, why). ``left``: its workloads with limits."""
     if not left:
         return "done", "no workload is left with limits that kubelet serves"
     if operators:
@@ -281,7 +281,7 @@ _WHAT_STAYS = "of DaemonSets, static, with nodeName, or with more than 32 device
 
 
 def switched_words(switch: NamespaceSwitch, left: Sequence[WorkloadTally]) -> str:
-    """Say what new pods get, and how many old ones are to be rolled out. ``left``: workloads that have limits."""
+    """Return what new pods get, and how many old pods need a rollout, in words. ``left``: workloads with limits."""
     stay = sum(one.limit_pods for one in left if _stays(one))
     old = sum(one.limit_pods for one in left) - stay
     words = [f"{_new_pods(switch)} get claims"]
@@ -298,7 +298,7 @@ def switched_words(switch: NamespaceSwitch, left: Sequence[WorkloadTally]) -> st
 
 
 def _stays(one: WorkloadTally) -> bool:
-    """Return whether the switch's policy leaves the pods of a workload alone."""
+    """Return whether the switch's policy leaves the pods of a workload unchanged."""
     return one.chain.kinds[1:2] == ("DaemonSet",) or any(code in LEFT_ALONE for code, _ in one.signs)
 
 

@@ -1,7 +1,7 @@
-"""List every blocker and trap on the way from limits to claims: its code, why it matters, and what to do.
+"""Define every blocker and trap on the way from limits to claims: its code, why it matters, and what to do.
 
-One row each. A blocker makes a pod fail, or makes a control of the cluster ineffective, once its limits became claims.
-A trap works, but not as one expects.
+Each has one row. A blocker makes a pod fail, or bypasses a control of the cluster, once its limits have become claims.
+With a trap the pod works, but not as one expects.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from msgspec import Struct
 
 
 class Severity(StrEnum):
-    """How bad it is; the order is from bad to less bad."""
+    """How bad an obstacle is, the worst first."""
 
     BLOCKER = "blocker"
     TRAP = "trap"
 
 
 class Code(StrEnum):
-    """The names of all rows; they stay, because programs read them."""
+    """The names of all rows. Do not change them: programs read them."""
 
     STATIC_POD = "StaticPod"
     FIXED_NODE_NAME = "FixedNodeName"
@@ -55,11 +55,11 @@ class Code(StrEnum):
 
 
 LEFT_ALONE = (Code.STATIC_POD, Code.FIXED_NODE_NAME, Code.MORE_THAN_32_DEVICES)
-"""What the switch's policy leaves on limits."""
+"""Obstacles whose pods the switch's policy leaves on limits."""
 
 
 class CodeText(Struct, frozen=True):
-    """What is said of a code: one sentence why it matters, and one what to do."""
+    """The texts of a code: one sentence why it matters, one what to do."""
 
     severity: Severity
     why: str

@@ -40,13 +40,13 @@ T = TypeVar("T")
 Progress = Callable[[str, int], None]
 """Called with a kind's plural name and how many of its objects have been read, from the thread that reads."""
 
-PAUSES_SECONDS = (1.0, 3.0)  # before a list is begun again: a page expired, or the server had no answer
-_PROBE = "drabridge-probe"  # driver, node and pool of the slice that is only tried
+PAUSES_SECONDS = (1.0, 3.0)  # before a LIST is started again because a page expired or the server did not answer
+_PROBE = "drabridge-probe"  # driver, node and pool of the slice in the dry run
 _NOTHING_CHANGED = "The report only reads, so run it again at any time"
 
 
 class _CountingView(ObjectView[T]):
-    """Reads objects as another view does, and tells how many."""
+    """Reads objects by another view, and reports how many were read."""
 
     def __init__(self, view: ObjectView[T], tell: Callable[[int], None]) -> None:
         self._view = view
@@ -60,10 +60,10 @@ class _CountingView(ObjectView[T]):
 
 
 async def collect(cluster: Cluster, progress: Progress, pauses: tuple[float, ...] = PAUSES_SECONDS) -> Facts:
-    """Read everything. What the caller has no right to is named in ``unread``, and the rest is read.
+    """Read everything that the caller may read. Kinds without permission are listed in ``unread``.
 
-    Raises ConfigError for a kubeconfig that cannot be used, ClusterError where the API server does not answer, accepts
-    no credentials, or allows nothing at all.
+    Raises ConfigError for an unusable kubeconfig; ClusterError if the API server does not answer, rejects the
+    credentials, or allows nothing at all.
     """
     return await _Collector(cluster, progress, pauses).run()
 
@@ -120,7 +120,7 @@ class _Collector:
             return "unknown"
 
     async def _ask_for_features(self, version: str) -> None:
-        """Ask which features the server has. One of which it does not say, or may not be asked, stays unknown."""
+        """Ask which features the server has. One stays unknown if the server does not tell, or denies the question."""
         features = self._facts.features
         with contextlib.suppress(ClusterError):
             features[POLICIES] = FeatureState.of(await serves_policies(self._cluster))
@@ -133,7 +133,7 @@ class _Collector:
             features |= {one: FeatureState.of(one in answer.kept) for one in ALL_FEATURES - answer.refused}
 
     async def _dra_version(self) -> str:
-        """Return the version of resource.k8s.io to use; "" without DRA, which the report then says."""
+        """Return the version of resource.k8s.io to use; "" without DRA, which the report then mentions."""
         try:
             version = choose_version(await resource_versions(self._cluster)) or ""
         except DeniedError as error:
@@ -144,7 +144,7 @@ class _Collector:
         return version
 
     async def _list(self, kind: Kind, view: ObjectView[T]) -> list[T] | None:
-        """Return the facts of all objects of a kind; None, and why in ``unread``, where the caller has no right."""
+        """Return the facts of all objects of a kind; None if the caller may not read it (``unread`` then says why)."""
         try:
             listing = await self._retried(kind, view)
         except DeniedError as error:
@@ -173,7 +173,7 @@ class _Collector:
         raise AssertionError("the last round returns or raises")
 
     def _check_credentials(self, error: DeniedError) -> None:
-        """Raise ClusterError where the server does not know who asks: then nothing else can be read either."""
+        """Raise ClusterError if the server rejects the credentials: then nothing else can be read either."""
         if getattr(error.__cause__, "status", None) == 401:
             hint = "The kubeconfig's credentials are not accepted, or have expired: log in again, then report again"
             raise ClusterError(error.message, hint=hint) from error

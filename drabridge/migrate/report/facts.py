@@ -1,6 +1,6 @@
-"""Read the objects that the report is made of: which kinds, which of their fields, and the small facts of each. Pure.
+"""Define what the report reads: which kinds, which fields, and the small facts of each object. Pure.
 
-One object in, one struct out. The readers raise what strange data raises.
+Each reader takes one object and returns one struct. Malformed data raises any exception.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORKLOADS = {  # kind -> where it is
 
 
 def is_built_in(kind: str) -> bool:
-    """Whether a kind that makes pods, or is one, is Kubernetes' own."""
+    """Whether a kind is Pod, or a built-in kind that makes pods."""
     return kind in WORKLOADS or kind == "Pod"
 
 
@@ -79,7 +79,7 @@ MOST_DEVICES_OF_CLAIM = 32  # AllocationResultsMaxSize, staging/src/k8s.io/api/r
 _MIRROR = "kubernetes.io/config.mirror"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _VARIABLE = "NVIDIA_VISIBLE_DEVICES"
-_NO_DEVICES = ("", "void", "none")  # values with which NVIDIA's container toolkit gives no device
+_NO_DEVICES = ("", "void", "none")  # values for which NVIDIA's container toolkit gives no device
 _NATIVE_DOMAIN = "kubernetes.io"
 _DEFAULT_SCHEDULER = "default-scheduler"
 
@@ -140,7 +140,7 @@ def pod_limits(spec: Json) -> tuple[tuple[str, int], ...]:
 
 
 def signs_of(meta: Json, spec: Json, limits: Sequence[tuple[str, int]], *, template: bool) -> tuple[Sign, ...]:
-    """Return what a pod, or a pod template, has that matters once its ``limits`` are claims."""
+    """Return the signs in a pod, or a pod template, that matter once its ``limits`` are claims."""
     return tuple(_signs(meta, spec, limits, template=template)) if limits else tuple(_without_limits(spec))
 
 
@@ -171,7 +171,7 @@ def _signs(meta: Json, spec: Json, limits: Sequence[tuple[str, int]], *, templat
 
 
 def _without_limits(spec: Json) -> Iterator[Sign]:
-    """Yield what gets devices behind both APIs: the variable alone makes NVIDIA's runtime hand them out."""
+    """Yield signs of devices that bypass both APIs: NVIDIA's runtime gives them out by an environment variable."""
     if spec.get("resourceClaims"):
         return
     for container, value in _visible_devices(spec):
@@ -246,7 +246,7 @@ class PodOwner(Struct, frozen=True):
 
 
 class Toleration(Struct, frozen=True):
-    """A taint that a pod bears; every one where ``key`` is empty, every effect where that is."""
+    """A taint that a pod tolerates. Empty ``key``: every taint; empty ``effect``: every effect."""
 
     key: str
     exists: bool
@@ -255,7 +255,7 @@ class Toleration(Struct, frozen=True):
 
 
 class Requirement(Struct, frozen=True):
-    """What a pod asks of one label of its node; the operators are Kubernetes' own."""
+    """A pod's requirement for one label of its node, with Kubernetes' operators."""
 
     key: str
     operator: str
@@ -263,7 +263,7 @@ class Requirement(Struct, frozen=True):
 
 
 class Placement(Struct, frozen=True):
-    """Where pods may run: on nodes with all the ``labels``, and of ``terms`` one whole, if there are some."""
+    """Where pods may run: on nodes with all ``labels`` that also meet one of the ``terms`` (if there are any)."""
 
     labels: tuple[tuple[str, str], ...] = ()
     terms: tuple[tuple[Requirement, ...], ...] = ()
@@ -271,9 +271,9 @@ class Placement(Struct, frozen=True):
 
 
 class PodFacts(Struct, frozen=True):
-    """What a pod uses, and who made it. ``by_dra`` are the extended resources that DRA serves to it.
+    """What a pod uses, and who made it. ``by_dra``: its extended resources that DRA serves.
 
-    ``node`` is empty while it has none.
+    ``node`` is empty while the pod has none.
     """
 
     namespace: str
@@ -292,8 +292,8 @@ class WorkloadFacts(Struct, frozen=True):
     """What makes pods. ``limits`` are of one pod.
 
     ``replicas``: how many pods it wants at a time. ``strategy``: RollingUpdate, Recreate or OnDelete, "" without
-    rollouts. In a rollout ``surge`` pods are made before old ones end, and ``unavailable`` ones may lack meanwhile.
-    ``installer``: what would undo a change of it.
+    rollouts. In a rollout, ``surge`` pods are made before old ones end, and ``unavailable`` pods may be missing.
+    ``installer``: what installed it, and would undo a change.
     """
 
     kind: str
@@ -326,7 +326,7 @@ class NodeFacts(Struct, frozen=True):
 
 
 class SliceFacts(Struct, frozen=True):
-    """How many devices one ResourceSlice has, by their attribute ``resource`` ("" where they have none).
+    """The number of devices in one ResourceSlice, by their attribute ``resource`` ("" without it).
 
     ``node`` is empty where its devices are not of one node.
     """
@@ -339,7 +339,7 @@ class SliceFacts(Struct, frozen=True):
 
 
 class ClassFacts(Struct, frozen=True):
-    """A DeviceClass. ``drivers`` are those that its CEL selectors name."""
+    """A DeviceClass. ``drivers``: those that its CEL selectors name."""
 
     name: str
     extended: str
@@ -368,7 +368,7 @@ class QuotaFacts(Struct, frozen=True):
 
 
 def pod_facts(obj: Json) -> PodFacts | None:
-    """Return a pod's facts; None where it has ended, or has nothing to do with devices."""
+    """Return a pod's facts; None if it has ended, or has nothing to do with devices."""
     meta, spec, status = _parts(obj)
     if status.get("phase") in _FINISHED:
         return None
@@ -396,7 +396,7 @@ def pod_facts(obj: Json) -> PodFacts | None:
 
 
 def workload_facts(kind: str, obj: Json) -> WorkloadFacts | None:
-    """Return the facts of what makes pods; None of an old revision, or of a Job that has ended."""
+    """Return the facts of an object that makes pods; None for an old revision, or a Job that has ended."""
     meta, spec, status = _parts(obj)
     if kind == "ReplicaSet" and not spec.get("replicas") and not status.get("replicas"):
         return None
@@ -498,7 +498,7 @@ def template_name(obj: Json) -> tuple[str, str]:
 
 
 def namespace_facts(obj: Json) -> tuple[str, NamespaceSwitch | None]:
-    """Return a Namespace's name, and its switch; None where its new pods keep their limits."""
+    """Return a Namespace's name, and its switch; None if its new pods keep their limits."""
     meta = obj.get("metadata") or {}
     switch = None
     if (meta.get("labels") or {}).get(marks.LABEL) == marks.CLAIMS:
@@ -512,7 +512,7 @@ def _parts(obj: Json) -> tuple[Json, Json, Json]:
 
 
 def _owner(meta: Json) -> PodOwner | None:
-    """Return the controller; of several owners that are none, the first."""
+    """Return the owner that is the controller; without one, the first owner."""
     owners = meta.get("ownerReferences") or ()
     for one in sorted(owners, key=lambda one: not one.get("controller")):
         words = (one.get(key) or "" for key in ("apiVersion", "kind", "name", "uid"))
@@ -526,7 +526,7 @@ def _templates(spec: Json) -> tuple[str, ...]:
 
 
 def maker_of_pods(spec: Json) -> Json:
-    """Return what has the pod template: a workload's own spec, but of a CronJob its Job's."""
+    """Return the spec that has the pod template: a workload's own, or for a CronJob that of its Job."""
     return (spec["jobTemplate"] or {}).get("spec") or {} if "jobTemplate" in spec else spec
 
 
@@ -552,7 +552,7 @@ def _place(spec: Json) -> Placement:
 
 
 def _replicas(kind: str, spec: Json) -> int:
-    """Return how many pods are wanted at a time: of a DaemonSet 0, because nodes decide."""
+    """Return how many pods are wanted at a time; 0 for a DaemonSet, because nodes decide."""
     if kind == "DaemonSet":
         return 0
     wanted = spec.get("parallelism" if kind in ("Job", "CronJob") else "replicas")
@@ -584,7 +584,7 @@ def _share(wanted: str | int | None, replicas: int) -> Fraction:
 
 # --- how each kind is read ------------------------------------------------------------------------------------------
 
-# The fields that are read. Everything else is skipped, never built. A field may be null.
+# The fields that are read. All others are skipped without building objects. A field may be null.
 _OWNERS = [{"apiVersion": str, "kind": str, "name": str, "uid": str, "controller": bool}]
 _QUANTITIES = dict[str, str | int | float | None]
 _TEXTS = dict[str, str | None]

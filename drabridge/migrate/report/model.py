@@ -1,4 +1,4 @@
-"""Define the report: what JSON and YAML show, and what tables and the page are made of."""
+"""Define the report: JSON and YAML show it, and tables and the page are made from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ways(Struct, rename="camel"):
 
     @property
     def done_percent(self) -> int | None:
-        """How many of those with a node are served by DRA, rounded down; None where there are none."""
+        """The percentage of those with a node that DRA serves, rounded down; None if there are none."""
         placed = self.kubelet + self.dra + self.claims
         return 100 * (self.dra + self.claims) // placed if placed else None
 
@@ -58,7 +58,7 @@ class NamespaceUse(Struct, rename="camel"):
 
 
 class NamespaceSwitch(Struct, frozen=True, rename="camel"):
-    """The switch of a namespace: for how many of a hundred owners of pods, and for pods with which labels ("": all)."""
+    """The switch of a namespace: the percentage of owners of pods, and the selector of its pods ("": all)."""
 
     percent: int
     selector: str
@@ -78,7 +78,7 @@ class Namespace(Struct, rename="camel"):
 
 
 class Workload(Struct, rename="camel"):
-    """What makes pods, at the end of the chain of owners. ``chain`` begins with Pod. ``per_pod``: devices."""
+    """The last owner in a pod's chain of owners. ``chain`` begins with Pod. ``per_pod``: devices."""
 
     namespace: str
     kind: str
@@ -105,7 +105,7 @@ class Obstacle(Struct, rename="camel"):
 
 
 class Unread(Struct, rename="camel"):
-    """What could not be read: a right that is missing, or an object that is strange."""
+    """Something that could not be read: permission is missing, or an object is malformed."""
 
     verb: str
     resource: str

@@ -1,4 +1,4 @@
-"""Say what blocks workloads, or will surprise their owners, when limits become claims. Pure."""
+"""Find what blocks workloads, or will surprise their owners, when limits become claims. Pure."""
 
 from __future__ import annotations
 

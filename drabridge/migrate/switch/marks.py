@@ -1,4 +1,4 @@
-"""Name what a switch leaves in a cluster: labels, annotations and the policies' names. These names are promises."""
+"""Define the names that a switch leaves in a cluster: labels, annotations, policies. Do not change them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ OPT_OUT = "switch.drabridge/to"
 """An annotation of a pod: with :data:`LIMITS` it keeps its limits."""
 LIMITS = "limits"
 PERCENT = "switch.drabridge/percent"
-"""An annotation of a Namespace: how many of a hundred owners of pods are switched; all where it is not there."""
+"""An annotation of a Namespace: percentage of owners of pods that are switched; without it, all."""
 SELECTOR = "switch.drabridge/selector"
 """An annotation of a Namespace: only pods with these labels are switched, ``app=web,tier=gpu``."""
 TEMPLATES = "switch.drabridge/templates"
-"""An annotation of a Namespace: the names of the templates that are there for the switch, with commas."""
+"""An annotation of a Namespace: the names of the templates made for the switch, separated by commas."""
 RESOURCES = "switch.drabridge/resources"
-"""An annotation of the policy: ``nvidia.com/gpu=gpu.example.com`` for each resource, with commas."""
+"""An annotation of the policy: ``nvidia.com/gpu=gpu.example.com`` for each resource, separated by commas."""
 ALL_OWNERS = 100  # percent
 MANAGER = "drabridge-migrate"
 """The field manager, and ``app.kubernetes.io/managed-by`` of all that is made."""
@@ -28,9 +28,9 @@ GUARD = "drabridge-switch-templates"
 
 
 def percent_of(notes: Mapping[str, str]) -> int:
-    """Return how many of a hundred owners are switched by a Namespace's annotations, as the policy reads them.
+    """Return the percentage of switched owners by a Namespace's annotations, read as the policy does.
 
-    The owner of a namespace may write any text there: one that is no number switches nobody.
+    The namespace's owner may write any text there: 0 if it is no number.
     """
     text = notes.get(PERCENT)
     if text is None:

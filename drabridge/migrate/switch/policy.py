@@ -1,12 +1,12 @@
 """Write the admission policies of a switch: one that turns limits into claims, and one that names a missing template.
 
-Each container with limits gets a claim of its own. An init container runs before the others and uses their devices
-again, as a device plugin lets it; where it needs more, the first claim grows. A sidecar runs beside the others, so it
-has a claim of its own. These rules are in CEL, and once more in Python to know beforehand which templates are needed.
+Each container with limits gets a claim of its own. An init container runs before the others and reuses their devices,
+as with a device plugin; if it needs more devices, the first claim grows. A sidecar runs beside the others, so it has a
+claim of its own. These rules exist in CEL, and again in Python to know beforehand which templates are needed.
 
-A pod is left alone as a whole where it belongs to a DaemonSet, has a node already (static pods), needs more devices
-than a claim can have, or says so. Kubernetes 1.36 gave the policy its form: a list of ``Object{}`` initialisers makes
-the API server's handler fail, so lists have maps; and CEL has no functions of one's own, so texts are joined here.
+A pod is left unchanged as a whole if it belongs to a DaemonSet, has a node already (static pods), needs more devices
+than a claim can have, or opts out. Two limits of Kubernetes 1.36 shape the policy: a list of ``Object{}`` initialisers
+makes the API server's handler fail, so lists have maps; CEL has no functions of one's own, so texts are joined here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from drabridge.migrate.switch import marks
 Json = dict[str, Any]
 MOST_DEVICES = 32  # AllocationResultsMaxSize, staging/src/k8s.io/api/resource/v1/types.go
 BUCKETS = 100
-MOST_NAME = 253  # signs: the policy reads names before the API server has checked them
+MOST_NAME = 253  # characters: the policy reads names before the API server has checked them
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789-."
 
 
@@ -32,7 +32,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789-."
 
 
 class Claim(Struct, frozen=True):
-    """One claim of a pod: its name begins with ``base``, and ``count`` devices are in it."""
+    """One claim of a pod. ``base``: prefix of its name; ``count``: its devices."""
 
     name: str
     base: str
@@ -52,7 +52,7 @@ class PodClaims(Struct, frozen=True):
 
 
 def claims_of_pod(spec: Mapping[str, Any], bases: Mapping[str, str]) -> PodClaims:
-    """Return a pod's claims. ``bases`` has for each resource what the names of its claims begin with."""
+    """Return a pod's claims. ``bases``: resource -> prefix of its claims' names."""
     claims: list[Claim] = []
     uses: tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]] = ({}, {})
     for resource, base in bases.items():
@@ -84,18 +84,19 @@ def _wanting(containers: Iterable[Mapping[str, Any]] | None, resource: str) -> I
 
 
 def bucket(owner: str) -> int:
-    """Return the number from 0 to 99 of an owner's name; it is the same after every rollout.
+    """Return a number from 0 to 99 for an owner's name, the same after every rollout.
 
-    CEL has no hash function: this is a sum over the letters, each times a number that depends on its place.
+    CEL has no hash function. So this is a sum over the letters, each multiplied by a number that depends on its place.
     """
     total = sum((LETTERS.find(letter) + 2) * (i * i * 7919 + i * 104_729 + 31_337) for i, letter in enumerate(owner))
     return total % 10_007 % BUCKETS
 
 
 def owner_of(pod: Mapping[str, Any]) -> str:
-    """Return the name by which a pod's owner stays the same when it is rolled out or started again.
+    """Return a name for a pod's owner that stays the same over rollouts and restarts.
 
-    That is a Deployment's for a pod of its ReplicaSet, a CronJob's for one of its Jobs; the pod's own without owner.
+    It is the Deployment's name for a pod of its ReplicaSet, the CronJob's for a pod of its Jobs, and the pod's own name
+    for a pod without an owner.
     """
     meta = pod.get("metadata") or {}
     controllers = [one for one in meta.get("ownerReferences") or () if one.get("controller")]
@@ -111,8 +112,8 @@ def owner_of(pod: Mapping[str, Any]) -> str:
 
 GROUP = "admissionregistration.k8s.io"
 MISSING = "has no ResourceClaimTemplate"  # in what the second policy says
-# What others write has any size until the API server has checked it, and loops over it cost the server's time.
-MOST_TEMPLATES = 10_000  # signs of the annotation: 150 names
+# Input may have any size before the API server checks it, and loops over it cost the server's time: so limit it.
+MOST_TEMPLATES = 10_000  # characters of the annotation: 150 names
 MOST_SELECTOR = 4_000
 MOST_CONTAINERS = 100
 MOST_CLAIMS = 256
@@ -121,7 +122,7 @@ _NOTES = "has(namespaceObject.metadata.annotations) ? namespaceObject.metadata.a
 
 
 def base_of(resource: str) -> str:
-    """Return what the names of a resource's claims and templates begin with: ``nvidia-gpu``."""
+    """Return the prefix of the names of a resource's claims and templates: ``nvidia-gpu``."""
     return Template("", resource, "", 1).name.removesuffix("-1")
 
 
@@ -168,7 +169,7 @@ def policies(classes: Mapping[str, str], version: str = "v1") -> list[Json]:
 
 
 def objects(parts: Parts, form: Form) -> list[Json]:
-    """Return the four objects, without what says later which resources they are for."""
+    """Return the four objects, without the annotation that records their resources."""
     specs = {
         ("MutatingAdmissionPolicy", form.policy): _switch(parts, form),
         ("MutatingAdmissionPolicyBinding", form.policy): {"policyName": form.policy},
@@ -287,7 +288,7 @@ def _switch(parts: Parts, form: Form) -> Json:
 class Part:
     """The CEL of one resource. Its variables are numbered, as an identifier cannot have the resource's name.
 
-    ``here`` is whether the namespace is switched for it, which its templates say. ``app``, ``side`` and ``init`` are
+    ``here``: whether the namespace is switched for the resource, by its templates. ``app``, ``side`` and ``init`` are
     the containers of each kind that ask for it, as {i: index, n: devices}. ``own`` are the claims of the app
     containers, with what init containers need beyond them (an index of -1 where there is no app container); ``all``
     are all the pod's claims, as {name, template}.

@@ -1,4 +1,4 @@
-"""Switch namespaces of a cluster to claims, and back. Every step can be done again, and another call continues it."""
+"""Switch namespaces of a cluster to claims, and back. Every step can be repeated; another call continues it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _COUNTS = range(1, MOST_DEVICES + 1)  # that a template of ours can have
 
 
 class Choice(Struct, frozen=True):
-    """What a namespace is switched with. ``counts`` get a template even if no pod asks for so many now."""
+    """The options of a switch. ``counts``: numbers of devices that get a template even if no pod asks for them now."""
 
     classes: Mapping[str, str]  # resource -> DeviceClass
     counts: frozenset[int] = frozenset()
@@ -74,7 +74,7 @@ class Choice(Struct, frozen=True):
 
 
 class Switched(Struct, frozen=True):
-    """One switched namespace: its templates, and how many owners and which pods the switch is for."""
+    """One switched namespace: its templates, the percentage of owners, and the selector of pods."""
 
     namespace: str
     templates: tuple[str, ...]
@@ -97,9 +97,9 @@ async def state_of(cluster: Cluster) -> State:
 
 
 async def to_claims(cluster: Cluster, namespaces: Sequence[str], choice: Choice, tell: Tell) -> None:
-    """Switch namespaces to claims: templates, the policies, then the label, and a pod that is only tried.
+    """Switch namespaces to claims: make templates and policies, set the label, then try a pod in a dry run.
 
-    Raises ConfigError for what cannot be meant, ClusterError for the API server's answers.
+    Raises ConfigError for an invalid choice, ClusterError if the API server fails.
     """
     kinds = await _policy_kinds(cluster)
     version = await served_version(cluster)
@@ -123,9 +123,9 @@ async def to_claims(cluster: Cluster, namespaces: Sequence[str], choice: Choice,
 
 
 async def to_limits(cluster: Cluster, namespaces: Sequence[str], tell: Tell) -> None:
-    """Take the label away, and the policies after the last one. Templates stay: pods that run may use them.
+    """Remove the label, and the policies after the last label. Templates stay: running pods may use them.
 
-    Raises ConfigError for a label that somebody else set, ClusterError for the API server's answers.
+    Raises ConfigError for a label that somebody else set, ClusterError if the API server fails.
     """
     kinds = await _policy_kinds(cluster)
     for namespace in namespaces:
@@ -174,7 +174,7 @@ async def _classes_in_use(cluster: Cluster, kinds: Mapping[str, Kind]) -> dict[s
 
 
 async def _pod_specs(cluster: Cluster, namespace: str) -> list[Json]:
-    """Return the specs of the namespace's pods, and those that its workloads make pods of."""
+    """Return the pod specs of the namespace: of its pods and of its workloads' templates."""
     specs = [pod["spec"] for pod in (await cluster.list(PODS, namespace=namespace)).items]
     for kind in WORKLOADS.values():
         workloads = (await cluster.list(kind, namespace=namespace)).items
@@ -183,9 +183,9 @@ async def _pod_specs(cluster: Cluster, namespace: str) -> list[Json]:
 
 
 async def _classes(cluster: Cluster, version: str, choice: Choice, kinds: Mapping[str, Kind]) -> dict[str, str]:
-    """Return the DeviceClass of every resource that is known: from the policy, the choice, and the classes themselves.
+    """Return resource -> DeviceClass, from the policy, the choice and the DeviceClasses themselves.
 
-    A class says with ``extendedResourceName`` which resource it is for.
+    A class names its resource by ``extendedResourceName``.
     """
     there = (await cluster.list(device_classes(version))).items
     before = await _classes_in_use(cluster, kinds)
@@ -215,9 +215,9 @@ async def _make_templates(
     choice: Choice,
     tell: Tell,
 ) -> tuple[str, ...]:
-    """Make a template for every count that pods of the namespace ask for; return the names of all that may be used.
+    """Make a template for every count that the namespace's pods ask for; return the names of all usable templates.
 
-    Resources that no pod asks for get one only where the choice names them.
+    A resource that no pod asks for gets one only if the choice names it.
     """
     kind = claim_templates(version)
     there = {one["metadata"]["name"]: one for one in (await cluster.list(kind, namespace=namespace)).items}
@@ -253,7 +253,7 @@ async def _make_templates(
 
 
 def _resources(templates: Collection[str], resources: Iterable[str]) -> frozenset[str]:
-    """Return those resources of which a template has the name that a switch gives it."""
+    """Return the resources for which a template with a switch's name exists."""
     named = {one: {Template("", one, "", count).name for count in _COUNTS} for one in resources}
     return frozenset(one for one, names in named.items() if not names.isdisjoint(templates))
 
@@ -300,9 +300,10 @@ async def _wait_for_effect(
     templates: Sequence[str],
     tell: Tell,
 ) -> None:
-    """Try to make pods, without making them, until both policies act. Raises ClusterError if they do not.
+    """Make dry runs of pods until both policies act. Raises ClusterError if they do not act in time.
 
     The first policy gives a pod claims, the second refuses one whose template is missing; each needs a second or two.
+    If the dry runs are denied or refused, that is only told.
     """
     if choice.percent == 0:
         return
@@ -335,7 +336,7 @@ async def _wait_for_effect(
 
 
 async def _gets_claims(cluster: Cluster, pod: Json) -> bool | None:
-    """Try to make a pod; return whether it would get claims, None where a template is missing. Raises ClusterError."""
+    """Make a dry run of a pod; return whether it gets claims, None if a template is missing. Raises ClusterError."""
     try:
         tried = await cluster.create(PODS, pod, namespace=pod["metadata"]["namespace"], dry_run=True)
     except InvalidError as error:

@@ -64,13 +64,13 @@ def managers_of(obj: JSON) -> list[Manager]:
 
 
 def write_managers(managers: Sequence[Manager]) -> list[JSON]:
-    """Wire form: appliers first, then by age; those that own nothing any more are gone."""
+    """Return the managers in wire form: appliers first, then by age; without those that own nothing any more."""
     kept = [manager for manager in managers if manager.fields]
     return [one.write() for one in sorted(kept, key=lambda one: (one.operation != "Apply", one.time, one.name))]
 
 
 def after_update(managers: Sequence[Manager], writer: Manager, schema: Schema, old: JSON, new: JSON) -> list[Manager]:
-    """Ownership after an Update: the writer takes what it changed, everybody loses what it removed."""
+    """Return the managers after an Update: the writer owns what it changed; nobody owns what it removed."""
     written, removed = changed(schema, old, new)
     if not written and not removed:
         return list(managers)
@@ -90,8 +90,8 @@ def apply(
 ) -> tuple[JSON, list[Manager]]:
     """Return the merged object and its new managers.
 
-    Raises ApiError 409 when others own what differs, unless ``force``.
-    Fields that this manager applied before, does not apply now, and that nobody else owns, are removed.
+    Raises ApiError 409 if others own fields that differ, unless ``force``. Removes the fields that this manager applied
+    before, does not apply now, and that nobody else owns.
     """
     mine = frozenset(owned(schema, config))
     others = [manager for manager in managers if manager.identity != writer.identity]
@@ -104,7 +104,7 @@ def apply(
         raise _conflict(conflicts)
     others = [replace(manager, fields=manager.fields - taken) for manager in others]
     held = frozenset[Path]().union(*(manager.fields for manager in others)) | mine
-    # Whole items before their fields: an item that has lost its key fields would no longer be found.
+    # Remove whole items before their fields: an item without its key fields would not be found.
     for path in sorted(before - held, key=len):
         if not any(one[: len(path)] == path for one in held):
             _remove(schema, merged, path)
@@ -157,7 +157,7 @@ def _remove(schema: Schema, value: Any, path: Path) -> None:
 
 
 def _conflict(conflicts: Sequence[tuple[Manager, Path]]) -> ApiError:
-    """Return the words of apimachinery's ``getConflictMessage``, recorded for two conflicts."""
+    """Return the error with the text of apimachinery's ``getConflictMessage``, recorded for two conflicts."""
     causes = [
         {"reason": "FieldManagerConflict", "message": f"conflict with {manager}", "field": shown(path)}
         for manager, path in conflicts

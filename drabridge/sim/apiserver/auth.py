@@ -36,7 +36,7 @@ SYSTEM = User("system:sim", ("system:masters",))
 
 
 def check_own_node(user: User, obj: JSON, old: JSON | None) -> ApiError | None:
-    """Return the ValidatingAdmissionPolicy that a node agent is deployed with: slices of its own node only."""
+    """Return the refusal of the ValidatingAdmissionPolicy of node agents (slices of the own node only); else None."""
     if not user.node:
         return None
     name = obj["metadata"].get("name", "")
@@ -51,10 +51,10 @@ def check_own_node(user: User, obj: JSON, old: JSON | None) -> ApiError | None:
 
 
 def check_device_status(user: User, new: JSON, old: JSON) -> ApiError | None:
-    """Refuse changes of status.devices by anybody but the device's driver.
+    """Return the refusal of a change of status.devices by anybody but the device's driver; None if it is allowed.
 
-    DRAResourceClaimGranularStatusAuthorization (1.36).
-    A node-bound user additionally needs the claim to be allocated to its node alone (``associated-node``).
+    This is DRAResourceClaimGranularStatusAuthorization (1.36). For a node-bound user, the claim must also be allocated
+    to its node alone (``associated-node``).
     """
     if not user.node and user.drivers is None:
         return None

@@ -41,7 +41,7 @@ class Decoder:
     mistyped: list[tuple[str, str, str]] = field(default_factory=list)
 
     def decode(self, schema: Schema, value: Any, path: str = "") -> Any:
-        """Return the value as Go stores it: undeclared fields gone, ``omitempty`` applied, quantities canonical."""
+        """Return the value as Go stores it: no undeclared fields, ``omitempty`` applied, quantities canonical."""
         if schema.open and (schema.atomic or not isinstance(value, dict)):
             return clone(value)
         if schema.type:

@@ -39,9 +39,9 @@ class Faults:
 
     latency_seconds: float = 0.0
     watch_lag_seconds: float = 0.0
-    """Events reach watches this much later than writes are acknowledged."""
+    """Delay from the acknowledgement of a write to its event in watches."""
     answer_lag_seconds: float = 0.0
-    """Writes are acknowledged this much later than they are done, and watches may tell of them before."""
+    """Delay from a write to its acknowledgement; watches may show the write earlier."""
     partitioned: bool = False
     """Connections are cut on arrival and the open ones die; see :meth:`partition`."""
     rules: list[Fault] = field(default_factory=list)
@@ -71,12 +71,12 @@ class Faults:
         return self.cut(True)
 
     def partition(self) -> None:
-        """Nobody can reach the server until :meth:`heal`."""
+        """Make the server unreachable until :meth:`heal`."""
         self.partitioned = True
         self.cut(False)
 
     def heal(self) -> None:
-        """All faults off."""
+        """Switch all faults off."""
         self.partitioned = False
         self.latency_seconds = self.watch_lag_seconds = self.answer_lag_seconds = 0.0
         self.rules.clear()
@@ -91,5 +91,5 @@ class Faults:
 
 
 def reason_of(status: int) -> tuple[str, str]:
-    """(reason, message) of a Status with this code."""
+    """Return (reason, message) of a Status with this code."""
     return _REASONS.get(status, ("", "a fault on demand"))

@@ -25,7 +25,7 @@ class Resource:
     schema: Schema
     group: str = ""
     version: str = "v1"
-    """Only resource.k8s.io is served in others as well; this is the simulation's own form of its objects."""
+    """The version in which the simulation stores objects. Only resource.k8s.io is served in others as well."""
     namespaced: bool = True
     subresources: tuple[str, ...] = ()
     selectable: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Resource:
     counts_generations: bool = False
     """metadata.generation starts at 1 and grows with each change of the spec."""
     optional: bool = False
-    """Not every release serves the kind (``Release.kinds``), and none but as ``version``."""
+    """Only some releases serve the kind (``Release.kinds``), and only as ``version``."""
     gate: str = ""
     """The feature gate that the kind is behind."""
     beta_gate: str = ""
@@ -72,7 +72,7 @@ class Served:
     gates: Mapping[str, bool]
 
     def versions(self, resource: Resource) -> tuple[str, ...]:
-        """Return in which versions; nothing for a kind that comes later, or is switched off."""
+        """Return the served versions of a kind; () if the release does not have it yet, or a gate is off."""
         if resource.optional and resource.plural not in self.release.kinds:
             return ("v1beta1",) if resource.beta_gate and self.gates[resource.beta_gate] else ()
         if resource.gate and not self.gates[resource.gate]:

@@ -107,7 +107,7 @@ class Objects:
     # -- writing
 
     def create(self, body: JSON, *, namespace: str = "", by: Writer = SIMULATOR) -> JSON:
-        """Store a new object; ``namespace`` is that of the URL, "default" stands in where neither names one."""
+        """Store a new object. ``namespace``: of the URL; "default" if neither the URL nor the object has one."""
         return self._insert(_resource_of(body), body, namespace, by, None)
 
     def _insert(
@@ -131,7 +131,7 @@ class Objects:
         if resource.has_status and resource.plural != "nodes":
             new.pop("status", None)
         new = self._born(resource, new)
-        if managers is None:  # fields that are dropped then have an owner all the same (recorded)
+        if managers is None:  # so dropped fields have an owner as well (recorded)
             writer = self._manager(resource, by, "Update", "")
             managers = after_update([], writer, resource.schema, resource.blank_object(), new)
         drop_disabled(resource.plural, new, self.gates, self.release)
@@ -322,7 +322,7 @@ class Objects:
         return self._shown(resource, self._put(resource, new, by))
 
     def _guard(self, resource: Resource, old: JSON, meta: JSON) -> None:
-        """Optimistic concurrency: the body's uid and resourceVersion, where given, must be the stored ones."""
+        """Check optimistic concurrency: the body's uid and resourceVersion, if given, must equal the stored ones."""
         name, now = old["metadata"]["name"], old["metadata"]
         if meta.get("uid", now["uid"]) != now["uid"]:
             why = f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {now['uid']}"
@@ -372,7 +372,7 @@ def _resource_of(body: JSON) -> Resource:
 
 
 def _precondition_text(field: str, given: str, stored: str, what_happened: str) -> str:
-    """Why a delete with preconditions is refused."""
+    """Return the text that refuses a delete with preconditions."""
     return (
         f"the {field} in the precondition ({given}) does not match the {field} in record ({stored}). "
         f"The object might have been {what_happened}"
@@ -438,7 +438,7 @@ def _applicable(resource: Resource, config: JSON, subresource: str) -> JSON:
 
 
 def _settled(entries: list[JSON], old: JSON, *, unchanged: bool) -> list[JSON]:
-    """Entries whose fields did not change keep their time while the object did not change."""
+    """Return the entries; those with unchanged fields keep their time if the object did not change."""
     before: dict[tuple[Any, ...], JSON] = {_identity(one): one for one in old["metadata"].get("managedFields", [])}
     out = []
     for entry in entries:

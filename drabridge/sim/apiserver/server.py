@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 HANG_SECONDS = 3600.0
 """A request that is never answered waits this long for its client to give up."""
 REQUESTS_KEPT = 200_000
-"""A soak run asks for ever; then the older half of the log goes."""
+"""Soak runs ask for ever: at this number, the older half of the log is dropped."""
 _TRUE = ("1", "true", "True", "t", "T")
 
 
@@ -136,7 +136,7 @@ class SimApiServer:
         self._stopping = True
         for listening in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
-        await asyncio.sleep(0)  # what was accepted gets its transport, which fails for ever once the server is closed
+        await asyncio.sleep(0)  # accepted connections get their transports now; after the close they never would
         self._server.close()
         tasks = [*self._connections, *([self._collector] if self._collector else [])]
         for task in tasks:
@@ -209,7 +209,7 @@ class SimApiServer:
     # -- connections
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Known at once: one that comes while the server stops is not forgotten."""
+        """Record the connection at once, so that one that arrives during :meth:`stop` is closed, too."""
         if self.faults.partitioned or self._stopping:
             writer.transport.abort()
             return
@@ -246,7 +246,7 @@ class SimApiServer:
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
-            # A bug of ours, or a body that decoding let through: the real server's panic handler answers 500 as well.
+            # Our bug, or a malformed body that passed decoding: the real server's panic handler answers 500, too.
             _log.exception("simulated API server failed: method=%s path=%s", request.method, request.path)
             text = f"Internal error occurred: {error!r}"
             await reply.send(500, ApiError(500, text, "InternalError").body)

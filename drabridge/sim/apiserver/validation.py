@@ -1,7 +1,7 @@
 """Refuse slices and claim statuses that a real API server refuses (``pkg/apis/resource/validation``).
 
-This is what drivers write. Claims, templates and classes are taken as they come, because only users write them. What
-is refused is what real servers refuse; the words are shorter.
+Only what drivers write is validated. Claims, templates and classes are accepted as they are, because only users write
+them. The same objects are refused as by real servers, with shorter messages.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Complaints(list[FieldError]):
         self.unless(good, path, f"Invalid value: {json.dumps(text)}: must match {pattern}, {limit} bytes at most")
 
     def key(self, path: str, text: str) -> None:
-        """Complain about what is not ``[subdomain/]name``, as labels, taints and conditions are called."""
+        """Complain unless the text is ``[subdomain/]name``, the form of labels, taints and conditions."""
         domain, slash, name = text.rpartition("/")
         self.name(path, name, _QUALIFIED, 63)
         if slash:
@@ -129,7 +129,7 @@ def _device_limit(devices: Sequence[JSON]) -> int:
 def _device(
     out: Complaints, path: str, device: JSON, release: Release, own_sets: set[str] | None, per_device: bool
 ) -> None:
-    """Complain about one device. ``own_sets``: counter sets of its slice, where it may use no others."""
+    """Complain about one device. ``own_sets``: its slice's counter sets, if it may use only these."""
     out.name(f"{path}.name", device.get("name", ""), LABEL, 63)
     attributes, capacity = device.get("attributes", {}), device.get("capacity", {})
     out.at_most(MAX_ATTRIBUTES_AND_CAPACITIES, path, [*attributes, *capacity])

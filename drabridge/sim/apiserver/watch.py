@@ -94,7 +94,7 @@ async def watch(
             if item is None:
                 # Observed on 1.36.2: no bookmark for a kind without an object, its revision does not move.
                 if options.bookmarks and loop.time() < deadline and any(True for _ in store.listed(options.resource)):
-                    # Nothing is under way: whatever has happened to other resources is behind this watch as well.
+                    # The queue is empty, so this watch is also past every change of other resources.
                     seen = max(seen, store.revision)
                     yield bookmark(options.resource, seen)
                 marks = [mark for mark in marks if mark > loop.time()]
@@ -114,7 +114,7 @@ async def watch(
 
 
 async def _next(queue: asyncio.Queue[tuple[float, Change]], seconds: float) -> tuple[float, Change] | None:
-    if not queue.empty():  # a timer for each of many waiting events would be most of the work
+    if not queue.empty():  # do not start a timer for each waiting event: that would be most of the work
         return queue.get_nowait()
     try:
         async with asyncio.timeout(max(seconds, 0.0)):  # wait_for of Python 3.11 may swallow a cancellation

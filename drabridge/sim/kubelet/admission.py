@@ -24,14 +24,14 @@ def allocate_failed(error: Exception) -> RejectedError:
 
 
 def status_message(message: str) -> str:
-    """Give the event the bare text, ``status.message`` this one (kubelet.go, rejectPod); observed."""
+    """Return a rejected pod's ``status.message``; the Event has the bare text (kubelet.go, rejectPod; observed)."""
     return f"Pod was rejected: {message}"
 
 
 def pod_requests(pod: PodSpec) -> dict[str, int]:
-    """Return the extended resources a pod counts for; what a claim serves is left out (lifecycle/predicate.go).
+    """Return a pod's requests for extended resources, without those that a claim serves (lifecycle/predicate.go).
 
-    Sidecars add up with the containers; plain init containers run before and only raise the maximum.
+    Sidecars and containers are added up. Plain init containers run before them, so they only raise the maximum.
     """
     total: dict[str, int] = {}
     largest_init: dict[str, int] = {}

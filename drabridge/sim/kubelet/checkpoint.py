@@ -53,7 +53,7 @@ def encode(held: Mapping[tuple[str, str, str], Allocation], registered: Mapping[
 
 
 def read(directory: Path) -> Checkpoint | None:
-    """Read the file; None without one, and for one that is no checkpoint: the kubelet goes on without it."""
+    """Read the file; None if it is missing or no checkpoint: the kubelet then works without it."""
     try:
         data = json.loads((directory / FILE_NAME).read_text())["Data"]
         held = {
@@ -70,7 +70,7 @@ def read(directory: Path) -> Checkpoint | None:
 
 
 def write(directory: Path, text: str, name: str = FILE_NAME) -> None:
-    """Atomically, by a dot-file and rename (``pkg/kubelet/util/store/filestore.go``).
+    """Write the file atomically, by a dot-file and rename (``pkg/kubelet/util/store/filestore.go``).
 
     Raises OSError, for example when the directory is gone. No fsync, unlike the real one: this node does not lose
     power.

@@ -143,7 +143,7 @@ class DeviceState:
             self.allocated.setdefault(resource, set()).update(allocation.ids)
 
     def collect(self, active_uids: Collection[str]) -> bool:
-        """UpdateAllocatedDevices: frees what pods outside ``active_uids`` held. True if a pod was dropped."""
+        """Free the devices of pods outside ``active_uids`` (UpdateAllocatedDevices); return whether there were any."""
         gone = [key for key in self.held if key[0] not in active_uids]
         for key in gone:
             del self.held[key]
@@ -152,9 +152,9 @@ class DeviceState:
         return bool(gone)
 
     def insert(self, uid: str, container: str, resource: str, ids: Iterable[str], response: bytes) -> Allocation:
-        """Finish allocateContainerResources.
+        """Record an allocation, as allocateContainerResources does at its end.
 
-        With its nil dereference for an id that left the list meanwhile.
+        Raises KubeletPanicError (a nil dereference in the real one) for an id that has left the list.
         """
         by_numa: dict[int, tuple[str, ...]] = {}
         for id_ in ids:

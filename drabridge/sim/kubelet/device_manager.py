@@ -82,7 +82,7 @@ class DeviceManager:
         return capacity, allocatable, removed
 
     def write_checkpoint(self) -> None:
-        """Pass over a directory that is gone: the real kubelet logs it, and no more than that."""
+        """Write the checkpoint; ignore a missing directory: the real kubelet only logs that."""
         with contextlib.suppress(OSError):
             checkpoint.write(self._node.device_plugin_dir, checkpoint.encode(self.state.held, self.state.healthy))
 
@@ -106,9 +106,9 @@ class DeviceManager:
         await self._allocate(pod, container)
 
     def admission_over(self) -> None:
-        """Protect the pod's entries no longer: its admission is over.
+        """End the protection of the pod's entries: its admission is over.
 
-        Observed: a finished pod's entries go at once.
+        Observed: the entries of a finished pod are removed at once.
         """
         self._pending_admission = ""
 
@@ -305,7 +305,7 @@ class _Picker:
         self._rng = rng
 
     def within(self, allocated: set[str]) -> None:
-        """Go on with the manager's new set: it recounted while the plugin was asked."""
+        """Use the manager's new set: it was recounted while the plugin was asked."""
         self._allocated = allocated
 
     def take(self, candidates: Iterable[str]) -> bool:

@@ -88,7 +88,7 @@ class DraPlugins:
         return any(client.connected for client in self._clients.get(driver, ()))
 
     async def wipe_all(self) -> None:
-        """Every slice of the node, at each start of a kubelet, until the API server agrees."""
+        """Delete every slice of the node, at each start of a kubelet; retry until the API server does it."""
         await asyncio.sleep(self._node.timings.slice_wipe_at_start_seconds)
         await self._wipe(None)
 

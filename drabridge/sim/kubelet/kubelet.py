@@ -192,7 +192,7 @@ class SimKubelet:
         self.faults.running.set()
 
     def _panic(self, reason: str) -> None:
-        """Be dead as the real process would be; containers and files stay."""
+        """Stop as the real process would after a panic; containers and files stay."""
         if self._process is None:
             return
         self.crashed = reason
@@ -215,7 +215,7 @@ class SimKubelet:
         return record.status()
 
     async def finish_pod(self, uid: str, *, failed: bool = False) -> PodStatus:
-        """Every container exits by itself; returns when the pod's claims are unprepared and it is terminal."""
+        """Let every container exit; return when the pod's claims are unprepared and the pod is terminal."""
         record, worker = self.node.pods[uid], self.process.workers[uid]
         worker.finish(Phase.FAILED if failed else Phase.SUCCEEDED)
         await self.process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
@@ -308,7 +308,7 @@ class SimKubelet:
 
     @property
     def published_node_status(self) -> NodeStatus:
-        """What the API server has: behind by up to ``timings.node_status_seconds``."""
+        """Return the API server's status, which lags by up to ``timings.node_status_seconds``."""
         return self.node.published.status()
 
     async def wait_for(self, predicate: Callable[[], object], timeout: float = 60.0, what: str = "") -> None:

@@ -94,7 +94,7 @@ class PluginClient:
     async def preferred(
         self, available: Iterable[str], must: Iterable[str], size: int
     ) -> pb.PreferredAllocationResponse:
-        """No deadline, as in the real kubelet."""
+        """Call GetPreferredAllocation, without a deadline, as the real kubelet does."""
         request = pb.PreferredAllocationRequest(
             container_requests=[
                 pb.ContainerPreferredAllocationRequest(
@@ -107,7 +107,7 @@ class PluginClient:
         )
 
     async def allocate(self, ids: Iterable[str]) -> pb.AllocateResponse:
-        """No deadline, as in the real kubelet: a plugin that hangs stops every admission on the node."""
+        """Call Allocate, without a deadline, as the real kubelet does: a plugin that hangs blocks all admissions."""
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         return await self._node.call("Allocate", self.resource, request, self._stub().Allocate(request))
 

@@ -42,7 +42,7 @@ def pod_from_manifest(manifest: Mapping[str, Any]) -> PodSpec:
 
 
 def _container(container: Mapping[str, Any]) -> Container:
-    """Read a pod: extended resources are the limits with a domain; ``runSeconds`` is ours."""
+    """Read a container. Limits with a domain are extended resources; ``runSeconds`` is our own key."""
     resources = container.get("resources", {})
     return Container(
         container["name"],

@@ -39,7 +39,7 @@ class PodWorker:
         self._end.set()
 
     async def run(self) -> None:
-        """Until the pod has ended; a cancelled worker (the kubelet's end) leaves the containers running."""
+        """Run until the pod has ended. A cancelled worker (the kubelet's end) leaves the containers running."""
         life = self._spawn(self._live())
         end = self._spawn(self._end.wait())
         try:
@@ -100,7 +100,7 @@ class PodWorker:
         await self._container_stopped(container.name, completed=True)
 
     async def _prepare(self) -> None:
-        """Retries come from the pod's resync, 60 to 90 s later (observed: 78 s)."""
+        """Prepare the pod's claims; retry at the pod's resync, 60 to 90 s later (observed: 78 s)."""
         while True:
             try:
                 await self._claims.prepare(self.record.spec)

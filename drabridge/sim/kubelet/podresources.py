@@ -133,7 +133,7 @@ class PodResourcesServer:
         self._bucket = TokenBucket(node.timings.podresources_qps, node.timings.podresources_burst)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """Answers leave as bytes, so that a fault may send what no message can be."""
+        """Return the handlers. Answers are sent as bytes, so that a fault can send invalid messages."""
         table: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
             "List": (pb.ListPodResourcesRequest, lambda _: self._answers.list()),
             "Get": (pb.GetPodResourcesRequest, lambda r: self._answers.get(r.pod_namespace, r.pod_name)),

@@ -197,7 +197,7 @@ class _Search:
         ]
         if wanted.spec.get("allocationMode") == "All":
             return found
-        # What can never be picked would only make the search longer: held as a whole, or tainted.
+        # Devices that can never be picked (held as a whole, tainted) would only make the search longer.
         return [device for device in found if self._conceivable(wanted, device)]
 
     def _conceivable(self, wanted: Wanted, device: Device) -> bool:
@@ -227,7 +227,7 @@ class _Search:
             if pick is None:
                 continue
             self.picks.append(pick)
-            # Only later devices: another order of the same ones is no other solution. A shared one may come again.
+            # Only later devices: another order is the same solution. A shared device may be picked again.
             if self._some(wanted, found[index if device.shareable else index + 1 :], count - 1, step):
                 return True
             self.picks.pop()

@@ -16,7 +16,7 @@ ENDED = ("Succeeded", "Failed")
 
 
 class NotReadyError(Exception):
-    """Something the pod needs is not there yet: it is not queued, and nobody says so (recorded)."""
+    """Something that the pod needs is missing: the pod is not queued, and no Event says so (recorded)."""
 
 
 def ended(pod: JSON) -> bool:

@@ -25,9 +25,9 @@ class Device:
     name: str
     spec: JSON
     revision: str
-    """resourceVersion of its slice: what answers of selectors may be remembered under."""
+    """resourceVersion of its slice: the key for remembered selector answers."""
     node_selector: JSON | None
-    """Of the slice or device; None when the device is there on every node."""
+    """Selector of the slice or device; None if the device is on every node."""
 
     @property
     def id(self) -> DeviceId:

@@ -28,7 +28,7 @@ from drabridge.sim.scheduler.taints import evict, slices_with_rules
 
 
 class NodeCache:
-    """What the scheduler believes of each node's allocatable: true, but late. A step function of time."""
+    """The scheduler's view of each node's allocatable: correct, but delayed. A step function of time."""
 
     def __init__(self) -> None:
         self._steps: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
@@ -259,7 +259,7 @@ class Scheduler:
 
     def _commit(self, pod: JSON, plan: Plan) -> None:
         held = []
-        if plan.claims and self._gates["NominatedNodeNameForExpectation"]:  # before PreBind does what takes time
+        if plan.claims and self._gates["NominatedNodeNameForExpectation"]:  # before PreBind, which may take long
             self._pod_status(pod, lambda obj: obj["status"].update(nominatedNodeName=plan.node))
         for index, claim in enumerate(plan.claims):
             stored = claim
