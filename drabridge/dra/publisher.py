@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Collection
 
 from msgspec import Struct
@@ -242,11 +243,19 @@ class Publisher:
         log.error("slices not published", extra={"reason": str(error), "retry_seconds": round(delay, 1)})
         self.state = PublisherState(False, len(self._actual), str(error), self.state.notes)
         self._observer(PublishFailed(str(error)))
-        if isinstance(error, InvalidError):  # or until a wake-up: the desired slices may have changed
-            await self._due.wait(delay)
+        if isinstance(error, InvalidError):
+            await self._other_slices(delay)
         else:
             await asyncio.sleep(delay)
         self._due.set()
+
+    async def _other_slices(self, seconds: float) -> None:
+        """Wait until other slices are desired than those that were refused, or the server was listed anew."""
+        end = time.monotonic() + seconds
+        refused = self._desired(self.features or frozenset())
+        while not self._ask_for_features and self._desired(self.features or frozenset()) == refused:
+            if not await self._due.wait(max(0.0, end - time.monotonic())):
+                return
 
     async def _sync(self) -> None:
         """Compare once and write the difference; again if the server dropped fields that it was to keep."""

@@ -27,6 +27,7 @@ REFRESH_SECONDS = 60.0
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 PAGE = 100  # slices; one has at most 128 devices, and is at most 1.5 MiB
 MOST_SLICES = 5_000
+LIST_SECONDS = 30.0
 
 Key = tuple[str, str, str]  # driver, pool, device
 
@@ -127,7 +128,7 @@ def read(server: ApiServer, node: str) -> dict[Key, DeviceFacts]:
 
 
 def _specs(server: ApiServer, node: str) -> Iterator[_Spec]:
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + LIST_SECONDS
     version = next(_served(server))
     query = {"fieldSelector": f"spec.nodeName={node}", "limit": str(PAGE)}
     for _ in range(MOST_SLICES // PAGE):
@@ -139,9 +140,12 @@ def _specs(server: ApiServer, node: str) -> Iterator[_Spec]:
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise ApiServerError(f"the answer is no list of ResourceSlices: {error}") from error
         yield from (item.spec for item in page.items or ())
-        if not page.metadata.next or time.monotonic() > deadline:
+        if not page.metadata.next:
             return
+        if time.monotonic() > deadline:
+            raise ApiServerError(f"the list of resourceslices did not end within {LIST_SECONDS:g} s")
         query["continue"] = page.metadata.next
+    raise ApiServerError(f"the node has more than {MOST_SLICES} resourceslices")
 
 
 def _served(server: ApiServer) -> Iterator[str]:

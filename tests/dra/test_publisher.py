@@ -394,6 +394,26 @@ async def test_a_server_is_asked_once_after_each_list_whatever_changes() -> None
         assert dry_runs(node) == 4
 
 
+async def test_slices_that_are_refused_as_invalid_are_not_sent_again_until_others_are_desired() -> None:
+    async with a_node() as node:
+        await node.until_published(ALL)
+        fault = node.api.faults.fail(1_000_000, 422, verb="update", resource="resourceslices")
+        await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
+        await until(lambda: any(isinstance(fact, PublishFailed) for fact in node.facts), why="the refusal")
+        before = updates(node)
+        for _ in range(20):
+            node.driver.publish()
+            await asyncio.sleep(0.01)
+        assert updates(node) == before
+        fault.times = 0
+        await node.change(gpu_2=(Presence.FAULTY, "its node is missing"))
+        await until(lambda: node.tainted() == ["gpu-1", "gpu-2"], why="the next slices")
+
+
+def updates(node: DraNode) -> int:
+    return sum(request.verb == "update" for request in node.api.requests)
+
+
 async def test_where_dry_runs_are_refused_a_device_that_needs_a_field_is_left_out() -> None:
     """An admission webhook may refuse them: the one with all fields, and those with each alone."""
     async with a_node(start=False) as node:

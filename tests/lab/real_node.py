@@ -35,6 +35,7 @@ done
 ip address add 10.0.2.15/24 dev "$card"
 ip link set "$card" up
 ip route add default via 10.0.2.2
+touch /etc/resolv.conf /etc/hosts
 """
 
 
@@ -63,7 +64,7 @@ class RealNode:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             if time.monotonic() > deadline:
-                logs = self.guest.run("tail -n 25 /var/log/containerd.log /var/log/kubelet.log /var/log/agent.log").out
+                logs = self.guest.run("tail -n 20 /var/log/containerd.log /var/log/kubelet.log /var/log/agent.log").out
                 raise GuestError(f"waited {seconds:g} s for {what}\n{logs}")
             time.sleep(POLL_SECONDS)
         return found

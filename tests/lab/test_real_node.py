@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.lab import shelf
+from tests.lab.image import WHERE
 from tests.lab.inside.nodes import DISKS, DRIVER, HEAD, NVME
 from tests.lab.real_node import NAME, RealNode, real_node
 from tests.node.images import BUSYBOX
@@ -24,7 +25,9 @@ pytestmark = [
 ]
 DEVICES = {"nvme2", "nvme3"}
 FAR, NEAR = "NV-0003", "NV-0002"  # the second NUMA node's; the first root has no node: its firmware says nothing
-CONFIG = f"{HEAD}{DISKS}  lanes: {{legacy: '*', dra: '*'}}\n"
+FOR_LIMITS, FOR_CLAIMS = (
+    f"{HEAD}{DISKS}  lanes: {lanes}\n" for lanes in ("{legacy: '*', dra: 0}", "{legacy: 0, dra: '*'}")
+)
 READS = "until head -c 512 /dev/disk0 | wc -c >/dev/termination-log; do sleep 1; done; sleep {seconds}"
 CLAIM = f"""\
 apiVersion: resource.k8s.io/v1
@@ -74,12 +77,17 @@ def lab() -> Iterator[RealNode]:
     """A node with two disks and the agent, which begins when it is Ready."""
     devices = [device for device in shelf.AT_BOOT if device.name in DEVICES]
     with real_node(devices, {"topologyManagerPolicy": "single-numa-node"}) as node:
-        node.guest.run("cat >/root/config.yaml", stdin=CONFIG, check=True)
+        configure(node, FOR_LIMITS)
         kubeconfig = node.cluster.kubeconfig
         options = ("--config", "/root/config.yaml", "--kubeconfig", str(kubeconfig), "--node-name", NAME)
-        node.start("agent", "python3", "-m", "drabridge", "run", *options)
+        node.start("agent", "env", f"PYTHONPATH={WHERE}", "python3", "-m", "drabridge", "run", *options)
         node.until(lambda: allocatable(node) == "2", "two disks on the node")
         yield node
+
+
+def configure(node: RealNode, config: str) -> None:
+    """Write the agent's configuration; it reads it at once."""
+    node.guest.run("cat >/root/config.new && mv /root/config.new /root/config.yaml", stdin=config, check=True)
 
 
 def allocatable(node: RealNode) -> str:
@@ -116,7 +124,15 @@ def test_a_device_without_a_numa_node_is_in_no_hint_beside_one_that_has_it(lab: 
     lab.until(lambda: set(owners(lab).values()) == {"none"}, "the disk to be let go")
 
 
+def test_kubelet_follows_a_disk_that_is_unplugged_and_comes_back(lab: RealNode) -> None:
+    lab.guest.unplug("nvme2")
+    lab.until(lambda: allocatable(lab) == "1", "the node to have one disk less")
+    lab.guest.plug("nvme2")
+    lab.until(lambda: allocatable(lab) == "2", "the node to have both again")
+
+
 def test_a_claim_chooses_by_the_numa_node(lab: RealNode) -> None:
+    configure(lab, FOR_CLAIMS)
     lab.until(lambda: slices(lab).keys() == {FAR.lower(), NEAR.lower()}, "both disks in slices")
     assert slices(lab)[FAR.lower()]["resource.kubernetes.io/numaNode"] == {"int": 1}
     assert "resource.kubernetes.io/numaNode" not in slices(lab)[NEAR.lower()]
@@ -126,10 +142,3 @@ def test_a_claim_chooses_by_the_numa_node(lab: RealNode) -> None:
     assert container["state"]["terminated"]["message"].strip() == "512"
     (result,) = lab.get("resourceclaim", "far")["status"]["allocation"]["devices"]["results"]
     assert result["device"] == FAR.lower()
-
-
-def test_kubelet_follows_a_disk_that_is_unplugged_and_comes_back(lab: RealNode) -> None:
-    lab.guest.unplug("nvme2")
-    lab.until(lambda: allocatable(lab) == "1", "the node to have one disk less")
-    lab.guest.plug("nvme2")
-    lab.until(lambda: allocatable(lab) == "2", "the node to have both again")

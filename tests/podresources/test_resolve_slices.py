@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from podresources.model import Api, PodAllocation
+from podresources.resolve import slices
 from podresources.resolve.api_server import ApiServer, ApiServerError, in_cluster, of_kubeconfig
 from podresources.resolve.slices import Slices, read
 from tests.podresources.command import run
@@ -142,6 +143,17 @@ def test_slices_of_an_older_generation_do_not_count() -> None:
         with Api8s(order).serving() as api:
             found = read(ApiServer("127.0.0.1", api.port, None), "node1")
         assert {key[2]: facts.uuid for key, facts in found.items()} == {"gpu-0": GPU0}
+
+
+def test_a_list_that_does_not_end_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice that was not read may be the newer one."""
+    pages = [[nvidia_slice((f"gpu-{index}", GPU0, "0000:18:00.0"))] for index in range(3)]
+    monkeypatch.setattr(slices, "MOST_SLICES", 2 * slices.PAGE)
+    with Api8s(*pages).serving() as api, pytest.raises(ApiServerError, match="more than 200 resourceslices"):
+        read(ApiServer("127.0.0.1", api.port, None), "node1")
+    monkeypatch.setattr(slices, "LIST_SECONDS", 0.0)
+    with Api8s(*pages).serving() as api, pytest.raises(ApiServerError, match="did not end within"):
+        read(ApiServer("127.0.0.1", api.port, None), "node1")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import difflib
 import os
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -325,9 +326,11 @@ def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:
     outcomes = list(outcomes)
     pods = [pod for outcome in outcomes for pod in outcome.conversion.pods if pod.manifest.kind]
     written = {folder / name: text for name, text in component(pods).items()} if pods else {}
-    for outcome in outcomes:
-        for application, patches in outcome.conversion.argo_folders.items():
-            written |= {folder / application / name: text for name, text in patches.items()}
+    releases: Counter[str] = Counter()
+    for release, content in (one for outcome in outcomes for one in outcome.conversion.argo_folders):
+        releases[release] += 1
+        of_release = folder / (release if releases[release] == 1 else f"{release}.{releases[release]}")
+        written |= {of_release / name: text for name, text in content.items()}
     if not written:
         print("nothing to convert", file=sys.stderr)
     try:

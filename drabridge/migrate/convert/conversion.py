@@ -417,7 +417,7 @@ class Conversion(Struct):
     templates: list[Template] = field(default_factory=list)  # those that are new, and in the text
     undo: str = ""  # of JSON, what reverse() needs beside the text
     places: list[Listed] = field(default_factory=list)  # every place that names devices, in the order of the text
-    argo_folders: dict[str, dict[str, str]] = field(default_factory=dict)  # of Applications: name -> files
+    argo_folders: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # of Applications: release, files
     beside: dict[str, str] | None = None  # for a chart's values: files that they need beside them; None: unchanged
     manifests: dict[str, Manifest] = field(default_factory=dict)  # name in findings -> object
 

@@ -188,13 +188,16 @@ class Patched(Struct, frozen=True):
     templates: Sequence[Template]
 
 
-def folders(found: Iterable[Patched]) -> dict[str, dict[str, str]]:
-    """Return release name -> files of a folder, for each Application whose chart a folder can replace."""
+def folders(found: Iterable[Patched]) -> list[tuple[str, dict[str, str]]]:
+    """Return release name and files of a folder, for each Application whose chart a folder can replace.
+
+    Several have one release name when they install it in several namespaces or clusters.
+    """
     by_chart: dict[tuple[str, ...], list[Patched]] = {}
     for one in found:
         if key := _chart(one):
             by_chart.setdefault(key, []).append(one)
-    made: dict[str, dict[str, str]] = {}
+    made: list[tuple[str, dict[str, str]]] = []
     for (name, repository, version, release, namespace, values), some in by_chart.items():
         head = (
             f"{HEAD} for the Application {release}: commit this folder, and let spec.source",
@@ -217,7 +220,7 @@ def folders(found: Iterable[Patched]) -> dict[str, dict[str, str]]:
             TEMPLATES_FILE: templates_file(templates),
             VALUES_FILE: values,
         }
-        made.setdefault(release, files)
+        made.append((release, files))
     return made
 
 

@@ -354,6 +354,16 @@ spec:
 """
 
 
+def test_applications_with_one_release_name_get_a_folder_each(tmp_path: Path) -> None:
+    for space in ("media", "guests"):
+        text = ARGO.replace("NAME", "tv").replace("namespace: media", f"namespace: {space}")
+        (tmp_path / f"{space}.yaml").write_text(text)
+    assert run("-o", "kustomize", "--to", tmp_path / "k", tmp_path / "media.yaml", tmp_path / "guests.yaml") == 1
+    found = sorted((tmp_path / "k").glob("tv*/kustomization.yaml"))
+    charts = [yaml.safe_load(file.read_text())["helmCharts"][0] for file in found]
+    assert {chart["namespace"] for chart in charts} == {"media", "guests"}
+
+
 def test_argo_cd_gets_a_folder_with_chart_values_and_patch(tmp_path: Path) -> None:
     (tmp_path / "app.yaml").write_text(ARGO.replace("NAME", "tv"))
     assert run("-o", "kustomize", "--to", tmp_path / "k", tmp_path / "app.yaml") == 1, (
