@@ -29,6 +29,9 @@ FOR_LIMITS, FOR_CLAIMS = (
     f"{HEAD}{DISKS}  lanes: {lanes}\n" for lanes in ("{legacy: '*', dra: 0}", "{legacy: 0, dra: '*'}")
 )
 READS = "until head -c 512 /dev/disk0 | wc -c >/dev/termination-log; do sleep 1; done; sleep {seconds}"
+SECOND_NODE = "has(device.attributes['resource.kubernetes.io'].numaNode) && " + (
+    "device.attributes['resource.kubernetes.io'].numaNode == 1"
+)  # without has() a device that lacks it is an error of the selector, and the pod waits for ever
 CLAIM = f"""\
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
@@ -45,7 +48,7 @@ spec:
     - name: disk
       exactly:
         deviceClassName: disk
-        selectors: [{{cel: {{expression: "device.attributes['resource.kubernetes.io'].numaNode == 1"}}}}]
+        selectors: [{{cel: {{expression: "{SECOND_NODE}"}}}}]
 ---
 """
 
