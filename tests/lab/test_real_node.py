@@ -139,9 +139,10 @@ def test_a_claim_chooses_by_the_numa_node(lab: RealNode) -> None:
     lab.until(lambda: slices(lab).keys() == {FAR.lower(), NEAR.lower()}, "both disks in slices")
     assert slices(lab)[FAR.lower()]["resource.kubernetes.io/numaNode"] == {"int": 1}
     assert "resource.kubernetes.io/numaNode" not in slices(lab)[NEAR.lower()]
-    lab.apply(CLAIM + pod("c", claim="far", seconds=0))
+    lab.apply(CLAIM + pod("c", claim="far", seconds=20))
+    lab.until(lambda: owners(lab)[FAR.lower()] == "dra-prepared", "the claim to be prepared")
+    (result,) = lab.get("resourceclaim", "far")["status"]["allocation"]["devices"]["results"]
+    assert result["device"] == FAR.lower()
     lab.until(lambda: phase(lab, "c") == "Succeeded", "the pod with the claim")
     (container,) = lab.get("pod", "c")["status"]["containerStatuses"]
     assert container["state"]["terminated"]["message"].strip() == "512"
-    (result,) = lab.get("resourceclaim", "far")["status"]["allocation"]["devices"]["results"]
-    assert result["device"] == FAR.lower()
