@@ -27,7 +27,7 @@ class WaitingClaim(Struct, frozen=True):
 
 
 def waiting_claim(obj: Json, driver: str) -> WaitingClaim:
-    """Read a claim. Raises what strange data raises."""
+    """Read a claim. Malformed data raises any exception."""
     metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
     uid, allocation = str(metadata["uid"]), status.get("allocation") or {}
     pools = tuple(_waits_for(allocation, status.get("devices") or (), driver)) if allocation else ()

@@ -62,7 +62,7 @@ def slice_view(version: str) -> ObjectView[Json]:
 
 
 def _read_slice(obj: Json, version: str) -> Json:
-    """Return a slice in v1's form. Raises what strange data raises."""
+    """Return a slice in v1's form. Malformed data raises any exception."""
     found = slice_to_v1(obj, version)
     spec = found["spec"]
     devices = spec.get("devices") or []

@@ -94,7 +94,7 @@ class ClaimRecord(Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes) -> ClaimRecord:
-        """Decode a file. If it is no record, raises ValueError or what strange data raises, for example KeyError."""
+        """Decode a file. Malformed data raises any exception, for example KeyError."""
         document = json.loads(data)
         if not isinstance(document["version"], int):
             raise ValueError("not a record of a prepared claim")
