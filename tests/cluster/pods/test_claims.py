@@ -133,12 +133,17 @@ async def test_admin_access_sees_every_device_and_takes_none(bed: Bed) -> None:
 
 @needs("consumable capacity")
 async def test_claims_share_a_device_by_what_they_consume(bed: Bed) -> None:
-    """8 GiB: one claim takes six, another the default of one; a third that wants two has to wait for the first."""
+    """8 GiB: one claim takes six, another the default of one; a third that wants two has to wait for the first.
+
+    The second comes when the first has its part: while an allocation of the device is under way the scheduler of 1.36
+    was seen to refuse another one, and it looks again after five minutes.
+    """
     six = w.request(device_class=PARTS_CLASS, capacity={"requests": {"memory": "6Gi"}})
     two = w.request(device_class=PARTS_CLASS, capacity={"requests": {"memory": "2Gi"}})
     await pod_with(bed, f"{w.SHARED}-six", six, mode="-s")
+    await running(bed, f"{w.SHARED}-six")
     await pod_with(bed, f"{w.SHARED}-one", w.request(device_class=PARTS_CLASS), mode="-s")
-    await running(bed, f"{w.SHARED}-six", f"{w.SHARED}-one")
+    await running(bed, f"{w.SHARED}-one")
     await pod_with(bed, f"{w.SHARED}-two", two, mode="-s")
     await event(bed, f"{w.SHARED}-two", "FailedScheduling")
     assert await bed.devices(f"{w.SHARED}-six") == await bed.devices(f"{w.SHARED}-one") == ["urandom"]
