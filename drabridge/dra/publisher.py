@@ -136,6 +136,7 @@ class Publisher:
         self._unserved = False
         self._in_request = ""  # the slice being written: the watch may tell of a later change before the answer
         self._accepted: dict[str, Accepted] = {}
+        self._sent: DesiredSlices | None = None  # what the last writes were to lead to
         self._owner: SliceOwner | None = None
         self._due = WakeUp()
         self._relist = WakeUp()
@@ -250,10 +251,11 @@ class Publisher:
         self._due.set()
 
     async def _other_slices(self, seconds: float) -> None:
-        """Wait until other slices are desired than those that were refused, or the server was listed anew."""
+        """Wait until other slices are desired than those that were refused, or the server has others."""
         end = time.monotonic() + seconds
-        refused = self._desired(self.features or frozenset())
-        while not self._ask_for_features and self._desired(self.features or frozenset()) == refused:
+        refused = self._sent, dict(self._actual)
+        await asyncio.sleep(RETRY_FIRST_SECONDS)
+        while not self._ask_for_features and (self._desired(self.features or frozenset()), self._actual) == refused:
             if not await self._due.wait(max(0.0, end - time.monotonic())):
                 return
 
@@ -262,6 +264,7 @@ class Publisher:
         done = 0
         features = await self._kept_features()
         while (wanted := self._desired(features)) is not None:
+            self._sent = wanted
             for write in await self._plan(wanted):
                 try:
                     await self._send(write)

@@ -405,9 +405,24 @@ async def test_slices_that_are_refused_as_invalid_are_not_sent_again_until_other
             node.driver.publish()
             await asyncio.sleep(0.01)
         assert updates(node) == before
+        await node.change(gpu_3=(Presence.FAULTY, "its node is missing"))
+        await until(lambda: updates(node) > before, why="other slices to be sent")
         fault.times = 0
         await node.change(gpu_2=(Presence.FAULTY, "its node is missing"))
-        await until(lambda: node.tainted() == ["gpu-1", "gpu-2"], why="the next slices")
+        await until(lambda: node.tainted() == ["gpu-1", "gpu-2", "gpu-3"], why="the next slices")
+
+
+async def test_what_is_desired_while_others_are_being_refused_is_sent() -> None:
+    async with a_node() as node:
+        await node.until_published(ALL)
+        fault = node.api.faults.fail(1_000_000, 422, verb="update", resource="resourceslices")
+        node.api.faults.latency_seconds = 0.5
+        await node.change(gpu_1=(Presence.FAULTY, "its node is missing"))
+        await until(lambda: updates(node), why="the first slices to be sent")
+        await node.change(gpu_2=(Presence.FAULTY, "its node is missing"))
+        await until(lambda: any(isinstance(fact, PublishFailed) for fact in node.facts), why="the refusal")
+        fault.times = 0
+        await until(lambda: node.tainted() == ["gpu-1", "gpu-2"], 10, why="the next slices")
 
 
 def updates(node: DraNode) -> int:
