@@ -229,7 +229,7 @@ def _become(asked: dict[str, Any]) -> NoReturn:
         os.dup2(source, target)
         os.close(source)
     faulthandler.enable()  # a fault in a library leaves every thread's place in the output
-    code = _run(*asked["words"])
+    code = _run(*asked["words"][1:])  # after -m
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
@@ -238,8 +238,8 @@ def _become(asked: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
-def _run(_: str, what: str, *words: str) -> int:
-    """Do what Python does for ``-m MODULE``; returns the exit status."""
+def _run(what: str, *words: str) -> int:
+    """Do what ``python -m WHAT WORDS`` does; returns the exit status."""
     try:
         sys.argv = [what, *words]
         runpy.run_module(what, run_name="__main__", alter_sys=True)
