@@ -9,6 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests import a small part of what is installed.
 export PIP_NO_COMPILE := 1
 IMAGE := localhost/drabridge:test
+PACKAGES := tests/debian-packages.txt
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' drabridge/__init__.py)
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
@@ -58,6 +59,7 @@ kind: image  ## the cluster tests on a cluster that kind makes, and that stays: 
 	KUBECONFIG=$(CURDIR)/build/kind.kubeconfig DRABRIDGE_TEST_IMAGE=$(IMAGE) DRABRIDGE_TEST_BUSYBOX=busybox:stable \
 	  $(MAKE) cluster
 
+lab: PACKAGES += tests/lab/debian-packages.txt
 lab: $(VENV)/.dev system  ## the tests on a virtual machine with disks, USB and serial devices, virtual functions, CAN, sound
 	$(BIN)/python -m tests.lab $(LAB_ARGS)
 
@@ -104,9 +106,9 @@ protos: $(VENV)/.dev  ## generate the stubs again after a change under proto/
 system:
 	@if [ "$$(id -u)" != 0 ]; then \
 	  echo "not root: tests on udevd, loop devices and podman will be skipped."; \
-	  echo "to run them: sudo make test (installs Debian's $$(tr '\n' ' ' < tests/debian-packages.txt))"; \
+	  echo "to run them: sudo make test (installs Debian's $$(cat $(PACKAGES) | tr '\n' ' '))"; \
 	elif command -v apt-get >/dev/null; then \
-	  missing=$$(for p in $$(cat tests/debian-packages.txt); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
+	  missing=$$(for p in $$(cat $(PACKAGES)); do dpkg -s $$p >/dev/null 2>&1 || echo $$p; done); \
 	  if command -v kubectl >/dev/null; then missing=$${missing/kubernetes-client/}; fi; \
 	  [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }; \
 	fi
