@@ -17,7 +17,7 @@ from tests.node.errors import NodeError
 from tests.node.releases import DEFAULT, release
 
 ROOT = Path(__file__).resolve().parents[2]
-NVIDIA = ("nvidia-device-plugin", "nvidia-ctk", "nvidia-cdi-hook")
+NVIDIA = ("nvidia-device-plugin", "gpu-kubelet-plugin", "nvidia-ctk", "nvidia-cdi-hook")
 UNPACKED = "DRABRIDGE_GPU_UNPACKED"  # set in the second of two processes
 EXAMPLES = """\
 examples:

@@ -1,4 +1,5 @@
-"""Run a small kernel by NVIDIA's driver alone: ``kernel.py run SECONDS`` keeps the GPU so long; ``kernel.py fault``.
+"""Run a small kernel by NVIDIA's driver alone: ``kernel.py run SECONDS`` keeps the GPU so long; ``kernel.py fault``;
+``kernel.py share SECONDS`` as ``run``, beside others on the same GPU.
 
 It runs in a container that has Python and nothing of CUDA's: what it needs enters with the device. The driver compiles
 the kernel, so its compiler has to be there as well. Exit status: 0 as it should be, 1 CUDA failed, 42 the GPU is taken.
@@ -104,7 +105,7 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the first process of a container has no default
     try:
         cuda = Cuda()
-        if LOCKS.is_dir():
+        if LOCKS.is_dir() and words[0] != "share":
             lock = (LOCKS / cuda.uuid).open("w")  # until this process ends
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

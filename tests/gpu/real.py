@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -16,12 +17,12 @@ import yaml
 
 from drabridge.kube.client import KubernetesCluster
 from tests.cluster.__main__ import cluster as started
-from tests.cluster.bed import CLASSES, MANAGER, Json
+from tests.cluster.bed import CLASSES, MANAGER, Json, wait_for
 from tests.cluster.other_plugins import plugin
 from tests.cluster.real_bed import RealBed
 from tests.cluster.sim_bed import device_classes
 from tests.gpu.stand_ins import UUID, VARIABLE, StandInTools, compiled
-from tests.gpu.steps import Ground, SkipStep, config, served
+from tests.gpu.steps import DRA_DRIVER, Ground, SkipStep, config, devices, served
 from tests.node import images
 from tests.node.cluster import OF_MACHINES, Cluster
 from tests.node.errors import NodeError
@@ -32,6 +33,9 @@ from tests.support.cdi_files import KIND
 ROOT = Path(__file__).resolve().parents[2]
 KUBELET = "/var/lib/kubelet"
 CDI_FILE = "/etc/cdi/nvidia.yaml"
+DRIVER_ROOT = "/tmp/nvidia-driver"
+USUAL = ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib64", "/lib/x86_64-linux-gnu")
+"""Where NVIDIA's DRA driver looks for the driver's libraries (root.go)."""
 PATIENCE_SECONDS = 60.0  # ten minutes are all that there may be
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -69,9 +73,12 @@ class GpuBed(RealBed):
         self.patience = PATIENCE_SECONDS
         self.image = images.PYTHON
 
-    async def install(self) -> None:
+    async def classes(self) -> None:
         for one in device_classes(self.config):
             await self.api.apply(CLASSES, one, manager=MANAGER)
+
+    async def install(self) -> None:
+        await self.classes()
         await self.agent.start()
 
     async def ready(self) -> bool:
@@ -86,9 +93,12 @@ class GpuBed(RealBed):
 class Real(Ground):
     """``programs``: NVIDIA's, by name, as far as they are here."""
 
+    bed: GpuBed
+
     def __init__(self, bed: GpuBed, made: Cluster, programs: dict[str, str]) -> None:
         self.bed, self.agent = bed, bed.agent
         self.machine = made.node()
+        self.kubeconfig = made.kubeconfig
         self.cdi_file = self.machine.path(CDI_FILE)
         self.environment = dict(os.environ)
         self._programs = programs
@@ -106,6 +116,38 @@ class Real(Ground):
     def _hook(self) -> list[str]:
         path = self._programs.get("nvidia-cdi-hook")
         return [f"--nvidia-cdi-hook-path={path}"] if path else []
+
+    @contextlib.asynccontextmanager
+    async def other_driver(self) -> AsyncIterator[str]:
+        program, root = self._program(DRA_DRIVER), await asyncio.to_thread(self._driver_root)
+        options = [
+            *self._hook(),
+            f"--nvidia-driver-root={root}",
+            f"--container-driver-root={root}",
+            "--cdi-root=/run/cdi",
+        ]
+        words = [program, "--image-name=none", f"--node-name={self.machine.name}", f"--kubeconfig={self.kubeconfig}"]
+        await self.bed.classes()
+        await asyncio.to_thread(self.machine.start, DRA_DRIVER, [*words, *options])
+        try:
+            await wait_for(self.bed, f"slices of {DRA_DRIVER}: {self.machine.log(DRA_DRIVER)}", lambda: devices(self))
+            yield DRA_DRIVER
+        except AssertionError as error:
+            log = self.machine.log(DRA_DRIVER).read_text(errors="replace")[-3000:]
+            raise AssertionError(f"{error}\n{log}") from None
+        finally:
+            await asyncio.to_thread(self.machine.stop, DRA_DRIVER)
+
+    def _driver_root(self) -> str:
+        """Where NVIDIA's DRA driver finds the driver: "/", or a folder with what is elsewhere."""
+        found = re.search(r"libnvidia-ml\.so\.1 .*=> (\S+)", self.machine.run(["ldconfig", "-p"]))
+        folder = str(Path(found[1]).parent) if found else USUAL[0]
+        if folder in USUAL:
+            return "/"
+        for here, there in ((folder, "usr/lib64"), (str(Path(shutil.which("nvidia-smi") or "/").parent), "usr/bin")):
+            self.machine.run(["mkdir", "-p", f"{DRIVER_ROOT}/{there}"])
+            self.machine.run(["mount", "--bind", here, f"{DRIVER_ROOT}/{there}"])
+        return DRIVER_ROOT
 
     @contextlib.asynccontextmanager
     async def other_plugin(self) -> AsyncIterator[str]:

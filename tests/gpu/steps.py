@@ -6,6 +6,7 @@ import abc
 import asyncio
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -36,13 +37,16 @@ from tests.cluster.bed import (
     wait_for,
 )
 from tests.cluster.real_bed import LABELS
-from tests.cluster.steps import deleted, has_phase, phase, running
+from tests.cluster.steps import deleted, event, has_phase, phase, running
 from tests.node.errors import NodeError
 from tests.soak.real.bed import anonymous_kib
 from tests.support.agent_process import AgentProcess, metric
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "deploy/examples/nvidia-gpu.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "deploy/examples/nvidia-gpu.yaml"
+MANIFESTS = ROOT / "tests/dra/nvidia_manifests"
 GPU, DRIVER = "nvidia.com/gpu", "gpu.nvidia.com"
+DRA_DRIVER = "gpu-kubelet-plugin"  # NVIDIA's program
 CLASS = DRIVER  # NVIDIA's own name
 AT_ONCE_SECONDS = 60.0  # a second or two where nothing else runs, 14 at a load of 20; a doubt takes 120
 PENDING_SECONDS = 3.0
@@ -67,7 +71,7 @@ class SkipStep(Exception):
 
 
 class Ground(abc.ABC):
-    """A node with a GPU, and an agent that is not there yet. ``before``: the pod that another plugin served."""
+    """A node with a GPU, and an agent that is not there yet."""
 
     bed: Bed
     agent: AgentProcess
@@ -80,6 +84,13 @@ class Ground(abc.ABC):
     volumes: dict[str, str]
     """More of the node's folders for containers: name -> path, the same inside."""
     before = ""
+    """The pod that another plugin served."""
+    theirs: list[Json] = []  # noqa: RUF012 - replaced, never changed
+    """The devices in the slices of NVIDIA's DRA driver."""
+
+    def other_driver(self) -> contextlib.AbstractAsyncContextManager[str]:
+        """NVIDIA's DRA driver, once its slices are there; its name. Raises SkipStep."""
+        raise SkipStep(f"there is no stand-in for {DRA_DRIVER}")
 
     @abc.abstractmethod
     def other_plugin(self) -> contextlib.AbstractAsyncContextManager[str]:
@@ -107,12 +118,12 @@ class Ground(abc.ABC):
 
     # --- pods that run the kernel -----------------------------------------------------------------------------------
 
-    async def pod(self, name: str, *words: object, claim: Json | None = None) -> None:
-        """Start ``kernel.py`` with these words, by limits or with a claim for this request."""
+    async def pod(self, name: str, *words: object, claim: Json | None = None, config: tuple[Json, ...] = ()) -> None:
+        """Start ``kernel.py`` with these words, by limits or with a claim for this request with these parameters."""
         resources: Json = {"limits": {GPU: "1"}}
         more: Json = {}
         if claim is not None:
-            await self.bed.api.create(CLAIMS, w.claim(name, claim), namespace=NAMESPACE)
+            await self.bed.api.create(CLAIMS, w.claim(name, claim, config=config), namespace=NAMESPACE)
             resources = {"claims": [{"name": "device"}]}
             more = {"resourceClaims": [{"name": "device", "resourceClaimName": name}]}
         container = w.container(self.bed.image, resources)
@@ -160,6 +171,12 @@ class Ground(abc.ABC):
         return all(row["owner"] == "none" and row["offered"] == ["legacy", "dra"] for row in await self.rows())
 
 
+async def devices(g: Ground) -> list[Json]:
+    """Those in the slices of the driver's name."""
+    slices = (await g.bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")).items
+    return [device for one in slices for device in one["spec"].get("devices") or ()]
+
+
 def config() -> Json:
     """The shipped profile, with every GPU for limits and for claims."""
     found: Json = yaml.safe_load(EXAMPLE.read_text())
@@ -172,6 +189,18 @@ def _request(*selectors: str) -> Json:
 
 
 # --- the steps ------------------------------------------------------------------------------------------------------
+
+
+async def driver(g: Ground) -> str:
+    """NVIDIA's DRA driver gives a claim the GPU, and its kernel runs. The step ``attributes`` compares its slices."""
+    async with g.other_driver() as name:
+        g.theirs = await devices(g)
+        try:
+            await g.pod("theirs", "run", 0, claim=_request())
+            said = await g.ended("theirs")
+        finally:
+            await clear(g.bed)  # while the driver is there, as kubelet needs it for the claim
+    return f"{name}: {said}"
 
 
 async def plugin(g: Ground) -> str:
@@ -212,6 +241,30 @@ async def limits(g: Ground) -> str:
     return said
 
 
+async def attributes(g: Ground) -> str:
+    """Each attribute and capacity in the slices of NVIDIA's driver has the same value in ours."""
+    if not g.theirs:
+        raise SkipStep("NVIDIA's driver has published no slice here")
+    await wait_for(g.bed, "the GPU to be offered", g.free)
+    ours = {_uuid(one): one for one in await devices(g)}
+    other, more = [], set()
+    for theirs in g.theirs:
+        for kind in ("attributes", "capacity"):
+            here = ours.get(_uuid(theirs), {}).get(kind) or {}
+            there = theirs.get(kind) or {}
+            other += [
+                f"{name}: {value}, ours {here.get(name)}" for name, value in there.items() if here.get(name) != value
+            ]
+            more |= {*here} - {*there}
+    assert not other, "; ".join(other)
+    names = [name for kind in ("attributes", "capacity") for name in g.theirs[0].get(kind) or ()]
+    return f"the same: {', '.join(sorted(names))}; ours has also: {', '.join(sorted(more)) or 'nothing'}"
+
+
+def _uuid(device: Json) -> str:
+    return str(device["attributes"]["uuid"]["string"])
+
+
 async def claims(g: Ground) -> str:
     """A claim with NVIDIA's class, product, capability and memory gets the GPU; one for another product waits."""
     (gpu, *_) = g.nvml()["gpus"]
@@ -227,6 +280,28 @@ async def claims(g: Ground) -> str:
     await asyncio.sleep(PENDING_SECONDS)
     assert await has_phase(g.bed, "another", "Pending"), "a claim for another product was served"
     return f"{gpu['name']}, {gpu['capability']}, {gpu['total'] >> 20} MiB: {said}"
+
+
+async def parameters(g: Ground) -> str:
+    """A claim with NVIDIA's parameters runs, or an Event of its pod says why not, as docs/nvidia.md has it."""
+    await g.pod("sliced", "run", 0, claim=_request(), config=_parameters("time-slicing")[0])
+    found = [await g.done("sliced")]
+    for name in ("time-slicing-long", "mps", "unknown-field"):
+        await clear(g.bed)
+        given, sentence = _parameters(name)
+        await g.pod(name, "run", 0, claim=_request(), config=given)
+        told = await event(g.bed, name, "FailedPrepareDynamicResources", sentence)
+        found.append(f"{name}: {told['message']}")
+    return "; ".join(found)
+
+
+def _parameters(name: str) -> tuple[tuple[Json, ...], str]:
+    """The parameters of one of the manifests, and the sentence that refuses it."""
+    text = (MANIFESTS / f"{name}.yaml").read_text()
+    template = next(one for one in yaml.safe_load_all(text) if one["kind"] == "ResourceClaimTemplate")
+    (head,) = re.findall(r"^# pods: (.*)$", text, re.MULTILINE)
+    config = template["spec"]["spec"]["devices"]["config"]
+    return tuple({**one, "requests": ["one"]} for one in config), yaml.safe_load(head)["shared"]
 
 
 async def turns(g: Ground) -> str:
@@ -327,8 +402,7 @@ async def joined(g: Ground) -> str:
     (gpu,) = (one for one in g.nvml()["gpus"] if one["uuid"] == uuid)
     more = (gpu["used"] >> 20) - before[uuid]
     assert more >= HELD_MIB, f"NVML shows {more} MiB more in use on the claim's GPU: its kernel holds {HELD_MIB}"
-    slices = (await g.bed.api.list(SLICES, field_selector=f"spec.driver={DRIVER}")).items
-    (device,) = (one for each in slices for one in each["spec"].get("devices") or () if one["name"] == uuid.lower())
+    (device,) = (one for one in await devices(g) if one["name"] == uuid.lower())
     capacity = device["capacity"]["memory"]["value"]
     assert f"{gpu['total'] >> 20}Mi" == capacity, f"NVML has {gpu['total'] >> 20}Mi, the slice {capacity}"
     return f"{uuid}: {more} MiB more in use, of claim busy; {capacity} in all"
@@ -342,8 +416,38 @@ async def memory(g: Ground) -> str:
     return f"{said} MiB"
 
 
+async def shares(g: Ground) -> str:
+    """Configured as NVIDIA's ``--consumable-shares=unlimited``, two claims have the GPU at once, both kernels run."""
+    found = yaml.safe_load(g.agent.config.read_text())
+    policy = {"default": 0, "validRange": {"min": 0, "step": "1Mi"}}
+    (resource,) = found["resources"]
+    memory = resource["capacity"].get("memory", {"value": "1Gi"})
+    resource |= {
+        "sharing": {"allowMultipleAllocations": True},
+        "capacity": {"memory": {**memory, "requestPolicy": policy}},
+    }
+    await g.agent.stop()
+    g.agent.config.write_text(yaml.safe_dump(found))
+    await g.agent.start()
+
+    async def shared() -> bool:
+        return any(one.get("allowMultipleAllocations") for one in await devices(g))
+
+    await wait_for(g.bed, "slices with shared devices", shared)
+    names = ["shared-1", "shared-2"]
+    for name in names:
+        await g.pod(name, "share", 3600, claim=_request())
+    for name in names:
+        await running(g.bed, name)
+    assert sorted(await g.holders()) == names, await g.holders()
+    said = [(await g.said(name)).partition("\n")[0] for name in names]
+    assert all(one.startswith("kernel ran on ") for one in said), said
+    return f"both at once: {said[0]}"
+
+
 STEPS: tuple[Callable[[Ground], Awaitable[str]], ...] = (
-    *(plugin, takeover, limits, claims, turns, short, fault, bare, generated, joined, memory),
+    *(driver, plugin, takeover, attributes, limits, claims, parameters, turns, short, fault, bare, generated, joined),
+    *(memory, shares),
 )
 
 
