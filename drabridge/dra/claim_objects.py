@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drabridge.kube.api import Cluster, UnreachableError, resource_claims
+from drabridge.dra.claim_encoding import with_devices
+from drabridge.kube.api import Cluster, InvalidError, UnreachableError, resource_claims
 from drabridge.kube.json_reader import Json
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION
 from drabridge.ledger.model import ClaimRef
 from drabridge.system.untrusted import reading
+
+ALLOCATION = "status.allocation: "  # the field that a refusal complains about, though nothing here changes it
 
 
 class ClaimObjects:
@@ -31,7 +34,8 @@ class ClaimObjects:
     ) -> None:
         """Apply ``status.devices`` as ``manager``; other entries that it applied before go. Raises ClusterError.
 
-        With ``resource_version`` it raises ConflictError if the claim has changed since.
+        With ``resource_version`` it raises ConflictError if the claim has changed since. Claims that the server does
+        not let anybody patch (:mod:`drabridge.dra.claim_encoding`) are read and written whole.
         """
         kind = resource_claims(self.version)
         metadata = {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid}
@@ -44,7 +48,22 @@ class ClaimObjects:
             "metadata": metadata,
             "status": {"devices": list(entries)},
         }
-        answer = await self._cluster.apply(kind, body, manager=manager, namespace=claim.namespace, subresource="status")
+        try:
+            answer = await self._cluster.apply(
+                kind, body, manager=manager, namespace=claim.namespace, subresource="status"
+            )
+        except InvalidError as error:
+            if ALLOCATION not in str(error):
+                raise
+            await self._cluster.rewrite(
+                kind,
+                claim.name,
+                lambda data: with_devices(data, claim, entries, resource_version),
+                manager=manager,
+                namespace=claim.namespace,
+                subresource="status",
+            )
+            return
         if entries:
             with reading(f"the answer to the status of claim {claim}", UnreachableError):
                 self.keeps_device_status = bool((answer.get("status") or {}).get("devices"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar, overload
 
 from msgspec import Struct
@@ -213,6 +213,22 @@ class Cluster(Protocol):
         """Apply on the server: afterwards ``manager`` owns the fields of ``body``.
 
         Without ``force``, raises ConflictError if another manager owns a field with another value.
+        """
+        ...
+
+    async def rewrite(
+        self,
+        kind: Kind,
+        name: str,
+        change: Callable[[bytes], bytes],
+        *,
+        manager: str,
+        namespace: str = "",
+        subresource: str = "",
+    ) -> None:
+        """GET an object in Kubernetes' protobuf encoding, and PUT what ``change`` makes of it to the subresource.
+
+        ``change`` raises ValueError for what it cannot read.
         """
         ...
 

@@ -42,6 +42,7 @@ from drabridge.system.untrusted import Unreadable, reading
 
 T = TypeVar("T")
 JSON = "application/json"
+PROTOBUF = "application/vnd.kubernetes.protobuf"
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
@@ -186,6 +187,27 @@ class KubernetesCluster:
             force="true" if force else "false",
         )
 
+    async def rewrite(
+        self,
+        kind: Kind,
+        name: str,
+        change: Callable[[bytes], bytes],
+        *,
+        manager: str,
+        namespace: str = "",
+        subresource: str = "",
+    ) -> None:
+        path, target = kind.path(namespace, name), kind.path(namespace, name, subresource)
+
+        def read() -> bytes:
+            data = self._body("get", path, None, {}, MOST_BYTES, JSON, PROTOBUF)
+            with cluster_errors("get", path):
+                return change(data)
+
+        changed = await self._in(self._gets, read)
+        sent = {"fieldManager": manager}
+        await self._in(self._worker, lambda: self._body("put", target, changed, sent, MOST_BYTES, PROTOBUF))
+
     async def delete(
         self, kind: Kind, name: str, *, namespace: str = "", uid: str = "", resource_version: str = ""
     ) -> None:
@@ -289,16 +311,17 @@ class KubernetesCluster:
         self,
         method: str,
         path: str,
-        body: Json | None,
+        body: Json | bytes | None,
         options: Mapping[str, Any],
         most_bytes: int,
         content_type: str = JSON,
+        accept: str = JSON,
     ) -> bytes:
-        sent = None if body is None else msgspec.json.encode(body)
+        sent = msgspec.json.encode(body) if isinstance(body, dict) else body
 
         def once() -> bytes:
             with cluster_errors(method, path):
-                response = self._open(method, path, options, self._timeout, sent, content_type)
+                response = self._open(method, path, options, self._timeout, sent, content_type, accept)
                 return body_of(response, f"{method.upper()} {path}", most_bytes)
 
         try:

@@ -47,7 +47,7 @@ class Transport:
 
         self._server = access.server
         self._authorization = _Authorization(access)
-        self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
+        self._headers = {"User-Agent": user_agent}
         options: dict[str, Any] = {"maxsize": CONNECTIONS, "retries": False}
         if access.server.startswith("https:"):
             options["ssl_context"] = _tls(access)  # one for all: each has the system's certificates, some 0.8 MiB
@@ -64,6 +64,7 @@ class Transport:
         timeout_seconds: tuple[float, float],
         body: bytes | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> BaseHTTPResponse:
         """Send a request and return the answer once it begins; the caller reads it.
 
@@ -72,7 +73,7 @@ class Transport:
         """
         import urllib3
 
-        headers = {**self._headers, **self._authorization.header()}
+        headers = {**self._headers, "Accept": accept, **self._authorization.header()}
         if body is not None:
             headers["Content-Type"] = content_type
         given = urlencode({name: value for name, value in query.items() if value is not None})

@@ -25,7 +25,8 @@ async def plugin(command: Sequence[str | Path], **variables: str) -> AsyncIterat
     try:
         yield
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 

@@ -49,6 +49,10 @@ NEVER_A_REQUEST: Mapping[Rule, str] = {
     ("resource.k8s.io", "resourceclaims/driver", "associated-node:patch"): (
         "asked by the API server about a PATCH of resourceclaims/status since 1.36, with this synthetic resource"
     ),
+    ("resource.k8s.io", "resourceclaims/driver", "associated-node:update"): "likewise, about a PUT",
+    ("resource.k8s.io", "resourceclaims/status", "update"): (
+        "for claims that a real API server lets nobody patch: tests/cluster/pods/test_claims.py"
+    ),
 }
 """Rules that no request shows, and why they are there all the same."""
 

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.node.errors import NodeError
 from tests.node.releases import DEFAULT, release
@@ -84,8 +85,7 @@ def _pack(options: argparse.Namespace) -> int:
     from tests.gpu.pack import pack
 
     for piece in pack(options.folder, options.python, options.release, _programs(options)):
-        size = sum(one.stat().st_size for one in piece.iterdir())
-        print(f"{piece}  {size / (1 << 20):.1f} MiB  {', '.join(sorted(one.name for one in piece.glob('*.tar.xz')))}")
+        print(f"{piece}  {sum(one.stat().st_size for one in piece.iterdir()) / (1 << 20):.1f} MiB")
     return 0
 
 
@@ -110,13 +110,14 @@ async def _run(options: argparse.Namespace) -> int:
         else real_ground(options.release, _programs(options), stand_in=options.stand_in)
     )
     async with ground as g:
-        machine = {"kernel": platform.release(), "kubernetes": release(options.release).version}
+        machine: dict[str, Any] = {"kernel": platform.release(), "kubernetes": release(options.release).version}
         try:
             machine |= g.nvml()
         except SkipStep as reason:
             machine["nvml"] = str(reason)
         print(json.dumps(machine), flush=True)
         results = await play(g, lambda text: print(text, flush=True), options.step)
+        machine["slices"] = {"NVIDIA's": g.theirs, "ours": g.ours}
     if options.json:
         options.json.write_text(report(results, machine))
     for one in results:

@@ -1,6 +1,6 @@
-"""All that ``run`` needs on a machine without network, in pieces below a folder: programs, wheels, generated stubs.
+"""All that ``run`` needs on a machine without network: programs, wheels, generated stubs, as one archive in pieces.
 
-A piece is a folder of archives, at most 64 MiB, so that each can travel alone. This module needs no package.
+Each piece is a folder that can travel alone, with a copy of the checkout. This module needs no package.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.node.images import libraries
 from tests.node.releases import release
 
 ROOT = Path(__file__).resolve().parents[2]
-PIECE_BYTES = 64 << 20
-SPARE_BYTES = 4 << 20  # the checkout travels with each
+PIECE_BYTES = 52 << 20  # with the checkout it travels in 64 MiB
 TESTS = ("pytest", "cryptography", "nvidia-ml-py")
 PROGRAMS = ("runc", "nsenter", "ip", "losetup", "busybox")  # tests/node/cluster.py, PACKAGES
 CNI = Path("/usr/lib/cni")
 FOREIGN = ("dra-test-driver", "sample-device-plugin")  # of the node's programs, what no node needs
+PART = "part"
 C_LIBRARY = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|util))\.so")
 WRAPPER = """\
 #!/bin/sh
@@ -104,33 +104,39 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _pieces(folder: Path, archives: Sequence[Path]) -> list[Path]:
-    """Put each archive, the largest first, where there is room. Raises NodeError for one that is too large."""
-    pieces: dict[Path, int] = {}
-    for one in sorted(archives, key=lambda path: path.stat().st_size, reverse=True):
-        size = one.stat().st_size
-        if size > PIECE_BYTES - SPARE_BYTES:
-            raise NodeError(f"{one} has {size >> 20} MiB: a piece has {PIECE_BYTES >> 20} at most.")
-        fits = (piece for piece, taken in pieces.items() if taken + size <= PIECE_BYTES - SPARE_BYTES)
-        piece = next(fits, folder / str(len(pieces) + 1))
-        piece.mkdir(exist_ok=True)
-        one.rename(piece / one.name)
-        pieces[piece] = pieces.get(piece, 0) + size
-    return list(pieces)
+    """Divide one archive of all these into equal pieces."""
+    whole = folder / "all.tar"
+    with tarfile.open(whole, "w") as archive:
+        for one in archives:
+            archive.add(one, one.name)
+            one.unlink()
+    count = -(-whole.stat().st_size // PIECE_BYTES)
+    pieces = [folder / str(number + 1) for number in range(count)]
+    with whole.open("rb") as source:
+        for piece in pieces:
+            piece.mkdir()
+            (piece / PART).write_bytes(source.read(-(-whole.stat().st_size // count)))
+    whole.unlink()
+    return pieces
 
 
 def unpack(folder: Path) -> dict[str, str]:
     """Lay out what the pieces have, beside them; the variables with which Python and ``tests.node`` find it."""
     there = folder / "unpacked"
-    archives = sorted(folder.glob("[0-9]*/*.tar.xz"))
-    if not archives:
+    parts = sorted(folder.glob(f"[0-9]*/{PART}"))
+    if not parts:
         raise NodeError(f"{folder}: no pieces: `python -m tests.gpu pack {folder}` makes them.")
     if not (there / "site").is_dir():
         shutil.rmtree(there, ignore_errors=True)
-        for one in archives:
-            with tarfile.open(one) as archive:
-                archive.extraction_filter = lambda member, _: member  # an argument that not every Python 3.11 has
-                archive.extractall(ROOT if one.name == "stubs.tar.xz" else there)
-        wheels = [str(one) for one in folder.glob("[0-9]*/*.whl")]
+        there.mkdir()
+        with (there / "all.tar").open("wb") as whole:
+            for one in parts:
+                whole.write(one.read_bytes())
+        _extract(there / "all.tar", there)
+        for one in there.glob("*.tar.xz"):
+            _extract(one, ROOT if one.name == "stubs.tar.xz" else there)
+            one.unlink()
+        wheels = [str(one) for one in there.glob("*.whl")]
         options = ("--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(there / "half"))
         _run([sys.executable, "-m", "pip", "install", *options, *wheels])
         (there / "half").rename(there / "site")  # whole
@@ -139,3 +145,9 @@ def unpack(folder: Path) -> dict[str, str]:
         "XDG_CACHE_HOME": str(there),
         "PATH": str(there / "drabridge/node/tools"),
     }
+
+
+def _extract(path: Path, to: Path) -> None:
+    with tarfile.open(path) as archive:
+        archive.extraction_filter = lambda member, _: member  # an argument that not every Python 3.11 has
+        archive.extractall(to)

@@ -36,7 +36,7 @@ CDI_FILE = "/etc/cdi/nvidia.yaml"
 DRIVER_ROOT = "/tmp/nvidia-driver"
 USUAL = ("/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib64", "/lib/x86_64-linux-gnu")
 """Where NVIDIA's DRA driver looks for the driver's libraries (root.go)."""
-PATIENCE_SECONDS = 60.0  # ten minutes are all that there may be
+PATIENCE_SECONDS = 45.0  # ten minutes are all that there may be
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -151,7 +151,8 @@ class Real(Ground):
 
     @contextlib.asynccontextmanager
     async def other_plugin(self) -> AsyncIterator[str]:
-        options = ("--device-list-strategy=cdi-cri", "--device-discovery-strategy=nvml", *self._hook())
+        strategies = ("--device-list-strategy=cdi-cri", "--device-discovery-strategy=nvml")
+        options = (*strategies, "--container-driver-root=/", *self._hook())  # it finds the driver by ld.so's cache
         words = [*self.machine.beside(), self._program("nvidia-device-plugin"), *options]
         async with served(self, plugin(words), "nvidia-device-plugin") as name:
             yield name

@@ -87,6 +87,7 @@ class Ground(abc.ABC):
     """The pod that another plugin served."""
     theirs: list[Json] = []  # noqa: RUF012 - replaced, never changed
     """The devices in the slices of NVIDIA's DRA driver."""
+    ours: list[Json] = []  # noqa: RUF012 - likewise
 
     def other_driver(self) -> contextlib.AbstractAsyncContextManager[str]:
         """NVIDIA's DRA driver, once its slices are there; its name. Raises SkipStep."""
@@ -246,7 +247,8 @@ async def attributes(g: Ground) -> str:
     if not g.theirs:
         raise SkipStep("NVIDIA's driver has published no slice here")
     await wait_for(g.bed, "the GPU to be offered", g.free)
-    ours = {_uuid(one): one for one in await devices(g)}
+    g.ours = await devices(g)
+    ours = {_uuid(one): one for one in g.ours}
     other, more = [], set()
     for theirs in g.theirs:
         for kind in ("attributes", "capacity"):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from tests.gpu import pack
 from tests.gpu.__main__ import main
-from tests.node.errors import NodeError
 from tests.support.nvml import needs_compiler
 from tests.support.umockdev import ROOT, needs_umockdev, run_under_umockdev
 
@@ -36,22 +37,18 @@ def test_without_a_driver_nothing_is_started_and_the_error_says_what_can_be_trie
     assert "--stand-in" in capsys.readouterr().err
 
 
-def test_a_piece_is_never_too_large_for_its_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "PIECE_BYTES", 100)
-    monkeypatch.setattr(pack, "SPARE_BYTES", 10)
-    archives = [tmp_path / f"{size}.tar.xz" for size in (20, 80, 30, 60)]
-    for one in archives:
-        one.write_bytes(b"x" * int(one.name.partition(".")[0]))
-    pieces = pack._pieces(tmp_path, archives)
-    assert [sorted(one.name for one in piece.iterdir()) for piece in pieces] == [
-        ["80.tar.xz"],
-        ["30.tar.xz", "60.tar.xz"],
-        ["20.tar.xz"],
-    ]
-    large = tmp_path / "large.tar.xz"
-    large.write_bytes(b"x" * 91)
-    with pytest.raises(NodeError, match=r"large\.tar\.xz has"):
-        pack._pieces(tmp_path, [large])
+def test_pieces_are_never_too_large_and_are_the_whole_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack, "PIECE_BYTES", 20_000)
+    content = {f"{size}.whl": b"x" * size for size in (200, 30_000, 12_000)}
+    for name, data in content.items():
+        (tmp_path / name).write_bytes(data)
+    pieces = pack._pieces(tmp_path, [tmp_path / name for name in content])
+    sizes = [(piece / pack.PART).stat().st_size for piece in pieces]
+    assert len(sizes) == 3
+    assert max(sizes) <= 20_000
+    whole = io.BytesIO(b"".join((piece / pack.PART).read_bytes() for piece in pieces))
+    with tarfile.open(fileobj=whole) as archive:
+        assert {one.name: archive.extractfile(one).read() for one in archive} == content  # type: ignore[union-attr]
 
 
 def test_a_packed_program_runs_with_the_libraries_that_the_machine_lacks(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup
 if [ -e "$FOLDER/cgroup-v2" ]; then
   umount /sys/fs/cgroup
   mount -t cgroup2 cgroup2 /sys/fs/cgroup
-  mkdir /sys/fs/cgroup/init
-  echo 1 >/sys/fs/cgroup/init/cgroup.procs  # only leaves may have processes
-  sed 's/[^ ]*/+&/g' /sys/fs/cgroup/cgroup.controllers >/sys/fs/cgroup/cgroup.subtree_control
+  echo 1 >/sys/fs/cgroup/init/cgroup.procs  # only leaves may have processes; machine.py moves unshare there as well
+  enabled=$(sed 's/[^ ]*/+&/g' /sys/fs/cgroup/cgroup.controllers)
+  until echo "$enabled" 2>/dev/null >/sys/fs/cgroup/cgroup.subtree_control; do sleep 0.05; done
 else
   while read -r controller; do
     mkdir "/sys/fs/cgroup/$controller"

@@ -76,6 +76,8 @@ class Machine:
         log = self.folder / "boot.log"
         words = ["unshare", *NAMESPACES, "--fork", "--kill-child", "bash", str(BOOT), str(self.folder), self.name]
         _spawn(f"{enter}; exec {shlex.join(words)}", self._pidfile("machine"), log)
+        if self._leaf.exists():
+            self._leaf.write_text(str(_number(self._pidfile("machine"))))
         deadline = time.monotonic() + BOOT_SECONDS
         while not (self.folder / "booted").exists():
             if time.monotonic() > deadline or not _alive(self._pidfile("machine")):
@@ -171,7 +173,8 @@ class Machine:
         if self.pid(program):
             return
         self.folder.joinpath("run").mkdir(exist_ok=True)
-        _spawn(f"exec {shlex.join([*self.enter(), *words])}", self._pidfile(program), self.log(program))
+        join = f"echo $$ >{self._leaf}; " if self._leaf.exists() else ""
+        _spawn(f"{join}exec {shlex.join([*self.enter(), *words])}", self._pidfile(program), self.log(program))
 
     def stop(self, program: str, *, by: signal.Signals = signal.SIGTERM) -> None:
         """End a program, by force if it does not end in time."""
@@ -212,6 +215,11 @@ class Machine:
     def _group(self) -> str:
         return f"{self.network.bridge}-{self.name}"
 
+    @property
+    def _leaf(self) -> Path:
+        """Of version 2: where the machine's programs are, as the kernel moves no process into it from outside."""
+        return CGROUPS / self._group / "init/cgroup.procs"
+
     def _cgroup(self) -> str:
         """Make the machine's control groups; the shell words that put a process there."""
         unified = (CGROUPS / "cgroup.controllers").exists()
@@ -219,6 +227,9 @@ class Machine:
         if unified:
             marks.touch()
             folders = [CGROUPS]
+            controllers = (CGROUPS / "cgroup.controllers").read_text().split()
+            with contextlib.suppress(OSError):  # where systemd has not done it; kubelet says what it lacks
+                (CGROUPS / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in controllers))
         else:
             marks.unlink(missing_ok=True)
             folders = [path for path in sorted(CGROUPS.iterdir()) if _is_hierarchy(path)]
@@ -226,7 +237,7 @@ class Machine:
         if not folders:
             raise NodeError(f"There are no control groups below {CGROUPS}: nodes need them, version 1 or 2.")
         for path in folders:
-            (path / self._group).mkdir(exist_ok=True)
+            (path / self._group / ("init" if unified else "")).mkdir(parents=True, exist_ok=True)
             for name in ("cpuset.cpus", "cpuset.mems"):
                 if (path / name).exists() and not unified:  # a new group of version 1 has none, and takes no process
                     (path / self._group / name).write_text((path / name).read_text())
