@@ -120,9 +120,6 @@ async def _run(options: argparse.Namespace) -> int:
         machine["slices"] = {"NVIDIA's": g.theirs, "ours": g.ours}
     if options.json:
         options.json.write_text(report(results, machine))
-    for one in results:
-        if one.story:
-            print(f"--- {one.step}\n{one.story}", file=sys.stderr)
     counts = [sum(one.outcome == name for one in results) for name in ("ok", "failed", "skipped")]
     print("{} ok, {} failed, {} skipped in {:.0f} s".format(*counts, sum(one.seconds for one in results)))
     return int(any(one.outcome == "failed" for one in results))

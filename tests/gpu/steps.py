@@ -492,7 +492,7 @@ async def play(g: Ground, say: Callable[[str], None], chosen: Collection[str] = 
             continue
         result = await _played(g, number, one)
         results.append(result)
-        say(str(result))
+        say(f"{result}\n--- {result.step}\n{result.story}" if result.story else str(result))
         if one is takeover and result.outcome == "failed":
             return results  # nobody would serve the others
         if one is not plugin:
