@@ -82,7 +82,7 @@ class Announcer(Struct):
         try:
             self._queue.put_nowait(notice)
         except asyncio.QueueFull:
-            self.dropped()
+            self._drop(notice)
 
     async def run(self) -> None:
         """Write the queued notices as Events, until cancelled."""
@@ -91,12 +91,16 @@ class Announcer(Struct):
             try:
                 await self._write(notice)
             except ClusterError as error:
-                self.dropped()
+                self._drop(notice)
                 log.info("Event not written", extra={"event": notice.reason, "reason": str(error)})
 
+    def _drop(self, notice: Notify) -> None:
+        """Count it; the same notice is tried again when it comes again."""
+        self._told_at.pop(_key(notice), None)
+        self.dropped()
+
     def _is_new(self, notice: Notify) -> bool:
-        key = (str(notice.subject), notice.namespace, notice.name, notice.uid, notice.reason, notice.message)
-        now = self.now()
+        key, now = _key(notice), self.now()
         if now - self._told_at.get(key, float("-inf")) < REPEAT_SECONDS:
             return False
         self._told_at = {k: at for k, at in self._told_at.items() if now - at < REPEAT_SECONDS}
@@ -139,6 +143,10 @@ class Announcer(Struct):
             "lastTimestamp": stamp,
             "count": 1,
         }
+
+
+def _key(notice: Notify) -> tuple[str, ...]:
+    return str(notice.subject), notice.namespace, notice.name, notice.uid, notice.reason, notice.message
 
 
 async def _api_version(cluster: Cluster, subject: Subject) -> str:

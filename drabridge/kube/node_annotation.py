@@ -17,7 +17,7 @@ class NodeAnnotationWatch:
     """Calls ``take`` with each value of the annotation ``<driver>/lanes``; with None if there is none.
 
     ``take_cordons`` gets the value of ``<driver>/cordoned`` in the same way. ``take_labels`` gets the Node's labels at
-    each change of the Node; None when a watch shows its deletion. ``take_allocatable`` gets resource -> number of
+    each change of the Node; None when it is deleted. ``take_allocatable`` gets resource -> number of
     devices in ``status.allocatable``.
     """
 
@@ -57,6 +57,8 @@ class NodeAnnotationWatch:
     def listed(self, objects: tuple[_Annotated, ...]) -> None:
         for node in objects:
             self._seen(node)
+        if not objects:
+            self._take_labels(None)
 
     def changed(self, kind: str, obj: _Annotated) -> None:
         if kind == "DELETED":

@@ -107,6 +107,13 @@ async def test_nothing_is_written_before_it_is_known_what_is_wanted(place: Place
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_the_labels_of_a_node_that_went_while_nobody_watched_are_not_kept(place: Place) -> None:
+    _, cluster, _ = place
+    seen: list[Any] = []
+    NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda value: None, seen.append).listed(())
+    assert seen == [None]
+
+
 async def test_what_is_not_wanted_costs_no_request(place: Place) -> None:
     server, _, writer = place
     writer.want({})
