@@ -1,4 +1,4 @@
-"""Decide when to ask kubelet: often while a hold may end, seldom otherwise, at once upon a hint."""
+"""Decide when to ask kubelet: often while a hold may end or has an unknown pod, at once upon a hint, else seldom."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.ledger import events
-from drabridge.ledger.model import Hold, Owner, PodRef
+from drabridge.ledger.model import Hold, Owner
 from drabridge.ledger.proofs import End
 from drabridge.ledger.release_rule import end_of_hold
 from drabridge.ledger.service import LedgerService
@@ -46,7 +46,7 @@ class EvidenceLoop:
 
     def changed(self) -> None:
         """Compute anew when the next round is due, because the ledger changed. After an Allocate that is now."""
-        if any(hold.allocated_at >= self._asked_at for hold in self._holds_of_nobody()):
+        if any(hold.allocated_at >= self._asked_at for hold in self._unidentified()):
             self.hurry()
         self._wake.set()
 
@@ -86,20 +86,23 @@ class EvidenceLoop:
         pause = min(HELD_SECONDS, max(policy.min_hold_seconds, LEAST_SECONDS))
         if any(entry.hold is not None and entry.hold.absences for entry in held):
             pause = min(ABSENT_SECONDS, max(policy.absent_seconds / 2, LEAST_SECONDS))
-        expects = any(self._holds_of_nobody()) or any(self._has_ended(entry.hold) for entry in held)
+        expects = any(self._unidentified()) or any(self._has_ended(entry.hold) for entry in held)
         return min(pause, self._eager_seconds) if expects else pause
 
     def _has_ended(self, hold: Hold | None) -> bool:
         """Whether the end of the hold is proven, and only kubelet shows its pods yet."""
         return hold is not None and end_of_hold(hold, self._ends).proves
 
-    def _holds_of_nobody(self) -> Iterator[Hold]:
-        """Yield the holds whose pod nobody has named yet."""
+    def _unidentified(self) -> Iterator[Hold]:
+        """Yield the holds whose pod kubelet's checkpoint has not named: without its UID no end of it proves anything.
+
+        Once the pod has ended, it is too late to ask. Nobody's end proves anything about a quarantined device.
+        """
         for entry in self._ledger_service.ledger.entries.values():
             hold = entry.hold
             if (
-                entry.owner is Owner.LEGACY
+                entry.owner is not Owner.QUARANTINE
                 and hold is not None
-                and not all(pod.name for pod in hold.pods or (PodRef(),))
+                and not (hold.recorded and all(pod.name for pod in hold.pods))
             ):
                 yield hold

@@ -19,11 +19,13 @@ from tests.support.agent_on_cluster import (
     devices_in_slices,
     healthy,
     limits_pod,
+    not_started,
     phase,
     short_pod,
 )
-from tests.support.agent_process import AgentProcess, held_by, restart_kubelet
-from tests.support.leases import SHARED, offered_twice
+from tests.support.agent_process import RESOURCE, AgentProcess, held_by, restart_kubelet
+from tests.support.kubelet_peers import plugin
+from tests.support.leases import ALL, SHARED, offered_twice
 from tests.support.waiting import PATIENCE, until
 
 WAITS = "minHoldSeconds: 600, unconfirmedSeconds: 600, absentSeconds: 600, settleSeconds: 1"
@@ -84,6 +86,24 @@ async def test_the_device_of_a_pod_that_ended_while_the_agent_was_down_is_free_s
         await agent.start()
         await agent.ready()
         await until(lambda: all_free(agent), 5, agent.text)
+
+
+async def test_the_device_of_a_pod_that_another_plugin_served_is_free_at_once_and_the_next_pods_too() -> None:
+    """The agent starts beside the pod, and cannot make kubelet write its checkpoint before it has registered."""
+    async with not_started(DOUBTFUL) as (agent, cluster):
+        async with plugin(cluster.kubelets["node-a"], RESOURCE, sorted(ALL)):
+            for name in ("given", "before"):
+                await cluster.apply(limits_pod(name, 2))
+                await cluster.wait_pod(name)
+        await agent.start()
+        await agent.ready()
+        await asyncio.sleep(2)  # much less than between two looks at a pod that is known
+        await cluster.delete("pods", "given")
+        await cluster.apply(short_pod("next", 0.0).replace(f'{RESOURCE}": 1', f'{RESOURCE}": 2'))
+        await until(lambda: phase(cluster, "next") == "Succeeded", 10, agent.text)
+        await cluster.delete("pods", "before")
+        await until(lambda: not phase(cluster, "before"), 10)
+        await _free_at_once(agent, cluster)
 
 
 async def test_a_force_deleted_pod_that_ignores_term_keeps_its_device() -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from drabridge.evidence.loop import ABSENT_SECONDS, HELD_SECONDS, IDLE_SECONDS, LEAST_SECONDS, EvidenceLoop
 from drabridge.ledger.effects import ACCEPTED, Decision
@@ -15,7 +16,8 @@ from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, Owner, Pod
 from drabridge.ledger.policy import LedgerPolicy
 from tests.support.waiting import until
 
-NAMED = Hold(pods=(PodRef("default", "a", "m", "uid-a"),))
+POD = PodRef("default", "a", "m", "uid-a")
+NAMED = Hold(pods=(POD,), recorded=(POD,))
 
 
 class Node:
@@ -81,7 +83,8 @@ async def test_many_hints_are_followed_together() -> None:
         *((owner, NAMED, HELD_SECONDS) for owner in (Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE)),
         (Owner.QUARANTINE, Hold(), HELD_SECONDS),
         (Owner.LEGACY, Hold(), LEAST_SECONDS),  # until kubelet says whose it is
-        (Owner.LEGACY, Hold(pods=NAMED.pods, absences=1), ABSENT_SECONDS),
+        *((owner, Hold(pods=(POD,)), LEAST_SECONDS) for owner in (Owner.LEGACY, Owner.CONFLICT)),  # and by its UID
+        (Owner.LEGACY, replace(NAMED, absences=1), ABSENT_SECONDS),
         (Owner.QUARANTINE, Hold(absences=1), ABSENT_SECONDS),
     ],
 )
