@@ -24,7 +24,7 @@ from drabridge.agent.startup_merge import StartupMerge
 from drabridge.agent.status_reader import agent_state, status_document
 from drabridge.coexistence.competing_plugins import CompetingPlugins
 from drabridge.coexistence.ended_agents import EndedAgents
-from drabridge.coexistence.iommu_groups import IommuGroups
+from drabridge.coexistence.host_use import IommuGroups
 from drabridge.coexistence.vendor_managers import NVIDIA, VendorManagers
 from drabridge.coexistence.vendor_software import VendorSoftware
 from drabridge.coexistence.vfio_binder import VfioBinder
@@ -38,11 +38,11 @@ from drabridge.dra.recorded_claims import forget_device
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import OtherEvidence
-from drabridge.inventory.facts import Fact, FallbackGiven
+from drabridge.inventory.devices import Device
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
-from drabridge.inventory.model import Device
+from drabridge.inventory.observer import Fact, FallbackGiven
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import ApiServer
 from drabridge.kube.events import Announcer
@@ -52,8 +52,8 @@ from drabridge.lanes.desired import DesiredLanes
 from drabridge.lanes.mover import LaneMover
 from drabridge.lanes.targets import LaneTargets
 from drabridge.ledger.effects import Notify, Subject
+from drabridge.ledger.entries import ClaimRef, Owner
 from drabridge.ledger.events import KubeletStarted
-from drabridge.ledger.model import ClaimRef, Owner
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles

@@ -24,11 +24,11 @@ from drabridge.dra.claim_queries import ClaimQueries
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import HostError, RefusedError
 from drabridge.evidence.kubelet import KubeletEvidence, is_same
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.lanes.desired import DesiredLanes
+from drabridge.ledger.entries import ClaimRef, Entry, Lane, Ledger, Owner, PodRef
 from drabridge.ledger.events import ClaimDevices
 from drabridge.ledger.lock import FILE as LOCK_FILE
-from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, Owner, PodRef
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.status.document import API_VERSION, evidence, stamp

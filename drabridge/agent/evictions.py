@@ -19,12 +19,12 @@ from drabridge.errors import ClusterError
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.evidence.pod_objects import PodDemand
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 from drabridge.kube.api import PODS, ConflictError, DeniedError, NotFoundError, resource_claims
 from drabridge.kube.connection import ApiServer
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION
 from drabridge.ledger.effects import Notify, Subject
-from drabridge.ledger.model import ClaimPhase, ClaimRef, Entry, Ledger, Owner
+from drabridge.ledger.entries import ClaimPhase, ClaimRef, Entry, Ledger, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.system.untrusted import reading
 

@@ -22,8 +22,8 @@ from drabridge.config.advice import advice
 from drabridge.config.follower import identity_of
 from drabridge.config.loader import load
 from drabridge.dra.recorded_claims import with_pool_in_use
+from drabridge.ledger.entries import Ledger
 from drabridge.ledger.lock import LedgerLockedError
-from drabridge.ledger.model import Ledger
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.system.clock import SteadyClock

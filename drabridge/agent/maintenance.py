@@ -10,12 +10,12 @@ from drabridge.agent.api_watches import ApiWatches
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.evidence.other_sources import OtherEvidence
+from drabridge.inventory.devices import Device, Presence, device_id_of
 from drabridge.inventory.inventory import Inventory
-from drabridge.inventory.model import Device, Presence, device_id_of
 from drabridge.kube.connection import ApiServer
 from drabridge.ledger import events
 from drabridge.ledger.eligibility import must_list
-from drabridge.ledger.model import Entry
+from drabridge.ledger.entries import Entry
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager

@@ -15,8 +15,8 @@ from drabridge.errors import ClusterError, ConfigError, RefusedError
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.loop import EvidenceLoop
 from drabridge.evidence.other_sources import OtherEvidence
+from drabridge.ledger.entries import DRA_OWNERS, ClaimHold, ClaimPhase, Entry, Owner
 from drabridge.ledger.events import ManualRelease
-from drabridge.ledger.model import DRA_OWNERS, ClaimHold, ClaimPhase, Entry, Owner
 from drabridge.ledger.refusals import holder
 from drabridge.ledger.service import LedgerService
 

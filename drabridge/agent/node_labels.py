@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from drabridge.config.schema import Config
 from drabridge.config.template import Lookup
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from drabridge.kube.node_labels import NodeLabelWriter
 
 REFRESH_SECONDS = 60.0  # a hardware value may change without any event of a device

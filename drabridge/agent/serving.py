@@ -17,11 +17,11 @@ from drabridge.agent.standby import Standby
 from drabridge.coexistence.vendor_software import LOOK_SECONDS
 from drabridge.config.follower import ConfigFollower
 from drabridge.config.schema import Config
-from drabridge.inventory.model import Collision, Snapshot
+from drabridge.inventory.devices import Collision, Snapshot
 from drabridge.kube.node_labels import LabelsSeen
 from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
+from drabridge.ledger.entries import Ledger
 from drabridge.ledger.events import NodeBooted
-from drabridge.ledger.model import Ledger
 from drabridge.system.memory import release_memory_of_start
 from drabridge.system.supervise import WakeUp, forever
 

@@ -26,15 +26,15 @@ from drabridge.config.schema import Config
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.dra.sockets import is_dead
 from drabridge.errors import HostError
-from drabridge.inventory.facts import Fact, Reconciled, SourceChanged
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.identity_store import IdentityStore
 from drabridge.inventory.inventory import Inventory
+from drabridge.inventory.observer import Fact, Reconciled, SourceChanged
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import connect
+from drabridge.ledger.entries import Owner
 from drabridge.ledger.lock import Lock, holder
-from drabridge.ledger.model import Owner
 from drabridge.ledger.store import read_if_possible
 from drabridge.system.http import Handler, HttpServer, Request, Response
 from drabridge.system.io_thread import IoThread

@@ -23,8 +23,9 @@ from drabridge.dra.recorded_claims import record_names, recorded_claims
 from drabridge.errors import HostError
 from drabridge.evidence import checkpoint as checkpoint_file
 from drabridge.evidence.kubelet import LIST_SECONDS, KubeletEvidence, KubeletList
-from drabridge.inventory.model import Snapshot, device_id_of
+from drabridge.inventory.devices import Snapshot, device_id_of
 from drabridge.ledger import startup_events
+from drabridge.ledger.entries import ClaimRef, Lane, Ledger, LedgerDevice
 from drabridge.ledger.events import (
     CheckpointRead,
     ClaimDeallocated,
@@ -34,7 +35,6 @@ from drabridge.ledger.events import (
     RecordLost,
     Unit,
 )
-from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice
 from drabridge.ledger.observation import record_lost_by_unknown_units, unknown_units
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Loaded

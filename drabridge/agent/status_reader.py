@@ -10,7 +10,7 @@ from drabridge import __version__
 from drabridge.agent.features import feature_documents
 from drabridge.agent.standby import standbys
 from drabridge.evidence.kubelet import LIST_SECONDS
-from drabridge.ledger.model import Lane, Owner
+from drabridge.ledger.entries import Lane, Owner
 from drabridge.status.document import AgentInfo, Document, Findings, KubeletConnection, NodeDevices, document
 from drabridge.status.readiness import AgentState, ClaimsState, Troubles, not_ready
 

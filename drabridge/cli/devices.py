@@ -14,8 +14,8 @@ from drabridge.cli.output import said, show
 from drabridge.cli.pods import add_nodes
 from drabridge.config.loader import load
 from drabridge.errors import ConfigError, DrabridgeError
+from drabridge.inventory.devices import Device, NvidiaFiles, Semver
 from drabridge.inventory.fallbacks import no_driver, why_fallbacks
-from drabridge.inventory.model import Device, NvidiaFiles, Semver
 
 LOOK_SECONDS = 2.0  # for asking an agent; the list works without one
 

@@ -6,8 +6,8 @@ import asyncio
 
 from drabridge.config.schema import Config, Resource
 from drabridge.errors import ConfigError, HostError
+from drabridge.inventory.devices import Snapshot
 from drabridge.inventory.inventory import Inventory
-from drabridge.inventory.model import Snapshot
 
 ENUMERATE_SECONDS = 20.0
 

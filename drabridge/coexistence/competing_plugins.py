@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 
 from drabridge.evidence.kubelet import KubeletEvidence
-from drabridge.inventory.model import Device, device_id_of
+from drabridge.inventory.devices import Device, device_id_of
 from drabridge.ledger.observation import record_lost_by_unknown_units, unknown_units
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.manager import LegacyManager

@@ -7,7 +7,7 @@ from pathlib import Path
 from drabridge.config.resource_names import stands_for
 from drabridge.config.schema import Config
 from drabridge.errors import ConfigError, HostError
-from drabridge.ledger.model import Owner
+from drabridge.ledger.entries import Owner
 from drabridge.ledger.refusals import holder
 from drabridge.ledger.store import read_completely
 from drabridge.system.paths import Paths

@@ -16,7 +16,7 @@ from drabridge.coexistence.hardware import KnownDevice
 from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.evidence.other_sources import OtherEvidence
-from drabridge.inventory.model import device_id_of
+from drabridge.inventory.devices import device_id_of
 from drabridge.ledger.events import Observed
 from drabridge.ledger.service import LedgerService
 

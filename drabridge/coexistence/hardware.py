@@ -8,8 +8,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from drabridge.inventory.model import COMPANION, Device
-from drabridge.ledger.model import Entry, Ledger, Owner
+from drabridge.inventory.devices import COMPANION, Device
+from drabridge.ledger.entries import Entry, Ledger, Owner
 from drabridge.ledger.refusals import holder
 
 SYSFS = "/sys/"

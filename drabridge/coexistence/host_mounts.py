@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from drabridge.system.files import names_in
 
 DEPTH = 8  # LUKS on a logical volume on a RAID on partitions needs 4

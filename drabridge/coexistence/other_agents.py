@@ -29,10 +29,10 @@ from msgspec import Struct
 
 from drabridge.coexistence.hardware import KnownDevice, OverlapIndex, all_devices, held_devices, known_device
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
+from drabridge.ledger.entries import Ledger
 from drabridge.ledger.lock import FILE as LOCK_FILE
 from drabridge.ledger.lock import same_file
-from drabridge.ledger.model import Ledger
 from drabridge.ledger.store import FILE, read_completely
 from drabridge.system.files import Care, write_atomically
 from drabridge.system.paths import Paths

@@ -21,13 +21,13 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from drabridge.coexistence.iommu_groups import IommuGroups, in_the_way, to_bind
+from drabridge.coexistence.host_use import IommuGroups, in_the_way, to_bind
 from drabridge.config.schema import Config
 from drabridge.config.vfio import Vfio
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from drabridge.inventory.vfio import VFIO
-from drabridge.ledger.model import Owner
+from drabridge.ledger.entries import Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.system.files import read_if_there, write_atomically
 from drabridge.system.io_thread import IoThread, Job

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from drabridge.coexistence.hardware import KnownDevice
 from drabridge.coexistence.host_mounts import HostMounts, numbers_of
 from drabridge.coexistence.other_agents import OtherAgents
-from drabridge.inventory.model import Device, Presence, Snapshot
-from drabridge.ledger.model import Ledger, Owner
+from drabridge.inventory.devices import Device, Presence, Snapshot
+from drabridge.ledger.entries import Ledger, Owner
 from drabridge.system.io_thread import IoThread
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The keys that say what a container gets with a device: nodes, mounts, companions, hooks.
 
 A new key also needs its value for one device (``inventory/container_edits.py``), a field for that value
-(``inventory/model.py``) and a place in the CDI file (``containers/cdi_spec.py``).
+(``inventory/devices.py``) and a place in the CDI file (``containers/cdi_spec.py``).
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _file_of_arguments(text: str) -> str | None:
     try:
         yaml_reader.read(text, DEPTH_MAX, VALUES_MAX, lambda found: None)  # else what follows could go on for ever
         found = [flag for document in yaml.safe_load_all(text) for flag in _flags(document)]
-    except (yaml.YAMLError, yaml_reader.TooLarge, ValueError, RecursionError):
+    except (yaml.YAMLError, yaml_reader.DocumentTooLargeError, ValueError, RecursionError):
         return None
     devices = [value for name, value in found if name == "device"]
     if not devices:

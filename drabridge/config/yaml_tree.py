@@ -101,7 +101,7 @@ def compose(text: str) -> tuple[Node | None, list[PlacedProblem]]:
         roots = yaml_reader.read(text, DEPTH_MAX, NODES_MAX, tell)
     except Abort as abort:
         return None, [abort.problem]
-    except yaml_reader.TooLarge as error:
+    except yaml_reader.DocumentTooLargeError as error:
         return None, [_too_deep(error.of, error.path[:8]) if error.deep else _too_many(error.of)]
     except yaml.MarkedYAMLError as error:
         return None, [_syntax(text, error)]

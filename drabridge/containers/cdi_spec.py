@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct, field
 
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device, DeviceNode, Mount
+from drabridge.inventory.devices import Device, DeviceNode, Mount
 
 # CDI specification, SPEC.md section "Released versions": what each version brought of what is used here.
 BASE_VERSION = "0.3.0"  # nodes, env, mounts, hooks
@@ -55,7 +55,7 @@ class ContainerEdits(Struct, frozen=True):
     nodes: tuple[DeviceNode, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: _NO_ENV)
     mounts: tuple[Mount, ...] = ()
-    hook: tuple[str, ...] = ()  # see :class:`~drabridge.inventory.model.Fallback`
+    hook: tuple[str, ...] = ()  # see :class:`~drabridge.inventory.devices.Fallback`
 
     @classmethod
     def of(cls, device: Device) -> ContainerEdits:

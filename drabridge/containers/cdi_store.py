@@ -20,7 +20,7 @@ from typing import Any
 from drabridge.containers import cdi_spec, together
 from drabridge.containers.cdi_spec import CdiDevice, CdiSpec, ClaimDeviceName, ContainerEdits
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from drabridge.system.files import TEMPORARY_SUFFIX, Care, read_if_there, write_atomically
 from drabridge.system.io_thread import IoThread
 from podresources.resolve import files

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from drabridge.config.container import Hook
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from drabridge.system.command import Command
 
 log = logging.getLogger(__name__)

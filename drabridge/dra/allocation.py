@@ -12,8 +12,8 @@ from drabridge.config.fabric import is_fabric_pool
 from drabridge.config.quantity import parse
 from drabridge.errors import PeerError
 from drabridge.ledger import events
+from drabridge.ledger.entries import ClaimRef, ClaimShare
 from drabridge.ledger.events import DeviceUse
-from drabridge.ledger.model import ClaimRef, ClaimShare
 from drabridge.offers.slices import lease_condition
 from drabridge.system.untrusted import reading
 

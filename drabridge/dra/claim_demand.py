@@ -9,7 +9,7 @@ from drabridge.config.schema import Config
 from drabridge.dra.recorded_claims import record_names, recorded_uids, with_pool
 from drabridge.kube.connection import ApiServer
 from drabridge.lanes.desired import DesiredLanes
-from drabridge.ledger.model import Lane
+from drabridge.ledger.entries import Lane
 from drabridge.ledger.service import LedgerService
 
 

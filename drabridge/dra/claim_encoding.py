@@ -16,7 +16,7 @@ import msgspec
 
 from drabridge.kube.api import ConflictError
 from drabridge.kube.json_reader import Json
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.wire import claims_pb2 as wire
 
 MAGIC = b"k8s\0"

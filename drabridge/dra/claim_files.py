@@ -20,7 +20,7 @@ from drabridge.dra.planning import DevicePlan, NotReadyError, Planner, cdi_devic
 from drabridge.dra.ports import DraPorts
 from drabridge.dra.records import ClaimRecord, ClaimRecords, PreparedDevice, RecordState
 from drabridge.errors import DrabridgeError, HostError
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.system.io_thread import IoThread
 from drabridge.system.untrusted import Unreadable, reading
 

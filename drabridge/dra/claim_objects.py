@@ -8,7 +8,7 @@ from drabridge.dra.claim_encoding import with_devices
 from drabridge.kube.api import Cluster, InvalidError, UnreachableError, resource_claims
 from drabridge.kube.json_reader import Json
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.system.untrusted import reading
 
 ALLOCATION = "status.allocation: "  # the field that a refusal complains about, though nothing here changes it

@@ -10,8 +10,8 @@ from drabridge.errors import ClusterError
 from drabridge.kube.api import Listing, UnreachableError, resource_claims, served_version
 from drabridge.kube.connection import ApiServer
 from drabridge.kube.json_reader import ClaimFields, Json, ObjectView
+from drabridge.ledger.entries import ClaimRef
 from drabridge.ledger.events import ClaimDevices
-from drabridge.ledger.model import ClaimRef
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from typing import Any
 
 from drabridge.config.fabric import is_fabric_pool
 from drabridge.dra.claim_objects import ClaimObjects
-from drabridge.dra.facts import Observer, StatusWritten
+from drabridge.dra.observer import Observer, StatusWritten
 from drabridge.dra.records import ClaimRecord, ClaimRecords, RecordState
 from drabridge.errors import ClusterError, DrabridgeError
-from drabridge.inventory.model import Presence, Snapshot
+from drabridge.inventory.devices import Presence, Snapshot
 from drabridge.kube.api import InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.offers.reported_health import health_of

@@ -19,7 +19,7 @@ from drabridge.evidence.pod_objects import DEFAULT_GRACE_SECONDS
 from drabridge.kube.api import NotFoundError, backoff
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision, RefusalCode
-from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Ledger
+from drabridge.ledger.entries import ClaimHold, ClaimPhase, ClaimRef, Ledger
 from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading

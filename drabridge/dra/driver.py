@@ -18,10 +18,10 @@ from drabridge.dra.claim_names import ClaimNames
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.claim_status import StatusWriter
 from drabridge.dra.deallocation import Deallocations
-from drabridge.dra.facts import ClaimHandled, ClaimOutcome, Fact
 from drabridge.dra.health_stream import HealthBoard
 from drabridge.dra.leases import Leases
 from drabridge.dra.metadata import MetadataFiles
+from drabridge.dra.observer import ClaimHandled, ClaimOutcome, Fact
 from drabridge.dra.planning import Planner
 from drabridge.dra.ports import DraPorts
 from drabridge.dra.prepare import Preparer
@@ -31,11 +31,11 @@ from drabridge.dra.registration import RegistrationService, RegistrationState
 from drabridge.dra.server import DraServers
 from drabridge.dra.sockets import PluginSockets
 from drabridge.errors import ClusterError, DrabridgeError
-from drabridge.inventory.model import Device, Snapshot
+from drabridge.inventory.devices import Device, Snapshot
 from drabridge.kube.api import Cluster, UnreachableError, backoff, served_version
 from drabridge.kube.features import DEVICE_STATUS, HEALTH_IN_PODS, FeatureState
 from drabridge.kube.watch import STEADY_SECONDS
-from drabridge.ledger.model import DRA_OWNERS
+from drabridge.ledger.entries import DRA_OWNERS
 from drabridge.ledger.service import LedgerService
 from drabridge.offers.pool import pool_of
 from drabridge.offers.reported_health import health_of

@@ -28,14 +28,14 @@ from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.concurrency import end
 from drabridge.dra.deallocation import holds_of
-from drabridge.dra.facts import LeaseEnded, LeaseOutcome, Observer
+from drabridge.dra.observer import LeaseEnded, LeaseOutcome, Observer
 from drabridge.errors import DrabridgeError
 from drabridge.evidence.pod_objects import ANY_CLAIM
 from drabridge.kube.api import ConflictError, InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.ledger.effects import Decision, RefusalCode
+from drabridge.ledger.entries import ClaimPhase, ClaimRef, Lane, Owner
 from drabridge.ledger.events import ClaimAllocated, DeviceUse, LeaseDenied, LeaseGranted
-from drabridge.ledger.model import ClaimPhase, ClaimRef, Lane, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.offers.slices import lease_condition, lease_denied_condition
 from drabridge.system.supervise import WakeUp, forever

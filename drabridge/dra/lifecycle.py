@@ -16,7 +16,7 @@ from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster
 from drabridge.kube.connection import ApiServer
 from drabridge.kube.features import FeatureState
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.system.io_thread import IoThread
 from drabridge.system.supervise import WakeUp
 

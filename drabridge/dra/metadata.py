@@ -22,9 +22,9 @@ from drabridge.containers.cdi_spec import CdiDevice, CdiSpec, ContainerEdits
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.allocation import pod_claim_name_of
 from drabridge.errors import HostError
-from drabridge.inventory.model import Mount
+from drabridge.inventory.devices import Mount
 from drabridge.kube.versions import METADATA_GROUP, METADATA_VERSIONS
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.system.files import TEMPORARY_SUFFIX
 from drabridge.system.untrusted import reading
 from podresources.resolve import files

@@ -22,8 +22,8 @@ from drabridge.dra.params import Choice, resolve
 from drabridge.dra.records import PreparedDevice
 from drabridge.errors import ConfigError, HostError, PeerError
 from drabridge.inventory.container_edits import render_env, render_mount
+from drabridge.inventory.devices import Device, Presence, Snapshot
 from drabridge.inventory.fabric import fabric_device
-from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.offers.attributes import describe
 
 LookupOf = Callable[[Device], Lookup]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from drabridge.dra.facts import Observer
+from drabridge.dra.observer import Observer
 from drabridge.dra.planning import LookupOf
-from drabridge.inventory.model import Device, Snapshot
-from drabridge.ledger.model import Entry
+from drabridge.inventory.devices import Device, Snapshot
+from drabridge.ledger.entries import Entry
 
 if TYPE_CHECKING:
     from drabridge.evidence.apiserver_pods import PodWatch

@@ -26,16 +26,16 @@ from drabridge.dra.claim_files import ClaimFiles
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.concurrency import KeyedLocks, join, to_the_end
 from drabridge.dra.deallocation import Deallocations, lingers
-from drabridge.dra.facts import ClaimHandled, ClaimOutcome
+from drabridge.dra.observer import ClaimHandled, ClaimOutcome
 from drabridge.dra.planning import DevicePlan, NotReadyError, Planner
 from drabridge.dra.ports import DraPorts
 from drabridge.dra.records import ClaimRecord, ClaimRecords, PreparedDevice, RecordState
 from drabridge.errors import ConfigError, DrabridgeError, HostError, PeerError, RefusedError
-from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.inventory.devices import Device, Presence, Snapshot
 from drabridge.kube.api import NotFoundError, UnreachableError, backoff
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision, RefusalCode, Side
-from drabridge.ledger.model import ClaimPhase, ClaimRef, Lane, Owner
+from drabridge.ledger.entries import ClaimPhase, ClaimRef, Lane, Owner
 from drabridge.ledger.service import LedgerService
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 
 from msgspec import Struct
 
-from drabridge.dra.facts import Observer, PublishFailed, SlicesPublished
+from drabridge.dra.observer import Observer, PublishFailed, SlicesPublished
 from drabridge.errors import ClusterError
 from drabridge.kube.api import (
     NODES,

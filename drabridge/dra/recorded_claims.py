@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from drabridge.config.fabric import is_fabric_pool
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore, Family
+from drabridge.ledger.entries import Ledger
 from drabridge.ledger.events import ClaimDevices
-from drabridge.ledger.model import Ledger
 
 RECORD_SUFFIX = ".json"
 

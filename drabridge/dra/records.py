@@ -25,8 +25,8 @@ from msgspec import Struct, field
 from drabridge.config.fabric import is_fabric_pool
 from drabridge.dra.concurrency import KeyedLocks
 from drabridge.errors import HostError
+from drabridge.ledger.entries import ClaimRef, ClaimShare
 from drabridge.ledger.events import DeviceUse
-from drabridge.ledger.model import ClaimRef, ClaimShare
 from drabridge.system.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
 from drabridge.system.io_thread import IoThread
 

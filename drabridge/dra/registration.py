@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from msgspec import Struct
 
-from drabridge.dra.facts import Observer, RegistrationChanged
+from drabridge.dra.observer import Observer, RegistrationChanged
 from drabridge.kube.versions import KUBELET_SERVICES
 from drabridge.wire import pluginregistration_pb2 as wire
 from drabridge.wire import pluginregistration_pb2_grpc as rpc

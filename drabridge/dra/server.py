@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from drabridge.dra.concurrency import to_the_end
-from drabridge.dra.facts import Observer
 from drabridge.dra.health_stream import HealthBoard, HealthServicer
+from drabridge.dra.observer import Observer
 from drabridge.dra.registration import RegistrationService
 from drabridge.dra.service import ClaimServicer
 from drabridge.dra.sockets import PluginSockets, identity

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from drabridge.dra.facts import Observer, Requested
+from drabridge.dra.observer import Observer, Requested
 from drabridge.dra.records import PreparedDevice
 from drabridge.errors import DrabridgeError
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 
 if TYPE_CHECKING:
     from drabridge.dra.prepare import Preparer

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import grpc
 
 from drabridge.dra.concurrency import to_the_end
-from drabridge.dra.facts import Fact, RegistrationChanged
+from drabridge.dra.observer import Fact, RegistrationChanged
 from drabridge.dra.registration import RegistrationService
 from drabridge.dra.server import listen
 from drabridge.dra.sockets import PluginSockets, is_dead

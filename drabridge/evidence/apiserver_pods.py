@@ -26,12 +26,12 @@ from drabridge.evidence.pod_objects import (
     watched_pod,
     with_claim,
 )
-from drabridge.inventory.model import device_id_of
+from drabridge.inventory.devices import device_id_of
 from drabridge.kube.api import PODS, Cluster
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFields
 from drabridge.kube.watch import follow
 from drabridge.ledger import events
-from drabridge.ledger.model import ClaimRef, Ledger, PodRef
+from drabridge.ledger.entries import ClaimRef, Ledger, PodRef
 
 MOST_LIVING = 1024  # a node has 110 by default; more can only be written by hand, and kubelet refuses them
 MOST_UNREADABLE = 16_384  # UIDs; one entry stands for all further ones, until the next list

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from drabridge.ledger.entries import PodRef
 from drabridge.ledger.events import Pods, Unit
-from drabridge.ledger.model import PodRef
 from podresources.resolve import files
 
 FILE_NAME = "kubelet_internal_checkpoint"

@@ -19,8 +19,8 @@ from collections.abc import Collection, Mapping
 from msgspec import Struct
 
 from drabridge.evidence.pod_objects import ANY_CLAIM, PodDemand, with_claim
+from drabridge.ledger.entries import ClaimRef, Entry, Ledger, Owner
 from drabridge.ledger.events import Unit
-from drabridge.ledger.model import ClaimRef, Entry, Ledger, Owner
 
 MOST_PODS = 256  # a node has 110 by default
 ANY_RESOURCE = "*"

@@ -19,9 +19,9 @@ from msgspec import Struct
 from drabridge.config.fabric import is_fabric_pool
 from drabridge.containers.cdi_spec import claim_uid_of, is_admin_only
 from drabridge.evidence import checkpoint as checkpoint_file
-from drabridge.inventory.model import device_id_of
+from drabridge.inventory.devices import device_id_of
 from drabridge.ledger import events
-from drabridge.ledger.model import NEVER_KNOWN, ClaimRef, ClaimShare, Entry, Lane, Ledger, Owner, PodRef
+from drabridge.ledger.entries import NEVER_KNOWN, ClaimRef, ClaimShare, Entry, Lane, Ledger, Owner, PodRef
 from podresources import Client, KubeletFeatures, PodResourcesError
 from podresources.model import Claim, ClaimDevice, NodeSnapshot
 

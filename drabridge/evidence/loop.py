@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.ledger import events
-from drabridge.ledger.model import Hold, Owner
+from drabridge.ledger.entries import Hold, Owner
 from drabridge.ledger.proofs import End
 from drabridge.ledger.release_rule import end_of_hold
 from drabridge.ledger.service import LedgerService

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 
 PROC = Path("/proc")
 _KINDS = {"c": stat.S_ISCHR, "b": stat.S_ISBLK}

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.kubelet import absent
 from drabridge.evidence.open_files import OpenDevices, find_open
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from drabridge.ledger import events
-from drabridge.ledger.model import HeldBecause, Ledger, Owner
+from drabridge.ledger.entries import HeldBecause, Ledger, Owner
 from drabridge.ledger.release_rule import holding_claims
 from drabridge.ledger.service import LedgerService
 from drabridge.system.io_thread import IoThread, Job

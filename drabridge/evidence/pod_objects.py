@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import Struct
 
 from drabridge.kube.json_reader import Json
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.ledger.proofs import End
 
 DEFAULT_GRACE_SECONDS = 30.0  # the API server's own default (pkg/apis/core/v1/defaults.go)

@@ -22,7 +22,7 @@ from drabridge.config.problems import Problems
 from drabridge.config.published import INT64, UNITS, parse_quantity
 from drabridge.config.schema import Resource
 from drabridge.config.template import Lookup
-from drabridge.inventory.model import Attribute, Semver
+from drabridge.inventory.devices import Attribute, Semver
 
 _VERSION = re.compile(r"[vV]?(\d+(?:\.\d+)*)(.*)", re.DOTALL | re.ASCII)
 _NUMBER = re.compile(r"[+-]?\d{1,19}", re.ASCII)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from typing import Literal
 
-from drabridge.inventory.model import COMPANION
+from drabridge.inventory.devices import COMPANION
 from drabridge.inventory.vfio import VFIO, group_of
 from drabridge.system.files import names_in
 

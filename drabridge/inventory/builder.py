@@ -37,10 +37,10 @@ from drabridge.inventory.container_edits import (
     resolve_mounts,
     resolve_nodes,
 )
+from drabridge.inventory.devices import Collision, Device, NvidiaFiles, Presence
 from drabridge.inventory.host import Host
 from drabridge.inventory.identity import Candidate, Key, assign, id_of, name_of
 from drabridge.inventory.match import holds, matches
-from drabridge.inventory.model import Collision, Device, NvidiaFiles, Presence
 from drabridge.inventory.nvidia import NvidiaFacts, uuid_hint
 from drabridge.inventory.overlap import DeviceTree, FormerDevices, handed_out, resource_of, separate
 from drabridge.inventory.template_values import MatchedDevice, serial_of

@@ -1,7 +1,8 @@
 """Resolve the device nodes, mounts and environment that one device brings into a container, and what is missing.
 
 A configuration key that reaches the container passes through four files: its rule is in ``config/container.py``, its
-value for one device is computed here, its field is in ``inventory/model.py``, and ``containers/cdi_spec.py`` writes it.
+value for one device is computed here, its field is in ``inventory/devices.py``, and ``containers/cdi_spec.py`` writes
+it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from drabridge.config.schema import Resource
 from drabridge.config.template import CONTAINER_FIELDS, Lookup, Template, variable_name
 from drabridge.errors import HostError
 from drabridge.inventory.cdi_names import CdiNames
+from drabridge.inventory.devices import CDI_PLACE, COMPANION, Device, DeviceNode, Fallback, Mount, NvidiaFiles
 from drabridge.inventory.host import Host
-from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, DeviceNode, Fallback, Mount, NvidiaFiles
 from drabridge.inventory.template_values import MatchedDevice
 from drabridge.inventory.vfio import VFIO
 

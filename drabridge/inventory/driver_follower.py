@@ -8,8 +8,8 @@ from functools import partial
 
 from drabridge.config.nvidia import Nvidia
 from drabridge.config.schema import Config
+from drabridge.inventory.devices import NvidiaFiles
 from drabridge.inventory.host import HostPaths
-from drabridge.inventory.model import NvidiaFiles
 from drabridge.system.io_thread import IoThread
 from drabridge.system.supervise import forever
 

@@ -6,7 +6,7 @@ from drabridge.config.fabric import FabricDevice, fabric_resource
 from drabridge.config.template import Field, Template
 from drabridge.inventory.attribute_values import attributes_of, capacity_of
 from drabridge.inventory.container_edits import render_env, render_mount
-from drabridge.inventory.model import Device, DeviceNode, Mount
+from drabridge.inventory.devices import Device, DeviceNode, Mount
 
 
 def fabric_device(entry: FabricDevice, driver: str) -> Device:

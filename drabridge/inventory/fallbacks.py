@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from drabridge.inventory.facts import FallbackGiven
-from drabridge.inventory.model import Device, Snapshot
+from drabridge.inventory.devices import Device, Snapshot
+from drabridge.inventory.observer import FallbackGiven
 
 
 def why_fallbacks(devices: Iterable[Device]) -> list[str]:

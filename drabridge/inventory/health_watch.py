@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from drabridge.config.nvidia import Nvidia
 from drabridge.config.schema import Config
-from drabridge.inventory.facts import OnFact
 from drabridge.inventory.nvidia import NvidiaFacts
+from drabridge.inventory.observer import OnFact
 from drabridge.inventory.udev_scope import needs_nvidia
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from msgspec import Struct, field
 
 from drabridge.config.schema import Config
 from drabridge.inventory.attribute_values import LastValues
-from drabridge.inventory.model import Collision
+from drabridge.inventory.devices import Collision
 from drabridge.inventory.topology import is_pci_address
 
 ID_MAX = 63

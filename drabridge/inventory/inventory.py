@@ -24,17 +24,17 @@ from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_follower import CdiFollower
 from drabridge.inventory.cdi_names import other_drivers
 from drabridge.inventory.container_edits import resolve_again
+from drabridge.inventory.devices import Device, Presence, Snapshot
 from drabridge.inventory.driver_follower import DriverFollower
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
 from drabridge.inventory.exec_checks import ExecChecks
-from drabridge.inventory.facts import EventSeen, MonitorRestarted, OnFact, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.fallbacks import Fallbacks
 from drabridge.inventory.health_watch import HealthWatch
 from drabridge.inventory.host import Host, HostPaths
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
-from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.inventory.named_resources import NamedResources
+from drabridge.inventory.observer import EventSeen, MonitorRestarted, OnFact, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
@@ -62,7 +62,7 @@ class Inventory:
     """The devices of this node, by one configuration. Everything runs on the loop that ``run`` runs on.
 
     ``held(name)`` says whether somebody may hold the device of that name. ``known``: the identities of an earlier run.
-    ``on_fact`` gets a fact for each thing that happens (``facts.py``).
+    ``on_fact`` gets a fact for each thing that happens (``observer.py``).
     """
 
     def __init__(

@@ -12,9 +12,9 @@ from drabridge.config.matcher import any_of
 from drabridge.config.name_template import VALUES_MAX, expanded
 from drabridge.config.resource_names import field_of, name_for
 from drabridge.config.schema import Config
+from drabridge.inventory.devices import Collision
 from drabridge.inventory.match import holds
 from drabridge.inventory.mig import identity_hint
-from drabridge.inventory.model import Collision
 from drabridge.inventory.udev_device import UdevDevice
 
 

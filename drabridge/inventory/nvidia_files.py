@@ -22,8 +22,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from drabridge.config.nvidia import Nvidia
+from drabridge.inventory.devices import Mount, NvidiaFile, NvidiaFiles
 from drabridge.inventory.host import HostPaths
-from drabridge.inventory.model import Mount, NvidiaFile, NvidiaFiles
 from drabridge.inventory.nvidia import parse_version
 
 MACHINE = os.uname().machine

@@ -20,10 +20,10 @@ from msgspec import Struct
 
 from drabridge.config.nvidia import Nvidia
 from drabridge.inventory import gpu_use, nvml_report
-from drabridge.inventory.facts import NvmlChanged, OnFact, XidSeen
 from drabridge.inventory.gpu_use import GpuUse
 from drabridge.inventory.nvidia import NvidiaFacts
 from drabridge.inventory.nvml_report import Event, Failed, State, Use, Xids
+from drabridge.inventory.observer import NvmlChanged, OnFact, XidSeen
 from drabridge.inventory.udev_device import clean
 
 PROGRAM = """\

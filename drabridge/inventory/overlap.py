@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from drabridge.config.matcher import any_of
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory import topology
+from drabridge.inventory.devices import Device
 from drabridge.inventory.match import holds
-from drabridge.inventory.model import Device
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.vfio import VFIO, is_twin
 

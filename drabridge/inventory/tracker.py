@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
+from drabridge.inventory.devices import Collision, Device, Presence, Snapshot
 from drabridge.inventory.identity import Key
-from drabridge.inventory.model import Collision, Device, Presence, Snapshot
 from drabridge.system import safety_defaults
 
 TOMBSTONE_SECONDS = safety_defaults.TOMBSTONE_SECONDS

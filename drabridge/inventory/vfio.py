@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from drabridge.config.schema import Config, Resource
 from drabridge.inventory import topology
-from drabridge.inventory.model import Device, DeviceNode, Presence
+from drabridge.inventory.devices import Device, DeviceNode, Presence
 from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import VFIO_CDEV
 from drabridge.system.files import link_name, names_in

@@ -53,7 +53,7 @@ def _check(path: Path) -> None:
         yaml_reader.read((data or b"").decode(), DEPTH_MAX, VALUES_MAX, lambda found: None)
     except UnreadableFileError as error:
         raise ConfigError(f"{path} is not a kubeconfig that can be used: {error.reason}") from error
-    except yaml_reader.TooLarge as error:
+    except yaml_reader.DocumentTooLargeError as error:
         raise ConfigError(f"{path} is not a kubeconfig that can be used: its YAML is {error}") from error
 
 

@@ -12,8 +12,9 @@ from typing import Protocol
 
 from drabridge.errors import ClusterError
 from drabridge.evidence.kubelet import KubeletEvidence
-from drabridge.inventory.model import device_id_of
+from drabridge.inventory.devices import device_id_of
 from drabridge.kube.connection import ApiServer
+from drabridge.ledger.entries import Entry, Lane
 from drabridge.ledger.events import (
     ClaimAllocated,
     ClaimDevices,
@@ -22,7 +23,6 @@ from drabridge.ledger.events import (
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.model import Entry, Lane
 from drabridge.ledger.service import LedgerService
 
 log = logging.getLogger(__name__)

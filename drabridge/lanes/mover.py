@@ -14,8 +14,8 @@ from drabridge.lanes.acknowledgements import (
 from drabridge.lanes.desired import DesiredLanes
 from drabridge.lanes.plan import seconds_until_replan, startable_without_slices
 from drabridge.lanes.targets import LaneTargets
+from drabridge.ledger.entries import Entry, Lane, WaitsFor
 from drabridge.ledger.events import SetLane
-from drabridge.ledger.model import Entry, Lane, WaitsFor
 from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
 

@@ -23,8 +23,8 @@ from enum import IntEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Device, Presence
-from drabridge.ledger.model import Entry, Lane, Ledger, Owner
+from drabridge.inventory.devices import Device, Presence
+from drabridge.ledger.entries import Entry, Lane, Ledger, Owner
 
 HYSTERESIS_SECONDS = 60.0  # a device that flaps (USB, a driver reload) must not make others move to and fro
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 from drabridge.lanes.plan import LaneChange, Urgency, destination_lane, packing_order
 from drabridge.ledger.eligibility import leasable
-from drabridge.ledger.model import Entry, Lane, Ledger
+from drabridge.ledger.entries import Entry, Lane, Ledger
 
 
 def lent_as_shared(ledger: Ledger, lent: Iterable[str]) -> Ledger:

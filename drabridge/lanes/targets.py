@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from drabridge.config.lanes import Lanes, LaneShare, Selection
 from drabridge.config.schema import Config, Resource
+from drabridge.inventory.devices import Device, Presence, Snapshot
 from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.match import matches
-from drabridge.inventory.model import Device, Presence, Snapshot
 from drabridge.kube.connection import ApiServer
 from drabridge.lanes.acknowledgements import PublishedSlices
 from drabridge.lanes.desired import DesiredLanes
@@ -28,7 +28,7 @@ from drabridge.lanes.plan import (
 )
 from drabridge.lanes.shared import lent_as_shared, shared_now, with_shared
 from drabridge.ledger.eligibility import leasable
-from drabridge.ledger.model import Lane, Ledger
+from drabridge.ledger.entries import Lane, Ledger
 from drabridge.ledger.service import LedgerService
 
 

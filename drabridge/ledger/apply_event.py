@@ -10,7 +10,7 @@ from typing import Any, assert_never
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger import eligibility, refusals
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import (
@@ -25,7 +25,7 @@ from drabridge.ledger.effects import (
     Step,
     Subject,
 )
-from drabridge.ledger.model import ClaimPhase, ClaimRef, Entry, Lane, Ledger, LedgerDevice, Owner
+from drabridge.ledger.entries import ClaimPhase, ClaimRef, Entry, Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.observation import EvidenceRound, KubeletAnswer, shown_as_another_resource, shown_on
 from drabridge.ledger.ownership import begin_move
 from drabridge.ledger.policy import LedgerPolicy

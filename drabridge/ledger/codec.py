@@ -1,7 +1,7 @@
 """Write the ledger's records as text and read them back: JSON objects, in lines with a checksum.
 
 An entry is one flat object: its own fields and those of its device, under the names that they have in
-:mod:`drabridge.ledger.model`. Most fields that have their default are left out. Reading is strict about types, and
+:mod:`drabridge.ledger.entries`. Most fields that have their default are left out. Reading is strict about types, and
 ignores what it does not know. The checksum is over a line's own bytes: a checksum over values that are serialised again
 breaks whenever a field is added (NVIDIA/k8s-dra-driver-gpu#1080).
 """
@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, fields
 
-from drabridge.ledger.model import ClaimHold, Entry, Hold, LedgerDevice, NodeState, PodRef
+from drabridge.ledger.entries import ClaimHold, Entry, Hold, LedgerDevice, NodeState, PodRef
 
 Json = dict[str, Any]
 
@@ -127,7 +127,7 @@ def _amounts(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return sorted(values.items())
 
 
-class UnreadableLedger(Exception):
+class UnreadableLedgerError(Exception):
     """Something on disk is not what was written, or is not for this agent; the message says what."""
 
 
@@ -138,14 +138,14 @@ def encode(value: Json) -> bytes:
 
 
 def decode(line: bytes) -> Json:
-    """Return the record of a line. Raises UnreadableLedger if its bytes are not those that were written."""
+    """Return the record of a line. Raises UnreadableLedgerError if its bytes are not those that were written."""
     body = line[_CRC_DIGITS + 1 :]
     if line[_CRC_DIGITS : _CRC_DIGITS + 1] != b" " or line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(body):
-        raise UnreadableLedger("its checksum does not match")
+        raise UnreadableLedgerError("its checksum does not match")
     try:
         value: Any = msgspec.json.decode(body)  # it accepts only text that can be written again
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableLedger(f"it is not JSON ({error})") from error
+        raise UnreadableLedgerError(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise UnreadableLedger("it is not a JSON object")
+        raise UnreadableLedgerError("it is not a JSON object")
     return value

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from drabridge.ledger.model import Entry, Lane, Ledger, NodeState
+from drabridge.ledger.entries import Entry, Lane, Ledger, NodeState
 
 
 class RefusalCode(StrEnum):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from drabridge.inventory.model import Presence
-from drabridge.ledger.model import DRA_OWNERS, ClaimHold, Entry, Lane, Ledger, Owner
+from drabridge.inventory.devices import Presence
+from drabridge.ledger.entries import DRA_OWNERS, ClaimHold, Entry, Lane, Ledger, Owner
 from drabridge.ledger.policy import LedgerPolicy
 
 _LEGACY_LANES = frozenset({Lane.LEGACY, Lane.SHARED})

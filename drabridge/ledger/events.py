@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from drabridge.ledger.model import ClaimRef, ClaimShare, Lane, LedgerDevice, PodRef
+from drabridge.ledger.entries import ClaimRef, ClaimShare, Lane, LedgerDevice, PodRef
 from drabridge.ledger.proofs import End
 
 Unit = tuple[str, str]  # the resource that kubelet counts it under, and kubelet's id; ids alone are not unique

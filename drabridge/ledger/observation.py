@@ -17,10 +17,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import device_id_of
+from drabridge.inventory.devices import device_id_of
 from drabridge.ledger import events as ev
+from drabridge.ledger.entries import ClaimRef, Entry, Ledger, Owner, PodRef
 from drabridge.ledger.events import Pods, Unit
-from drabridge.ledger.model import ClaimRef, Entry, Ledger, Owner, PodRef
 from drabridge.ledger.release_rule import DeviceEvidence, holding_claims
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import LaneMoveAborted, Notify, Refusal, Released, Subject
 from drabridge.ledger.eligibility import cordoned_by
-from drabridge.ledger.model import (
+from drabridge.ledger.entries import (
     DRA_OWNERS,
     MOVING,
     ClaimHold,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from drabridge.ledger.effects import Refusal, RefusalCode, Side
-from drabridge.ledger.model import DRA_OWNERS, ClaimHold, ClaimPhase, Entry, Hold, Lane, Owner
+from drabridge.ledger.entries import DRA_OWNERS, ClaimHold, ClaimPhase, Entry, Hold, Lane, Owner
 
 _DAY_SECONDS = 86_400.0
 _OFFERED_TO = {

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drabridge.inventory.model import device_id_of
+from drabridge.inventory.devices import device_id_of
 from drabridge.ledger import proofs
+from drabridge.ledger.entries import NEVER_KNOWN, ClaimRef, Entry, HeldBecause, Hold, PodRef
 from drabridge.ledger.events import DeviceUse
-from drabridge.ledger.model import NEVER_KNOWN, ClaimRef, Entry, HeldBecause, Hold, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.proofs import End
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from drabridge.errors import HostError
 from drabridge.ledger.apply_event import refusal_effects, step
 from drabridge.ledger.effects import ACCEPTED, Decision, Effect, Notify, Refusal, RefusalCode, Side, Step
+from drabridge.ledger.entries import ClaimRef, Ledger
 from drabridge.ledger.events import Event, RecordLost
 from drabridge.ledger.lock import LedgerLockedError
-from drabridge.ledger.model import ClaimRef, Ledger
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.store import LoadResult, Store
 from drabridge.system.io_thread import IoThread, Job

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from drabridge.ledger.entries import Ledger
 from drabridge.ledger.events import (
     AgentStarted,
     CheckpointRead,
@@ -16,7 +17,6 @@ from drabridge.ledger.events import (
     RecordLost,
     Unprepare,
 )
-from drabridge.ledger.model import Ledger
 
 
 class StartupFindings(Struct, frozen=True):

@@ -31,7 +31,7 @@ from drabridge.errors import HostError
 from drabridge.ledger.codec import (
     ENTRY_FIELDS,
     Json,
-    UnreadableLedger,
+    UnreadableLedgerError,
     decode,
     encode,
     entry_from_json,
@@ -39,8 +39,8 @@ from drabridge.ledger.codec import (
     node_from_json,
     node_to_json,
 )
+from drabridge.ledger.entries import Entry, Ledger, NodeState
 from drabridge.ledger.lock import Lock, same_file
-from drabridge.ledger.model import Entry, Ledger, NodeState
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Store:
             if not self._lock.ran_before and not self.previous.exists():
                 return LoadResult(Loaded.FRESH, Ledger())
             return self._from_previous(f"{self.path} is missing though the agent ran here before")
-        except (OSError, UnreadableLedger) as error:
+        except (OSError, UnreadableLedgerError) as error:
             return self._from_previous(f"{self.path} cannot be read: {_reason(error)}")
         self._envelope, self._unknown = read.envelope, read.unknown
         if read.fault:
@@ -149,7 +149,7 @@ class Store:
         problem += _kept(self._set_aside())
         try:
             read = _read(self.previous, self.node)
-        except (OSError, UnreadableLedger):
+        except (OSError, UnreadableLedgerError):
             return LoadResult(Loaded.LOST, Ledger(), f"{problem}; there is no older copy, began without it", _HINT)
         self._envelope, self._unknown = read.envelope, read.unknown
         message = f"{problem}; took {self.previous} instead and quarantined what looked free there"
@@ -276,7 +276,7 @@ def read_if_possible(directory: Path, *, node: str) -> Ledger | None:
     """Read a ledger of another writer as far as possible; None if nothing about this node can be read."""
     try:
         return _read(directory / FILE, node).ledger
-    except (OSError, UnreadableLedger):
+    except (OSError, UnreadableLedgerError):
         return None
 
 
@@ -294,14 +294,14 @@ def read_completely(directory: Path, *, node: str) -> Ledger | None:
         raise HostError(f"{path} is missing, and there is an older copy of it") from None
     except _OtherNode:
         return None
-    except (OSError, UnreadableLedger) as error:
+    except (OSError, UnreadableLedgerError) as error:
         raise HostError(f"{path} cannot be read: {_reason(error)}") from error
     if read.fault:
         raise HostError(f"{path} is damaged: {read.fault}")
     return read.ledger
 
 
-class _OtherNode(UnreadableLedger):
+class _OtherNode(UnreadableLedgerError):
     """A ledger of another node, for example on a copied disk."""
 
 
@@ -309,7 +309,7 @@ def _read(path: Path, node_name: str) -> _Read:
     lines = path.read_bytes().split(b"\n")
     tail = lines.pop()  # empty if the file ends as it should
     if not lines:
-        raise UnreadableLedger("it is empty" if not tail else "it ends within its first line")
+        raise UnreadableLedgerError("it is empty" if not tail else "it ends within its first line")
     envelope = decode(lines[0])
     _check_envelope(envelope, node_name)
     try:
@@ -319,19 +319,19 @@ def _read(path: Path, node_name: str) -> _Read:
             int(envelope["entries"]),
         )
     except _BAD_RECORD as error:
-        raise UnreadableLedger(f"its envelope is damaged ({error})") from error
+        raise UnreadableLedgerError(f"its envelope is damaged ({error})") from error
     read = _Read(node=node, seq=seq, envelope=envelope, torn=bool(tail))
     if len(lines) <= count:
-        raise UnreadableLedger(f"it ends after {len(lines) - 1} of {count} entries")
+        raise UnreadableLedgerError(f"it ends after {len(lines) - 1} of {count} entries")
     try:
         for line in lines[1 : count + 1]:
             _add_entry(read, decode(line))
-    except (*_BAD_RECORD, UnreadableLedger) as error:
-        raise UnreadableLedger(f"an entry of its snapshot is damaged ({error})") from error
+    except (*_BAD_RECORD, UnreadableLedgerError) as error:
+        raise UnreadableLedgerError(f"an entry of its snapshot is damaged ({error})") from error
     for number, line in enumerate(lines[count + 1 :], count + 2):
         try:
             _replay(read, decode(line))
-        except (*_BAD_RECORD, UnreadableLedger) as error:
+        except (*_BAD_RECORD, UnreadableLedgerError) as error:
             read.fault = f"line {number} ({error})"
             break
     return read
@@ -339,17 +339,17 @@ def _read(path: Path, node_name: str) -> _Read:
 
 def _check_envelope(envelope: Json, node: str) -> None:
     if envelope.get("format") != FORMAT:
-        raise UnreadableLedger(f"its format is {envelope.get('format')!r}, expected {FORMAT!r}")
+        raise UnreadableLedgerError(f"its format is {envelope.get('format')!r}, expected {FORMAT!r}")
     version = envelope.get("version")
     if not isinstance(version, int) or version < 1:
-        raise UnreadableLedger(f"its version is {version!r}; versions begin with 1")
+        raise UnreadableLedgerError(f"its version is {version!r}; versions begin with 1")
     if version > VERSION:
-        raise UnreadableLedger(f"it was written by a newer agent (version {version}, this one reads {VERSION})")
+        raise UnreadableLedgerError(f"it was written by a newer agent (version {version}, this one reads {VERSION})")
     if envelope.get("node") != node:
         raise _OtherNode(f"it belongs to node {envelope.get('node')!r}, this is {node!r}")
     missing = {"seq", "entries", "node_state"} - envelope.keys()
     if missing:
-        raise UnreadableLedger(f"its envelope lacks {', '.join(sorted(missing))}")
+        raise UnreadableLedgerError(f"its envelope lacks {', '.join(sorted(missing))}")
 
 
 def _add_entry(read: _Read, data: Json) -> None:

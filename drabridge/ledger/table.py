@@ -52,7 +52,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Owner
+from drabridge.ledger.entries import DRA_OWNERS, Entry, Lane, Owner
 from drabridge.ledger.transaction import Outcome, Transaction
 from drabridge.ledger.transitions import claims as claims
 from drabridge.ledger.transitions import lanes as lanes

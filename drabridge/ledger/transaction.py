@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 
 from drabridge.ledger.effects import Effect, Refusal
+from drabridge.ledger.entries import ClaimRef, Entry, Ledger, NodeState
 from drabridge.ledger.events import DeviceUse
-from drabridge.ledger.model import ClaimRef, Entry, Ledger, NodeState
 from drabridge.ledger.policy import LedgerPolicy
 
 Outcome = Entry | Refusal  # what a transition makes of a device; the same entry object if nothing changes

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device, Presence
-from drabridge.ledger.model import Entry, Ledger, Owner
+from drabridge.inventory.devices import Device, Presence
+from drabridge.ledger.entries import Entry, Ledger, Owner
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from drabridge.ledger.model import Entry
+from drabridge.ledger.entries import Entry
 
 _NONE: Mapping[str, float] = {}
 

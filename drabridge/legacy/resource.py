@@ -19,7 +19,7 @@ from drabridge.containers.cdi_store import CdiStore
 from drabridge.containers.hooks import run_hook
 from drabridge.containers.together import joined_env, one_path_for_two, placed, too_many
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 from drabridge.lanes.plan import packing_order
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision

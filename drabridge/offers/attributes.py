@@ -12,7 +12,7 @@ from typing import Any
 from drabridge.config import names
 from drabridge.config.published import INT64
 from drabridge.config.quantity import canonical
-from drabridge.inventory.model import Attribute, Device, Semver
+from drabridge.inventory.devices import Attribute, Device, Semver
 
 STANDARD_DOMAIN = "resource.kubernetes.io"
 PCIE_ROOT = f"{STANDARD_DOMAIN}/pcieRoot"

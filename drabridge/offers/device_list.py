@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from drabridge.ledger.eligibility import cordoned_by, legacy_healthy, must_list
-from drabridge.ledger.model import Entry, Ledger
+from drabridge.ledger.entries import Entry, Ledger
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.turns import ADMIT_SECONDS
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from drabridge.config.names import DNS_LABEL_MAX
 from drabridge.config.node_labels import LabelRule
 from drabridge.config.template import Lookup, Template
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 
 _NEVER_IN_A_LABEL = re.compile(r"[^-A-Za-z0-9_. ]")
 _ENDS = "-_."  # metav1 validation IsValidLabelValue: a letter or digit at both ends

@@ -16,9 +16,9 @@ from drabridge.config.claims import Partition
 from drabridge.config.published import ALL, Capacity, RequestPolicy, quantity_value
 from drabridge.config.quantity import canonical
 from drabridge.config.schema import Config, Resource
-from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.inventory.devices import Device, Presence, Snapshot
 from drabridge.ledger import eligibility
-from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner
+from drabridge.ledger.entries import DRA_OWNERS, Entry, Lane, Ledger, Owner
 from drabridge.offers.slices import Effect, Json, Offer, Pool, Taint
 
 PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration

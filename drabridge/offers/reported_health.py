@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 
 
 class ReportedHealth(Struct, frozen=True):

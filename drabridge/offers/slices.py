@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from drabridge.config.quantity import canonical
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from drabridge.offers.attributes import describe
 
 # resource.k8s.io limits in 1.36.2. 128 devices are allowed in a slice without taints, counters and list attributes;

@@ -27,9 +27,9 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger.eligibility import blocking_relative, cordoned_by, legacy_healthy
-from drabridge.ledger.model import DRA_OWNERS, Entry, Lane, Ledger, Owner
+from drabridge.ledger.entries import DRA_OWNERS, Entry, Lane, Ledger, Owner
 
 TURN_SECONDS = 12.0
 """Kubelet tells its number every 10 s (nodeStatusUpdateFrequency); the scheduler tries a pod again after at most 10 s

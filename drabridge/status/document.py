@@ -14,10 +14,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from drabridge.inventory.devices import Attribute, Device, Presence, Semver, Snapshot
 from drabridge.inventory.fallbacks import why_fallbacks
-from drabridge.inventory.model import Attribute, Device, Presence, Semver, Snapshot
 from drabridge.ledger.eligibility import blocking_relative, cordoned_by, dra_schedulable, legacy_healthy
-from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner, PodRef
+from drabridge.ledger.entries import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.turns import NOBODYS, Turns
 

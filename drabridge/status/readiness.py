@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from drabridge.config.schema import Config
+from drabridge.inventory.devices import Snapshot
 from drabridge.inventory.fallbacks import not_given
-from drabridge.inventory.model import Snapshot
-from drabridge.ledger.model import Ledger
+from drabridge.ledger.entries import Ledger
 
 if TYPE_CHECKING:
     from deviceplugin import ServerState

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger.eligibility import cordoned_by
-from drabridge.ledger.model import Lane, Owner
+from drabridge.ledger.entries import Lane, Owner
 from drabridge.status.document import allocation_labels
 from drabridge.status.readiness import AgentState
 from drabridge.system.untrusted import unreadable

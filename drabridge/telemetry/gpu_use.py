@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from drabridge.inventory.devices import Device
 from drabridge.inventory.gpu_use import OTHER, GpuUse
-from drabridge.inventory.model import Device
-from drabridge.ledger.model import Ledger
+from drabridge.ledger.entries import Ledger
 from drabridge.telemetry.metrics import Sample
 
 NamesOf = Callable[[str, str], tuple[str, str, str]]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drabridge.ledger.model import ClaimPhase, Entry, Ledger, Owner, PodRef
+from drabridge.ledger.entries import ClaimPhase, Entry, Ledger, Owner, PodRef
 from drabridge.telemetry.metrics import Sample
 
 PODS, CLAIMS = "deviceplugin", "dra"  # values of the label ``api``

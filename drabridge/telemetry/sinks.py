@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 import deviceplugin
-from drabridge.dra.facts import (
+from drabridge.dra.observer import (
     ClaimHandled,
     LeaseEnded,
     LeaseOutcome,
@@ -22,8 +22,8 @@ from drabridge.dra.facts import (
     SlicesPublished,
     StatusWritten,
 )
-from drabridge.dra.facts import Fact as DraFact
-from drabridge.inventory.facts import (
+from drabridge.dra.observer import Fact as DraFact
+from drabridge.inventory.observer import (
     EventSeen,
     FallbackGiven,
     MonitorRestarted,
@@ -33,7 +33,7 @@ from drabridge.inventory.facts import (
     SourceChanged,
     XidSeen,
 )
-from drabridge.inventory.facts import Fact as InventoryFact
+from drabridge.inventory.observer import Fact as InventoryFact
 from drabridge.ledger.effects import (
     Effect,
     LaneMoveAborted,
@@ -43,7 +43,7 @@ from drabridge.ledger.effects import (
     Refused,
     Released,
 )
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.status.document import RecentRefusal
 from drabridge.system.supervise import REPEAT_SECONDS
 from drabridge.telemetry.metrics import Metrics
@@ -127,7 +127,7 @@ class Sinks:
     # The inventory.
 
     def inventory(self, fact: InventoryFact) -> None:
-        """Take a fact of :mod:`drabridge.inventory.facts`."""
+        """Take a fact of :mod:`drabridge.inventory.observer`."""
         match fact:
             case EventSeen():
                 self._metrics.count("udev_events", fact.subsystem, fact.action)
@@ -166,7 +166,7 @@ class Sinks:
     # The DRA side.
 
     def dra(self, fact: DraFact) -> None:
-        """Take a fact of :mod:`drabridge.dra.facts`."""
+        """Take a fact of :mod:`drabridge.dra.observer`."""
         match fact:
             case ClaimHandled():
                 if fact.method == "prepare":

@@ -92,7 +92,7 @@ class Found(NamedTuple):
     first: Place = (1, 1)
 
 
-class TooLarge(Exception):
+class DocumentTooLargeError(Exception):
     """The text is nested too deep or has too many values: ``deep`` says which. ``of``: where an alias points."""
 
     def __init__(self, place: Place, path: Path, of: Place, *, deep: bool) -> None:
@@ -107,7 +107,7 @@ def read(text: str, depth_max: int, values_max: int, tell: Callable[[Found], Non
     """Return the root of each document, empty ones as empty scalars.
 
     ``tell`` is called with each fault, in the order of the text, and may raise. With aliases written out there may be
-    ``values_max`` values: aliases of aliases of aliases are an attack. Raises TooLarge, and yaml.YAMLError.
+    ``values_max`` values: aliases of aliases of aliases are an attack. Raises DocumentTooLargeError, and yaml.YAMLError.
     """
     builder = _Builder(depth_max, values_max, tell)
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
@@ -137,7 +137,7 @@ class _Builder:
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             self._tag(event)
             if len(self._stack) >= self._depth_max:
-                raise TooLarge(_place(event), self._path(), _place(event), deep=True)
+                raise DocumentTooLargeError(_place(event), self._path(), _place(event), deep=True)
             kind = MappingNode if isinstance(event, yaml.MappingStartEvent) else SequenceNode
             opened: MappingNode | SequenceNode = kind(*_span(event), bool(event.flow_style), _place(event))
             before = self._count
@@ -177,7 +177,7 @@ class _Builder:
         self._count += size
         if self._count > self._values_max:
             of = node.target if isinstance(node, Alias) else node
-            raise TooLarge(node.place, (), of.place, deep=False)
+            raise DocumentTooLargeError(node.place, (), of.place, deep=False)
         if anchor:
             self._anchors[anchor] = (node, size)
         if not self._stack:

@@ -16,7 +16,7 @@ import pytest
 from drabridge.containers.cdi_spec import CdiDevice, ContainerEdits
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import HostError
-from drabridge.inventory.model import DeviceNode
+from drabridge.inventory.devices import DeviceNode
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.sim.kubelet.timings import Timings

@@ -22,11 +22,11 @@ from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import ConfigError
 from drabridge.evidence.kubelet import KubeletEvidence, pods_of
 from drabridge.inventory.builder import DeviceBuilder
+from drabridge.inventory.devices import Snapshot
 from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
-from drabridge.inventory.model import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice, clean
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice
+from drabridge.ledger.entries import Entry, Ledger, LedgerDevice
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.offers.device_list import legacy_list
 from drabridge.status import page

@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.sim.cluster import SimCluster
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.runtime import LockingRuntime

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from drabridge.agent.drain import ClaimsLeft, Drain, is_state_unneeded, remove_state
 from drabridge.errors import RefusedError
-from drabridge.inventory.model import Presence
-from drabridge.ledger.model import (
+from drabridge.inventory.devices import Presence
+from drabridge.ledger.entries import (
     ClaimHold,
     ClaimPhase,
     ClaimRef,

@@ -15,10 +15,10 @@ from deploy.helm import manifests
 from drabridge.agent.evictions import Evictor
 from drabridge.config import load
 from drabridge.evidence.apiserver_pods import PodWatch
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 from drabridge.kube.client import KubernetesCluster
 from drabridge.ledger.effects import Notify
-from drabridge.ledger.model import (
+from drabridge.ledger.entries import (
     ClaimHold,
     ClaimPhase,
     ClaimRef,

@@ -11,8 +11,8 @@ import pytest
 
 from drabridge.dra.recorded_claims import recorded_claims
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
+from drabridge.ledger.entries import ClaimRef, Lane
 from drabridge.ledger.events import AgentStarted
-from drabridge.ledger.model import ClaimRef, Lane
 from drabridge.sim.kubelet.faults import ListFault
 from tests.support.agent_on_cluster import bridge, claim_pod, healthy, limits_pod
 from tests.support.agent_process import BOOT_ID, AgentProcess

@@ -18,7 +18,7 @@ from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.recorded_claims import forget_device
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.errors import RefusedError
-from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Ledger, LedgerDevice, Owner, PodRef
+from drabridge.ledger.entries import ClaimHold, ClaimPhase, ClaimRef, Entry, Ledger, LedgerDevice, Owner, PodRef
 
 CLAIM = ClaimRef("34553fd1-cf06-469c-b877-c1432ff67333", "default", "c")
 WATCHER = ClaimRef("5bd47ba5-dc39-4e01-b577-25147473f530", "default", "watcher")

@@ -14,8 +14,8 @@ from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
 from drabridge.evidence.kubelet import KubeletList
 from drabridge.ledger import startup_events
+from drabridge.ledger.entries import ClaimRef, Entry, Ledger, LedgerDevice
 from drabridge.ledger.events import ClaimDevices, DeviceUse, RecordLost
-from drabridge.ledger.model import ClaimRef, Entry, Ledger, LedgerDevice
 from drabridge.system.paths import Paths
 
 DRIVER = "gpu.example.com"

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.inventory.model import Attribute, Device, Semver
+from drabridge.inventory.devices import Attribute, Device, Semver
 from drabridge.kube.api import NotFoundError, UnreachableError
 from drabridge.offers.slice_writes import plan
 from drabridge.offers.slices import Offer, Pool, desired_slices

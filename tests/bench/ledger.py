@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from drabridge.ledger.apply_event import step
+from drabridge.ledger.entries import ClaimRef, Entry, Lane, Ledger, LedgerDevice, NodeState
 from drabridge.ledger.events import Allocate, DeviceUse, Prepare, Unprepare
-from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, LedgerDevice, NodeState
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from drabridge.dra.publisher import Publisher
 from drabridge.evidence.apiserver_pods import PodWatch
-from drabridge.inventory.model import Semver
+from drabridge.inventory.devices import Semver
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.versions import RESOURCE_GROUP, choose_version

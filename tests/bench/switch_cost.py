@@ -16,7 +16,7 @@ from pathlib import Path
 
 from drabridge.kube.api import PODS, Kind
 from drabridge.kube.client import KubernetesCluster
-from drabridge.migrate.report.facts import NAMESPACES
+from drabridge.migrate.report.readers import NAMESPACES
 from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
 
 RESOURCE = "example.com/switch-cost"

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.cli.status import moves, render
-from drabridge.inventory.model import Device, Presence, Semver
-from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner
+from drabridge.inventory.devices import Device, Presence, Semver
+from drabridge.ledger.entries import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner
 from drabridge.status import page
 from drabridge.status.document import KubeletConnection, RecentRefusal
 from drabridge.status.wording import holder, parse_time

@@ -16,8 +16,8 @@ from drabridge.coexistence.competing_plugins import (
     SETTLED_SECONDS,
     CompetingPlugins,
 )
+from drabridge.ledger.entries import Entry, Hold, Ledger, LedgerDevice
 from drabridge.ledger.events import RecordLost
-from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice
 from podresources import PodResourcesError
 
 R = "example.com/radio"

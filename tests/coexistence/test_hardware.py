@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from drabridge.coexistence.hardware import held_devices, known_device
-from drabridge.inventory.model import Device
-from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Lane, Ledger, LedgerDevice, Owner
+from drabridge.inventory.devices import Device
+from drabridge.ledger.entries import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Lane, Ledger, LedgerDevice, Owner
 
 CLAIM = ClaimRef("uid", "ns", "claim")
 

@@ -10,8 +10,8 @@ import pytest
 from drabridge.coexistence.host_mounts import HostMounts
 from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.coexistence.withheld import WithheldDevices
-from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
-from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, Owner
+from drabridge.inventory.devices import Device, DeviceNode, Presence, Snapshot
+from drabridge.ledger.entries import Entry, Lane, Ledger, LedgerDevice, Owner
 from drabridge.system.paths import Paths
 
 DISKS = {"sda": "8:0", "sda1": "8:1", "sda2": "8:2", "sdb": "8:16", "dm-0": "253:0", "dm-1": "253:1", "md0": "9:0"}

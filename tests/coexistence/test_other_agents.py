@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.coexistence.other_agents import OtherAgents
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
+from drabridge.ledger.entries import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner
 from drabridge.ledger.lock import Lock
-from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner
 from drabridge.ledger.store import Store
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths

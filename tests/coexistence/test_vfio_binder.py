@@ -18,14 +18,14 @@ import pytest
 
 from drabridge.coexistence import vfio_binder
 from drabridge.coexistence.host_mounts import HostMounts
-from drabridge.coexistence.iommu_groups import Function, IommuGroups
+from drabridge.coexistence.host_use import Function, IommuGroups
 from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.coexistence.vfio_binder import VfioBinder
 from drabridge.coexistence.withheld import WithheldDevices
 from drabridge.config.vfio import Vfio
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState, Owner
+from drabridge.inventory.devices import Device, DeviceNode, Presence, Snapshot
+from drabridge.ledger.entries import Entry, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.system.paths import Paths
 from drabridge.system.pci_driver import VFIO_PCI, Binding, PciDrivers, Step, binding_before, next_step
 from tests.support.hardware import config, loop_devices

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from drabridge.coexistence.withheld import ASK_AGAIN_SECONDS, WithheldDevices
-from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice, Owner
+from drabridge.inventory.devices import Device, DeviceNode, Presence, Snapshot
+from drabridge.ledger.entries import Entry, Ledger, LedgerDevice, Owner
 
 DEVICES = tuple(Device(name, name, "r") for name in ("free", "doubtful", "held", "unknown"))
 SNAPSHOT = Snapshot(1, DEVICES)

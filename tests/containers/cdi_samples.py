@@ -8,7 +8,7 @@ from drabridge.containers.cdi_spec import (
     CdiSpec,
 )
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.inventory.model import Device, DeviceNode, Mount
+from drabridge.inventory.devices import Device, DeviceNode, Mount
 
 UID = "34553fd1-cf06-469c-b877-c1432ff67333"
 NODE = DeviceNode("/dev/radio0", "/dev/radio0", major=189, minor=4)

@@ -15,7 +15,7 @@ from drabridge.containers.cdi_spec import (
 )
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device, DeviceNode, Fallback, Mount
+from drabridge.inventory.devices import Device, DeviceNode, Fallback, Mount
 from tests.containers.cdi_samples import NODE, RENAMED, UID, read
 
 

@@ -19,7 +19,7 @@ from drabridge.containers.cdi_spec import (
 )
 from drabridge.containers.cdi_store import CdiStore, Family
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from tests.containers.cdi_samples import DEVICE, NODE, UID, read
 from tests.support.waiting import HANG_SECONDS
 

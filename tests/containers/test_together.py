@@ -8,7 +8,7 @@ from drabridge.config.template import parse
 from drabridge.containers.cdi_spec import ContainerEdits
 from drabridge.containers.together import joined_env, one_path_for_two, placed
 from drabridge.inventory.container_edits import render_env
-from drabridge.inventory.model import DeviceNode, Mount
+from drabridge.inventory.devices import DeviceNode, Mount
 
 
 def test_values_are_joined_in_the_order_of_the_devices_and_equal_ones_are_said_once() -> None:

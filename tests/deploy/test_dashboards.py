@@ -68,8 +68,8 @@ def test_every_metric_is_on_the_dashboard_or_in_an_alert() -> None:
 
 def test_label_values_that_expressions_compare_with_exist() -> None:
     """A matcher on a value that the agent never writes makes an alert that never fires."""
-    from drabridge.dra.facts import LeaseOutcome
-    from drabridge.ledger.model import Lane, Owner
+    from drabridge.dra.observer import LeaseOutcome
+    from drabridge.ledger.entries import Lane, Owner
 
     lanes, owners = {str(lane) for lane in Lane}, {str(owner) for owner in Owner}
     results = {"failed", "OK", *map(str, LeaseOutcome)}

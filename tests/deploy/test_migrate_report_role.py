@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deploy.helm import manifests
-from drabridge.migrate.report.facts import cluster_role
+from drabridge.migrate.report.readers import cluster_role
 
 ROLE = cluster_role()["metadata"]["name"]
 ON = {"migration": {"reportRole": True}}

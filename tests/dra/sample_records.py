@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 
 UID = "34553fd1-cf06-469c-b877-c1432ff67333"
 

@@ -8,8 +8,8 @@ import pytest
 
 from drabridge.dra.allocation import allocation_here
 from drabridge.errors import PeerError
+from drabridge.ledger.entries import ClaimRef, ClaimShare
 from drabridge.ledger.events import ClaimDevices, DeviceUse
-from drabridge.ledger.model import ClaimRef, ClaimShare
 
 
 def _claim(name: str, *results: dict[str, Any]) -> dict[str, Any]:

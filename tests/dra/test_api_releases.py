@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
-from drabridge.ledger.model import Owner
+from drabridge.inventory.devices import Presence
+from drabridge.ledger.entries import Owner
 from tests.support.dra_node import CONFIG, DraNode, a_node, gpu
 from tests.support.waiting import until
 

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from drabridge.dra.records import ClaimRecord, ClaimRecords
-from drabridge.inventory.model import Snapshot
+from drabridge.inventory.devices import Snapshot
+from drabridge.ledger.entries import Lane, LedgerDevice, Owner
 from drabridge.ledger.events import ClaimAllocated, DeviceUse, Discovered
-from drabridge.ledger.model import Lane, LedgerDevice, Owner
 from tests.support.dra_node import a_node, gpu
 
 

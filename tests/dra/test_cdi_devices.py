@@ -13,8 +13,8 @@ import pytest
 from drabridge.dra import prepare
 from drabridge.inventory import cdi_index
 from drabridge.inventory.cdi_index import CdiIndex
-from drabridge.inventory.model import DeviceNode, Fallback
-from drabridge.ledger.model import Owner
+from drabridge.inventory.devices import DeviceNode, Fallback
+from drabridge.ledger.entries import Owner
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.dra_node import DRIVER, DraNode, a_node, gpu, text_of
 

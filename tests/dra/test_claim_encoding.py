@@ -9,7 +9,7 @@ import pytest
 
 from drabridge.dra.claim_encoding import MAGIC, with_devices
 from drabridge.kube.api import ConflictError
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.wire import claims_pb2 as wire
 
 # The answer of Kubernetes 1.36.3 to a GET; parameters of the claim: {"z": 1.0, "a": "<x>"}.

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.server import DraServers
 from drabridge.errors import HostError
-from drabridge.inventory.model import DeviceNode, Presence, Snapshot
+from drabridge.inventory.devices import DeviceNode, Presence, Snapshot
 from tests.support.dra_node import a_node, gpu, text_of, with_profile
 from tests.support.waiting import until
 

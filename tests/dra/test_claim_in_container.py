@@ -12,7 +12,7 @@ import pytest
 
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.inventory.inventory import Inventory
-from drabridge.ledger.model import Owner
+from drabridge.ledger.entries import Owner
 from tests.support.containers import CDI_DIRECTORY, rootfs, run
 from tests.support.dra_node import DRIVER, DraNode, a_node
 from tests.support.hardware import loop_devices, needs_loop_devices

@@ -10,9 +10,9 @@ import pytest
 
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.claim_status import StatusWriter
-from drabridge.dra.facts import Fact, StatusWritten
+from drabridge.dra.observer import Fact, StatusWritten
 from drabridge.dra.records import ClaimRecords, RecordStore
-from drabridge.inventory.model import Presence, Snapshot
+from drabridge.inventory.devices import Presence, Snapshot
 from drabridge.system.io_thread import IoThread
 from tests.support.dra_node import DRIVER, DraNode, a_node, gpu
 from tests.support.waiting import until

@@ -9,8 +9,8 @@ from typing import Any
 
 from drabridge.dra.claim_queries import ClaimQueries
 from drabridge.kube.client import KubernetesCluster
+from drabridge.ledger.entries import ClaimRef
 from drabridge.ledger.events import ClaimDevices, DeviceUse
-from drabridge.ledger.model import ClaimRef
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.dra_node import DRIVER, NODE, Claims, add_node
 from tests.support.waiting import short_directory

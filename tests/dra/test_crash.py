@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from drabridge.dra.sockets import PluginSockets, is_dead
-from drabridge.ledger.model import Owner
+from drabridge.ledger.entries import Owner
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.dra.crash_child import CONFIG, EXIT_STATUS, FEW, MANY

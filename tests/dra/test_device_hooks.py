@@ -18,9 +18,9 @@ from drabridge.containers.hooks import run_hook
 from drabridge.dra.planning import Planner
 from drabridge.dra.records import RecordState, RecordStore
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device, DeviceNode, Presence
+from drabridge.inventory.devices import Device, DeviceNode, Presence
+from drabridge.ledger.entries import ClaimRef, Owner, PodRef
 from drabridge.ledger.events import Observed
-from drabridge.ledger.model import ClaimRef, Owner, PodRef
 from tests.support.dra_node import CONFIG, a_node, gpu, text_of, with_profile
 from tests.support.waiting import PATIENCE, until
 

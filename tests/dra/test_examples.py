@@ -12,7 +12,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Attribute, Device, Semver
+from drabridge.inventory.devices import Attribute, Device, Semver
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, gpu
 from tests.support.waiting import short_directory, until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drabridge.ledger.model import Owner
+from drabridge.ledger.entries import Owner
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, ContainerClaim, PodClaim, PodSpec
 from drabridge.sim.kubelet.runtime import MemoryRuntime

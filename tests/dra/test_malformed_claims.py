@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.inventory.model import DeviceNode
-from drabridge.ledger.model import Owner
+from drabridge.inventory.devices import DeviceNode
+from drabridge.ledger.entries import Owner
 from drabridge.wire import dra_v1_pb2
 from tests.support.dra_node import DRIVER, DraNode, a_node, gpu
 from tests.support.foreign_objects import splice

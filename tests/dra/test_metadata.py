@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.dra.facts import StatusWritten
-from drabridge.inventory.model import Presence
+from drabridge.dra.observer import StatusWritten
+from drabridge.inventory.devices import Presence
 from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, gpu
 from tests.support.waiting import until
 

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from drabridge.inventory.model import Presence
-from drabridge.ledger.model import Owner
+from drabridge.inventory.devices import Presence
+from drabridge.ledger.entries import Owner
 from drabridge.wire import dra_v1_pb2
 from tests.support.dra_node import DraNode, a_node
 from tests.support.waiting import until

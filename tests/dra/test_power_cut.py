@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from drabridge.dra.facts import Fact, Requested
+from drabridge.dra.observer import Fact, Requested
 from drabridge.dra.records import RecordState, RecordStore
 from drabridge.ledger.store import Store
 from tests.dra.sample_records import RECORD, UID

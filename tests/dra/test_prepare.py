@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Device, DeviceNode, Presence
+from drabridge.inventory.devices import Device, DeviceNode, Presence
 from drabridge.kube.api import UnreachableError
 from drabridge.ledger.effects import Notify, RefusalCode, Refused, Side, Subject
-from drabridge.ledger.model import ClaimRef, Owner
+from drabridge.ledger.entries import ClaimRef, Owner
 from drabridge.wire import dra_v1_pb2, dra_v1beta1_pb2, dra_v1beta1_pb2_grpc
 from tests.support.dra_node import CONFIG, DRIVER, NODE, RESOURCE, DraNode, a_node, gpu, text_of
 from tests.support.waiting import until

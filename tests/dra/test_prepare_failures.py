@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.ledger.model import Owner
+from drabridge.ledger.entries import Owner
 from drabridge.wire import dra_v1_pb2
 from tests.support.dra_node import DraNode, a_node
 from tests.support.waiting import until

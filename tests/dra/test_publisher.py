@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.dra import driver, publisher
-from drabridge.dra.facts import PublishFailed, SlicesPublished
-from drabridge.inventory.model import Presence, Snapshot
+from drabridge.dra.observer import PublishFailed, SlicesPublished
+from drabridge.inventory.devices import Presence, Snapshot
 from drabridge.kube.api import UnreachableError
+from drabridge.ledger.entries import ClaimRef, Lane, Owner
 from drabridge.ledger.events import AgentStarted, SetLane
-from drabridge.ledger.model import ClaimRef, Lane, Owner
 from drabridge.sim.apiserver.store import Change
 from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
 from tests.support.waiting import PATIENCE, until

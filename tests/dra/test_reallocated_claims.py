@@ -9,7 +9,7 @@ import pytest
 
 from drabridge.dra.claim_objects import ClaimObjects
 from drabridge.dra.records import ClaimRecord, PreparedDevice, RecordState, RecordStore
-from drabridge.ledger.model import ClaimRef, Owner
+from drabridge.ledger.entries import ClaimRef, Owner
 from tests.support.dra_node import DRIVER, NODE, DraNode, a_node
 from tests.support.waiting import until
 

@@ -12,7 +12,7 @@ import pytest
 from drabridge.dra.concurrency import KeyedLocks
 from drabridge.dra.records import RecordStore
 from drabridge.errors import HostError
-from drabridge.ledger.model import ClaimShare
+from drabridge.ledger.entries import ClaimShare
 from tests.dra.sample_records import RECORD, UID
 
 

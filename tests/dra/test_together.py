@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from drabridge.inventory.model import Device, DeviceNode, Fallback, Mount
-from drabridge.ledger.model import Owner
+from drabridge.inventory.devices import Device, DeviceNode, Fallback, Mount
+from drabridge.ledger.entries import Owner
 from drabridge.wire import dra_v1_pb2
 from tests.support.dra_node import DRIVER, DraNode, a_node, gpu, text_of
 from tests.support.waiting import until

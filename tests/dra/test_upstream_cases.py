@@ -15,8 +15,8 @@ import pytest
 
 from drabridge.dra.sockets import PluginSockets, is_dead
 from drabridge.errors import HostError
-from drabridge.inventory.model import Presence
-from drabridge.ledger.model import Owner
+from drabridge.inventory.devices import Presence
+from drabridge.ledger.entries import Owner
 from drabridge.sim.kubelet.pods import Phase
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
 from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered

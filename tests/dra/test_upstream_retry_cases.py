@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from drabridge.ledger.model import Owner
+from drabridge.ledger.entries import Owner
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import PodSpec
 from tests.dra.kubelet_beside import kubelet_beside, pod, ran, registered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from drabridge.ledger.model import Ledger
+from drabridge.ledger.entries import Ledger
 
 GPU, FPGA = "example.com/gpu", "example.com/fpga"
 

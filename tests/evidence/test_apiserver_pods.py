@@ -19,8 +19,8 @@ from drabridge.evidence.pod_objects import WatchedPod, demand_of
 from drabridge.kube.api import UnreachableError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.json_reader import ObjectIdentity
+from drabridge.ledger.entries import ClaimRef, Entry, HeldBecause, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.events import CheckpointRead, Observed
-from drabridge.ledger.model import ClaimRef, Entry, HeldBecause, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.proofs import End
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.evidence.api_pods import FPGA, GPU, container, pod, service_of

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.evidence.checkpoint import FILE_NAME, parse, read
-from drabridge.ledger.model import PodRef
+from drabridge.ledger.entries import PodRef
 
 OBSERVED = (
     '{"Data":{"PodDeviceEntries":[{"PodUID":"u1","ContainerName":"b","ResourceName":"y.example.com/gpu",'

@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.evidence.kubelet import KubeletEvidence, KubeletList, absent
+from drabridge.ledger.entries import Entry, Hold, Lane, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.ledger.events import Observed
-from drabridge.ledger.model import Entry, Hold, Lane, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Container, PodSpec

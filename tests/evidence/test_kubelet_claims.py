@@ -8,8 +8,8 @@ from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.kubelet import claim_users_of, claims_of, users_of
 from drabridge.evidence.other_sources import OtherEvidence
 from drabridge.evidence.pod_objects import watched_pod
+from drabridge.ledger.entries import ClaimRef, ClaimShare, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.events import ClaimDevices, DeviceUse, Observed
-from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from podresources.model import Claim, ClaimDevice, Container, NodeSnapshot, Pod, SocketIdentity
 from tests.evidence.api_pods import FPGA, GPU, container, pod, service_of
 

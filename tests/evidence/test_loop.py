@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from drabridge.evidence.loop import ABSENT_SECONDS, HELD_SECONDS, IDLE_SECONDS, LEAST_SECONDS, EvidenceLoop
 from drabridge.ledger.effects import ACCEPTED, Decision
+from drabridge.ledger.entries import Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.events import Event, Observed
-from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from tests.support.waiting import until
 

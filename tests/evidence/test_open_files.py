@@ -18,9 +18,9 @@ import pytest
 
 from drabridge.evidence.open_files import OpenDevices, find_open
 from drabridge.evidence.other_sources import OtherEvidence
-from drabridge.inventory.model import Device, DeviceNode
+from drabridge.inventory.devices import Device, DeviceNode
+from drabridge.ledger.entries import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.events import Observed
-from drabridge.ledger.model import ClaimHold, ClaimPhase, ClaimRef, Entry, Hold, Ledger, LedgerDevice, Owner, PodRef
 from tests.evidence.api_pods import service_of
 from tests.support.waiting import PATIENCE, until
 

@@ -13,8 +13,8 @@ from drabridge.dra.deallocation import Deallocations
 from drabridge.dra.leases import Leases
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.lanes.acknowledgements import KubeletAcknowledgements
+from drabridge.ledger.entries import Entry
 from drabridge.ledger.events import WithdrawnFromKubelet
-from drabridge.ledger.model import Entry
 
 _leases = Leases.__init__
 

@@ -24,13 +24,13 @@ from drabridge.agent.options import Options
 from drabridge.config.schema import Config
 from drabridge.coordinator.main import Coordinator
 from drabridge.errors import DrabridgeError
+from drabridge.inventory.devices import Device, Snapshot
 from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.identity import KnownIdentities
-from drabridge.inventory.model import Device, Snapshot
 from drabridge.kube.claim_hints import LEASES, lock_name
 from drabridge.kube.leader_election import Election
+from drabridge.ledger.entries import Ledger
 from drabridge.ledger.lock import LedgerLockedError, Lock
-from drabridge.ledger.model import Ledger
 from drabridge.ledger.service import LedgerService
 from drabridge.sim.apiserver.garbage_collector import collect
 from drabridge.sim.cluster import ClusterNode, ClusterTimings, NodeTimings, SimCluster

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drabridge.errors import DrabridgeError
-from drabridge.ledger.model import Owner
+from drabridge.ledger.entries import Owner
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.cluster import LINGER_SECONDS_ANNOTATION, RUN_SECONDS_ANNOTATION
 from drabridge.sim.kubelet.faults import ListFault

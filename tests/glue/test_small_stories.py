@@ -12,8 +12,8 @@ from typing import Any
 from drabridge.coordinator.hint_writer import MANAGER, HintWriter
 from drabridge.coordinator.pending_claims import PendingClaims, waiting_claim
 from drabridge.kube.claim_hints import hints_name, hints_object
+from drabridge.ledger.entries import Owner
 from drabridge.ledger.events import ClaimDeallocated
-from drabridge.ledger.model import Owner
 from drabridge.sim.apiserver.objects import Objects, Writer
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.kubelet.faults import ListFault

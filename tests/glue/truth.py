@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from drabridge.inventory.model import device_id_of
-from drabridge.ledger.model import ClaimPhase, Lane, Ledger, Owner
+from drabridge.inventory.devices import device_id_of
+from drabridge.ledger.entries import ClaimPhase, Lane, Ledger, Owner
 from drabridge.offers.slices import lease_condition, lease_denied_condition
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.store import Change

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 
 DRIVER, NODE, NAMESPACE, CONTROL = "glue.example.com", "node-a", "default", "kube-system"
 DEVICE, WHOLE, PART = "example.com/device", "example.com/whole", "example.com/part"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drabridge.config.base import as_patterns
 from drabridge.inventory import attribute_values
-from drabridge.inventory.model import Semver
+from drabridge.inventory.devices import Semver
 
 
 @pytest.mark.parametrize(

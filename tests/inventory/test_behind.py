@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from drabridge.inventory.behind import behind
 from drabridge.inventory.container_edits import places_of
-from drabridge.inventory.model import DeviceNode
-from drabridge.ledger.model import LedgerDevice
+from drabridge.inventory.devices import DeviceNode
+from drabridge.ledger.entries import LedgerDevice
 
 NUMBERS = {
     "sda": (8, 0), "sda1": (8, 1), "sda2": (8, 2), "sdb": (8, 16), "sdc": (8, 32), "nvme0n1": (259, 0),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from drabridge.inventory.builder import BuildResult, DeviceBuilder
-from drabridge.inventory.model import Device, DeviceNode, Mount, Presence, Semver
+from drabridge.inventory.devices import Device, DeviceNode, Mount, Presence, Semver
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import scope_of

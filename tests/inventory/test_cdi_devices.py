@@ -10,11 +10,11 @@ import pytest
 from drabridge.config.schema import Config
 from drabridge.errors import HostError
 from drabridge.inventory import cdi_index
-from drabridge.inventory.facts import FallbackGiven
+from drabridge.inventory.devices import Device, Presence, Snapshot
 from drabridge.inventory.host import HostPaths
-from drabridge.inventory.model import Device, Presence, Snapshot
+from drabridge.inventory.observer import FallbackGiven
+from drabridge.ledger.entries import Entry, LedgerDevice
 from drabridge.ledger.events import Allocate
-from drabridge.ledger.model import Entry, LedgerDevice
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.hardware import config, watching
 from tests.support.ledger_node import NOON, Node

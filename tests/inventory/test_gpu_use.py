@@ -11,12 +11,12 @@ import pytest
 
 from drabridge.config.nvidia import Nvidia
 from drabridge.inventory import gpu_use
+from drabridge.inventory.devices import Device
 from drabridge.inventory.gpu_use import GpuUse, container_of
-from drabridge.inventory.model import Device
 from drabridge.inventory.nvml import NvmlClient, Timing
 from drabridge.inventory.nvml_report import DeviceUse, Process, Use
 from drabridge.inventory.nvml_worker import NODE_PROCESSES
-from drabridge.ledger.model import Ledger
+from drabridge.ledger.entries import Ledger
 from drabridge.telemetry.gpu_use import samples
 from tests.support import machines
 from tests.support.nvml import StandIn, end, mig_uuid, needs_compiler

@@ -17,10 +17,10 @@ import pytest
 
 from drabridge.errors import HostError
 from drabridge.inventory import inventory, udev_cache
+from drabridge.inventory.devices import Presence, Snapshot
 from drabridge.inventory.event_source import EventKind
 from drabridge.inventory.events import BURST, INTERVAL_SECONDS
-from drabridge.inventory.facts import EventSeen, MonitorRestarted, Reconciled, SourceChanged
-from drabridge.inventory.model import Presence, Snapshot
+from drabridge.inventory.observer import EventSeen, MonitorRestarted, Reconciled, SourceChanged
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_scope import UdevScope
 from tests.support.hardware import LOOP_MAJOR, Loops, Watched, config, loops, needs_loop_devices, watching

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drabridge.inventory.devices import device_id_of
 from drabridge.inventory.identity import ID_MAX, NAME_MAX, Candidate, assign, id_of, name_of
-from drabridge.inventory.model import device_id_of
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 texts = st.one_of(

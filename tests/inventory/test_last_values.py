@@ -7,9 +7,9 @@ from pathlib import Path
 from drabridge.config import load
 from drabridge.inventory.attribute_values import LastKnown
 from drabridge.inventory.builder import DeviceBuilder
+from drabridge.inventory.devices import Device, Semver
 from drabridge.inventory.identity import Key, KnownIdentities
 from drabridge.inventory.identity_store import IdentityStore
-from drabridge.inventory.model import Device, Semver
 from drabridge.inventory.nvidia import NOTHING
 from tests.support.hardware import MemoryHost, record
 from tests.support.waiting import PATIENCE

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.inventory import mig as mig_devices
+from drabridge.inventory.devices import Device, Presence, Semver
 from drabridge.inventory.match import explain
-from drabridge.inventory.model import Device, Presence, Semver
 from drabridge.inventory.nvidia import Failure, FailureKind, MigInstance, read
-from drabridge.ledger.model import ClaimRef, Owner
+from drabridge.ledger.entries import ClaimRef, Owner
 from drabridge.offers.pool import pool_of
 from drabridge.offers.slices import desired_slices
 from tests.support import machines

@@ -12,11 +12,11 @@ from drabridge.config.nvidia import Nvidia
 from drabridge.inventory import driver_follower, nvidia_files
 from drabridge.inventory.cdi_index import _Reader
 from drabridge.inventory.cdi_names import other_drivers
-from drabridge.inventory.facts import FallbackGiven
+from drabridge.inventory.devices import Device, NvidiaFiles, Presence, Snapshot
 from drabridge.inventory.fallbacks import not_given, why_fallbacks
 from drabridge.inventory.host import HostPaths
-from drabridge.inventory.model import Device, NvidiaFiles, Presence, Snapshot
 from drabridge.inventory.nvidia_files import LIBRARY_FOLDERS, MACHINE
+from drabridge.inventory.observer import FallbackGiven
 from tests.support import nvidia_h100 as h100
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.hardware import config, watching

@@ -18,9 +18,9 @@ import pytest
 
 from drabridge.config.nvidia import Nvidia
 from drabridge.inventory import nvidia, nvml, nvml_library
-from drabridge.inventory.facts import Fact, NvmlChanged, XidSeen
 from drabridge.inventory.nvidia import FailureKind, NvidiaFacts
 from drabridge.inventory.nvml import NvmlClient, Timing
+from drabridge.inventory.observer import Fact, NvmlChanged, XidSeen
 from tests.support import machines
 from tests.support.nvml import DOUBLE_BIT_ECC_EVENT, StandIn, end, mig_uuid, needs_compiler
 from tests.support.waiting import HANG_SECONDS, until

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from drabridge.inventory.builder import DeviceBuilder
+from drabridge.inventory.devices import Device
 from drabridge.inventory.health_rules import APPLICATION_XIDS
-from drabridge.inventory.model import Device
 from drabridge.inventory.nvidia import Failure, FailureKind, NvidiaFacts
 from tests.support import machines
 from tests.support.hardware import MemoryHost, config, record

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from drabridge.config.schema import Config
 from drabridge.inventory.builder import DeviceBuilder
+from drabridge.inventory.devices import Device
 from drabridge.inventory.identity import Key
-from drabridge.inventory.model import Device
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import UdevDevice
-from drabridge.ledger.model import LedgerDevice
+from drabridge.ledger.entries import LedgerDevice
 from tests.support.hardware import MemoryHost, config, record
 
 HUB = record("/sys/devices/pci0000:00/0000:00:14.0/1-1", "usb", devtype="usb_device", devnode="/dev/bus/usb/001/002")

@@ -12,8 +12,8 @@ from drabridge.config.predicate import Predicate
 from drabridge.config.schema import Config
 from drabridge.inventory import builder, match
 from drabridge.inventory.builder import BuildResult, DeviceBuilder
+from drabridge.inventory.devices import Device, Presence
 from drabridge.inventory.identity import Key
-from drabridge.inventory.model import Device, Presence
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
 from drabridge.inventory.udev_device import UdevDevice

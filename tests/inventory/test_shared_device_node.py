@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from drabridge.config.loader import load
 from drabridge.config.problems import Problems
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 from drabridge.inventory.udev_device import UdevDevice
+from drabridge.ledger.entries import ClaimRef
 from drabridge.ledger.events import (
     ClaimAllocated,
     DeviceUse,
 )
-from drabridge.ledger.model import ClaimRef
 from tests.support.hardware import config, record
 from tests.support.inventory_and_ledger import Machine
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Collision, Device, Presence, Snapshot
+from drabridge.inventory.devices import Collision, Device, Presence, Snapshot
 from drabridge.inventory.tracker import DeviceTracker
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from drabridge.errors import HostError
+from drabridge.inventory.devices import Presence, Semver
 from drabridge.inventory.dump import dump
-from drabridge.inventory.facts import EventSeen
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity import KnownIdentities
-from drabridge.inventory.model import Presence, Semver
+from drabridge.inventory.observer import EventSeen
 from drabridge.inventory.udev import Udev
 from drabridge.inventory.udev_scope import UdevScope
 from tests.support import machines

@@ -20,8 +20,8 @@ from drabridge.config.loader import load
 from drabridge.config.nvidia import Nvidia
 from drabridge.errors import HostError
 from drabridge.inventory import mig
+from drabridge.inventory.devices import Presence
 from drabridge.inventory.host import HostPaths
-from drabridge.inventory.model import Presence
 from drabridge.inventory.nvidia import MigInstance, NvidiaFacts
 from tests.support import machines
 from tests.support.hardware import watching

@@ -18,8 +18,8 @@ from drabridge.kube.events import QUEUE, REPEAT_SECONDS, Announcer
 from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.versions import RESOURCE_VERSIONS
 from drabridge.ledger.effects import Notify, Subject
+from drabridge.ledger.entries import Ledger
 from drabridge.ledger.events import Observed
-from drabridge.ledger.model import Ledger
 from drabridge.sim.apiserver.server import SimApiServer
 from tests.support.waiting import until
 

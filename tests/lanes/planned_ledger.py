@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
 from drabridge.lanes.plan import (
     LaneTarget,
     destination_lane,
     plan,
 )
 from drabridge.ledger.apply_event import step
+from drabridge.ledger.entries import Entry, Lane, Ledger, LedgerDevice, NodeState
 from drabridge.ledger.events import (
     Allocate,
     NoClaimListed,
@@ -18,7 +19,6 @@ from drabridge.ledger.events import (
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, NodeState
 from drabridge.ledger.policy import LedgerPolicy
 
 POLICY = LedgerPolicy()

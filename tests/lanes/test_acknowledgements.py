@@ -14,7 +14,7 @@ from drabridge.lanes import acknowledgements
 from drabridge.lanes.acknowledgements import ApiServerAcknowledgements, KubeletAcknowledgements
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import Decision
-from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, MoveStep
+from drabridge.ledger.entries import ClaimRef, Entry, Lane, Ledger, MoveStep
 from drabridge.ledger.policy import LedgerPolicy
 from tests.support.ledger_node import NOON, Node, device
 

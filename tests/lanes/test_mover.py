@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.lanes.acknowledgements import CLAIMS_RETRY_SECONDS
 from drabridge.lanes.mover import LaneMover
 from drabridge.lanes.plan import HYSTERESIS_SECONDS, LaneChange, Urgency
-from drabridge.ledger.model import (
+from drabridge.ledger.entries import (
     ClaimHold,
     ClaimPhase,
     ClaimRef,

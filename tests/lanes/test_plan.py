@@ -7,7 +7,7 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 from drabridge.lanes.plan import (
     LaneTarget,
     Urgency,
@@ -18,12 +18,12 @@ from drabridge.lanes.plan import (
     starting_lanes,
 )
 from drabridge.ledger.apply_event import step
+from drabridge.ledger.entries import Entry, Lane, Ledger, LedgerDevice, NodeState, Owner, PodRef
 from drabridge.ledger.events import (
     Discovered,
     Observed,
     SetLane,
 )
-from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, NodeState, Owner, PodRef
 from tests.lanes.planned_ledger import POLICY, acknowledge, carry_out, devices, lanes_of, ledger_of
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 from drabridge.lanes.plan import (
     LaneTarget,
     destination_lane,
@@ -20,8 +20,8 @@ from drabridge.lanes.plan import (
     starting_lanes,
 )
 from drabridge.ledger.apply_event import step
+from drabridge.ledger.entries import Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.events import Discovered, SetLane
-from drabridge.ledger.model import Lane, Ledger, LedgerDevice, Owner
 from tests.lanes.planned_ledger import POLICY, carry_out, devices, lanes_of, ledger_of
 
 BROKE = 100.0

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.lanes.plan import LaneTarget, plan
 from drabridge.lanes.shared import lent_as_shared, shared_now, with_shared
 from drabridge.ledger.apply_event import step
+from drabridge.ledger.entries import Lane, Ledger
 from drabridge.ledger.events import SetLane
-from drabridge.ledger.model import Lane, Ledger
 from tests.lanes.planned_ledger import POLICY, devices, ledger_of
 
 FOUND = devices(4)

@@ -7,8 +7,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from drabridge.ledger.apply_event import step
+from drabridge.ledger.entries import Entry, Lane, Ledger, LedgerDevice, NodeState
 from drabridge.ledger.events import Allocate
-from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, NodeState
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.store import LoadResult, Store
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drabridge.ledger.entries import ClaimHold, ClaimPhase, Entry, Hold, Lane, LedgerDevice, Move, MoveStep, Owner
 from drabridge.ledger.events import (
     AgentStarted,
     CheckpointRead,
@@ -15,7 +16,6 @@ from drabridge.ledger.events import (
     SetLane,
     Unprepare,
 )
-from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, LedgerDevice, Move, MoveStep, Owner
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.transitions.recovery import with_waits_begun_anew
 from tests.support.ledger_node import CLAIM, NOON, PODS, Node, allocate, device, prepare

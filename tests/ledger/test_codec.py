@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger.codec import ENTRY_FIELDS, entry_from_json, entry_to_json
-from drabridge.ledger.model import (
+from drabridge.ledger.entries import (
     ClaimHold,
     ClaimPhase,
     ClaimRef,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from drabridge.ledger.effects import Notify, RefusalCode
+from drabridge.ledger.entries import ClaimShare, Lane, Owner
 from drabridge.ledger.events import (
     ClaimAllocated,
     ClaimDeallocated,
@@ -15,7 +16,6 @@ from drabridge.ledger.events import (
     Prepare,
     Unprepare,
 )
-from drabridge.ledger.model import ClaimShare, Lane, Owner
 from tests.support.ledger_node import CLAIM, NOON, OTHER, Node, allocate, allocated, device, prepare
 
 FAN = {"gpu-0": "fan"}

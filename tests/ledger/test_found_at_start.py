@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 from drabridge.ledger.effects import Notify, RefusalCode
 from drabridge.ledger.eligibility import must_list
+from drabridge.ledger.entries import Lane, LedgerDevice, Owner, PodRef
 from drabridge.ledger.events import (
     AgentStarted,
     CheckpointRead,
@@ -21,7 +22,6 @@ from drabridge.ledger.events import (
     Unprepare,
     WithdrawnFromKubelet,
 )
-from drabridge.ledger.model import Lane, LedgerDevice, Owner, PodRef
 from tests.support.ledger_node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare
 
 # --- inventory ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from drabridge.ledger.effects import Notify, RefusalCode
+from drabridge.ledger.entries import Lane, Ledger, NodeState, Owner, PodRef
 from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
@@ -14,7 +15,6 @@ from drabridge.ledger.events import (
     Observed,
     RecordLost,
 )
-from drabridge.ledger.model import Lane, Ledger, NodeState, Owner, PodRef
 from drabridge.ledger.store import Store
 from tests.ledger.saved_ledger import load
 from tests.support.ledger_node import CLAIM, NOON, POD, PODS, Node, allocate, device, prepare

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger.effects import LaneMoveAborted, LaneMoved, Notify, RefusalCode, Released
+from drabridge.ledger.entries import ClaimPhase, ClaimRef, ClaimShare, Lane, MoveStep, Owner
 from drabridge.ledger.events import (
     AgentStarted,
     ClaimAllocated,
@@ -23,7 +24,6 @@ from drabridge.ledger.events import (
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.model import ClaimPhase, ClaimRef, ClaimShare, Lane, MoveStep, Owner
 from tests.support.ledger_node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare, uses
 
 # --- lanes ---

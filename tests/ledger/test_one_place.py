@@ -8,6 +8,7 @@ import pytest
 
 from drabridge.ledger.effects import Notify, RefusalCode, Step, Subject
 from drabridge.ledger.eligibility import dra_schedulable, leasable
+from drabridge.ledger.entries import Entry, Lane, LedgerDevice, Owner
 from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
@@ -20,7 +21,6 @@ from drabridge.ledger.events import (
     Prepare,
     WithdrawnFromKubelet,
 )
-from drabridge.ledger.model import Entry, Lane, LedgerDevice, Owner
 from tests.support.ledger_node import CLAIM, NOON, OTHER, POD, Node, allocated, device, prepare
 
 BOTH = (DeviceUse("gpu-0", lease=True), DeviceUse("gpu-1", admin=True))

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.ledger.effects import Released
+from drabridge.ledger.entries import ClaimShare, Lane, Owner
 from drabridge.ledger.events import (
     AgentStarted,
     CheckpointRead,
@@ -15,7 +16,6 @@ from drabridge.ledger.events import (
     DeviceUse,
     Observed,
 )
-from drabridge.ledger.model import ClaimShare, Lane, Owner
 from tests.support.ledger_node import CLAIM, NOON, OTHER, Node, allocate, device
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.ledger.entries import Entry, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.ledger.events import AgentStarted, Allocate, Discovered
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import FILE, Store

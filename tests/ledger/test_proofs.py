@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from drabridge.ledger import proofs
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import entry_from_json, entry_to_json
+from drabridge.ledger.entries import NEVER_KNOWN, Entry, Hold, Ledger, LedgerDevice, NodeState, Owner, PodRef
 from drabridge.ledger.events import AgentStarted, Allocate, CheckpointRead, Event, KubeletStarted, Observed, Pods
-from drabridge.ledger.model import NEVER_KNOWN, Entry, Hold, Ledger, LedgerDevice, NodeState, Owner, PodRef
 from drabridge.ledger.proofs import End
 from drabridge.ledger.release_rule import MOST_EARLIER
 

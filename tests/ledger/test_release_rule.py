@@ -9,6 +9,19 @@ from drabridge.ledger import release_rule
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import decode, encode, entry_from_json, entry_to_json
 from drabridge.ledger.effects import Released
+from drabridge.ledger.entries import (
+    NEVER_KNOWN,
+    ClaimRef,
+    Entry,
+    HeldBecause,
+    Hold,
+    Lane,
+    Ledger,
+    LedgerDevice,
+    NodeState,
+    Owner,
+    PodRef,
+)
 from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
@@ -23,19 +36,6 @@ from drabridge.ledger.events import (
     Prepare,
     RecordLost,
     SetLane,
-)
-from drabridge.ledger.model import (
-    NEVER_KNOWN,
-    ClaimRef,
-    Entry,
-    HeldBecause,
-    Hold,
-    Lane,
-    Ledger,
-    LedgerDevice,
-    NodeState,
-    Owner,
-    PodRef,
 )
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.proofs import End

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger.effects import RefusalCode
+from drabridge.ledger.entries import Entry, Lane, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.ledger.events import (
     Allocate,
     CheckpointRead,
@@ -19,7 +20,6 @@ from drabridge.ledger.events import (
     Observed,
     Prepare,
 )
-from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.ledger.store import Store
 from tests.ledger.saved_ledger import load
 from tests.support.ledger_node import CLAIM, NOON, OTHER, PODS, Node, allocate, allocated, device, prepare

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from drabridge.ledger import apply_event, release_rule
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import ACCEPTED, Step
-from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, Ledger, LedgerDevice, NodeState, Owner, PodRef
+from drabridge.ledger.entries import Entry, HeldBecause, Hold, Lane, Ledger, LedgerDevice, NodeState, Owner, PodRef
 from drabridge.ledger.ownership import with_holders
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.table import DeviceSignal

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.ledger import ownership
-from drabridge.ledger.model import Lane, Owner
+from drabridge.ledger.entries import Lane, Owner
 from drabridge.ledger.table import DeviceSignal
 from drabridge.ledger.transitions import pods
 from drabridge.ledger.transitions.no_change import ignore

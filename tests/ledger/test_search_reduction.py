@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from drabridge.ledger.model import Lane, Owner
+from drabridge.ledger.entries import Lane, Owner
 from drabridge.ledger.table import DeviceSignal
 from drabridge.ledger.transitions.no_change import ignore
 from tests.ledger.search import plain

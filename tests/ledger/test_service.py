@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from drabridge.ledger.effects import Decision, Effect, RefusalCode
+from drabridge.ledger.entries import ClaimRef, Lane, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
@@ -26,7 +27,6 @@ from drabridge.ledger.events import (
     Prepare,
     Unprepare,
 )
-from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Loaded, Store, read_if_possible

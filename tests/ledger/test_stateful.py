@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from drabridge.errors import HostError
 from drabridge.ledger.apply_event import step
+from drabridge.ledger.entries import ClaimPhase, ClaimRef, ClaimShare, Lane, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
@@ -36,7 +37,6 @@ from drabridge.ledger.events import (
     WithdrawnFromKubelet,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.model import ClaimPhase, ClaimRef, ClaimShare, Lane, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.store import Loaded, Store
 from tests.ledger.search import invariants

@@ -13,8 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.events import Allocate, DeviceUse, Prepare, SetLane
-from drabridge.ledger.model import (
+from drabridge.ledger.entries import (
     ClaimRef,
     ClaimShare,
     Entry,
@@ -24,6 +23,7 @@ from drabridge.ledger.model import (
     NodeState,
     Owner,
 )
+from drabridge.ledger.events import Allocate, DeviceUse, Prepare, SetLane
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import FILE, Loaded, Store
 from tests.ledger.saved_ledger import POLICY, allocate, kept, ledger_of, load, owners

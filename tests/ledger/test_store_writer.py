@@ -13,9 +13,9 @@ import pytest
 
 from drabridge.errors import HostError
 from drabridge.ledger.apply_event import step
+from drabridge.ledger.entries import Lane, Owner
 from drabridge.ledger.events import SetLane
 from drabridge.ledger.lock import LedgerLockedError
-from drabridge.ledger.model import Lane, Owner
 from drabridge.ledger.store import FILE, Loaded, Store
 from tests.ledger.saved_ledger import POLICY, allocate, kept, ledger_of, load, owners
 from tests.support.waiting import HANG_SECONDS

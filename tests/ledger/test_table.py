@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge import ledger as ledger_package
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger.apply_event import refusal_effects
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.effects import Notify, Readvertise, RefusalCode, Refused, Released, Side, Subject
+from drabridge.ledger.entries import ClaimRef, ClaimShare, Entry, Lane, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
@@ -32,7 +33,6 @@ from drabridge.ledger.events import (
     Unprepare,
     WithdrawnFromSlices,
 )
-from drabridge.ledger.model import ClaimRef, ClaimShare, Entry, Lane, Ledger, LedgerDevice, Owner, PodRef
 from drabridge.ledger.table import ROWS, compile_rows
 from tests.support.ledger_node import CLAIM, NOON, OTHER, POD, PODS, Node, allocate, allocated, device, prepare
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
+from drabridge.ledger.entries import ClaimRef, Entry, Lane, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
@@ -24,7 +25,6 @@ from drabridge.ledger.events import (
     Prepare,
     Unprepare,
 )
-from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.ledger.policy import LedgerPolicy
 
 PLACE, GROUP = "/sys/devices/pci0000:3a/0000:3b:00.0", "/dev/vfio/7"

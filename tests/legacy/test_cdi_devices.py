@@ -15,9 +15,9 @@ from drabridge.config import load
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.inventory import cdi_index
 from drabridge.inventory.cdi_index import CdiIndex
-from drabridge.inventory.model import Device, DeviceNode, Fallback
+from drabridge.inventory.devices import Device, DeviceNode, Fallback
+from drabridge.ledger.entries import LedgerDevice
 from drabridge.ledger.events import AgentStarted, Discovered, NodeBooted
-from drabridge.ledger.model import LedgerDevice
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.inventory.model import Device, DeviceNode, Presence
-from drabridge.ledger.model import Entry, Hold, Ledger, LedgerDevice, Owner
+from drabridge.inventory.devices import Device, DeviceNode, Presence
+from drabridge.ledger.entries import Entry, Hold, Ledger, LedgerDevice, Owner
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 
 TTY, OTHER = DeviceNode("/dev/ttyUSB0", "", "rw", "c", 188, 0), DeviceNode("/dev/ttyUSB1", "", "rw", "c", 188, 1)

@@ -13,9 +13,9 @@ from drabridge.config import load
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.pod_objects import watched_pod
-from drabridge.inventory.model import Device, DeviceNode
+from drabridge.inventory.devices import Device, DeviceNode
+from drabridge.ledger.entries import LedgerDevice, Owner, PodRef
 from drabridge.ledger.events import AgentStarted, CheckpointRead, Discovered, NodeBooted, Observed
-from drabridge.ledger.model import LedgerDevice, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store

@@ -18,10 +18,10 @@ from drabridge.config import load
 from drabridge.config.vfio import Vfio
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.errors import HostError
-from drabridge.inventory.model import Device, DeviceNode
+from drabridge.inventory.devices import Device, DeviceNode
 from drabridge.ledger import store
+from drabridge.ledger.entries import ClaimRef, Lane, LedgerDevice, Owner
 from drabridge.ledger.events import AgentStarted, Allocate, DeviceUse, Discovered, NodeBooted, Prepare, SetLane
-from drabridge.ledger.model import ClaimRef, Lane, LedgerDevice, Owner
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store

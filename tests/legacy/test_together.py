@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from deviceplugin import AllocationError, ContainerAllocation
 from drabridge.config import load
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.inventory.model import Device, DeviceNode, Fallback, Mount
+from drabridge.inventory.devices import Device, DeviceNode, Fallback, Mount
+from drabridge.ledger.entries import LedgerDevice, Owner
 from drabridge.ledger.events import AgentStarted, Discovered, NodeBooted
-from drabridge.ledger.model import LedgerDevice, Owner
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store

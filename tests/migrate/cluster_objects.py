@@ -14,7 +14,7 @@ from drabridge.cli import main
 from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.report.build import build
 from drabridge.migrate.report.collect import collect
-from drabridge.migrate.report.model import Obstacle, Report
+from drabridge.migrate.report.document import Obstacle, Report
 from drabridge.migrate.switch import marks
 from drabridge.sim.apiserver.kinds import BY_KIND
 from drabridge.sim.apiserver.server import SimApiServer

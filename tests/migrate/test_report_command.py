@@ -18,8 +18,8 @@ from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.report.build import build
 from drabridge.migrate.report.codes import Code
 from drabridge.migrate.report.collect import collect
-from drabridge.migrate.report.facts import all_kinds
 from drabridge.migrate.report.page import render
+from drabridge.migrate.report.readers import all_kinds
 from drabridge.migrate.report.text import Layout, builtins, text
 from tests.migrate.cluster_objects import (
     CLASS,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from drabridge.migrate.report.build import Facts, build
-from drabridge.migrate.report.facts import pod_facts
-from drabridge.migrate.report.model import NamespaceSwitch
+from drabridge.migrate.report.document import NamespaceSwitch
+from drabridge.migrate.report.readers import pod_facts
 from drabridge.migrate.switch import marks
 from tests.migrate.cluster_objects import (
     GPU,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drabridge.config.names import ATTRIBUTES_AND_CAPACITY_MAX, is_attribute_name
 from drabridge.config.quantity import canonical, parse
-from drabridge.inventory.model import Attribute, Device, Semver
+from drabridge.inventory.devices import Attribute, Device, Semver
 from drabridge.kube.versions import choose_version, slice_from_v1, slice_to_v1
 from drabridge.offers.attributes import describe
 from drabridge.offers.slices import slice_name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
+from drabridge.ledger.entries import Entry, Lane, LedgerDevice, Owner
 from drabridge.ledger.events import (
     Allocate,
     CheckpointRead,
@@ -17,7 +18,6 @@ from drabridge.ledger.events import (
     Unprepare,
     WithdrawnFromKubelet,
 )
-from drabridge.ledger.model import Entry, Lane, LedgerDevice, Owner
 from drabridge.ledger.proofs import End
 from drabridge.offers.device_list import ListedUnit, legacy_list
 from tests.support.ledger_node import CLAIM, NOON, POD, PODS, Node, allocate, allocated, prepare

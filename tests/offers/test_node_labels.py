@@ -10,7 +10,7 @@ import pytest
 from drabridge.config import Config, ConfigErrors, load
 from drabridge.config.gfd_labels import family
 from drabridge.config.template import Field
-from drabridge.inventory.model import Device, Presence
+from drabridge.inventory.devices import Device, Presence
 from drabridge.inventory.udev_scope import needs_nvidia, scope_of
 from drabridge.offers.node_labels import label_value, wanted_labels
 

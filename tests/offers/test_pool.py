@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from drabridge.config.checker import check
 from drabridge.config.quantity import parse
 from drabridge.config.schema import Config
-from drabridge.inventory.model import Device, Presence, Snapshot
-from drabridge.ledger.model import (
+from drabridge.inventory.devices import Device, Presence, Snapshot
+from drabridge.ledger.entries import (
     ClaimHold,
     ClaimPhase,
     ClaimRef,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Device, Semver
+from drabridge.inventory.devices import Device, Semver
 from drabridge.offers.slice_writes import Accepted, SliceOwner, Verb, Write, accept, dropped, plan, same
 from drabridge.offers.slices import (
     ALL_FEATURES,

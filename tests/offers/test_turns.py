@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
-from drabridge.ledger.model import (
+from drabridge.inventory.devices import Presence
+from drabridge.ledger.entries import (
     ClaimHold,
     ClaimPhase,
     ClaimRef,

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Semver
-from drabridge.ledger.model import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner, PodRef
+from drabridge.inventory.devices import Semver
+from drabridge.ledger.entries import Entry, HeldBecause, Hold, Lane, LedgerDevice, Owner, PodRef
 from podresources.resolve.facts import pci_bus_id
 from podresources.wire import v1_pb2 as wire
 from tests.podresources.command import ROOT, Done, fetch, interrupt, run, start

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from drabridge.inventory.model import Device, Fallback, Snapshot
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice
+from drabridge.inventory.devices import Device, Fallback, Snapshot
+from drabridge.ledger.entries import Entry, Ledger, LedgerDevice
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.status.document import AgentInfo, Document, Findings, NodeDevices, document
 

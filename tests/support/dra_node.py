@@ -18,15 +18,15 @@ from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.dra.driver import DraDriver, DriverNode
-from drabridge.dra.facts import ClaimHandled, Fact
+from drabridge.dra.observer import ClaimHandled, Fact
 from drabridge.dra.planning import device_lookup
 from drabridge.dra.ports import DraPorts
-from drabridge.inventory.model import Device, DeviceNode, Presence, Snapshot
+from drabridge.inventory.devices import Device, DeviceNode, Presence, Snapshot
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.features import FeatureState
 from drabridge.ledger.effects import Effect, Notify, Refused
+from drabridge.ledger.entries import Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.events import AgentStarted, Discovered, NodeBooted, WithdrawnFromKubelet
-from drabridge.ledger.model import Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.ledger.store import Store
 from drabridge.offers.slices import OFF_BY_DEFAULT

@@ -16,10 +16,10 @@ import pytest
 
 from drabridge.config.checker import check
 from drabridge.config.schema import Config
-from drabridge.inventory.facts import Fact
+from drabridge.inventory.devices import Snapshot
 from drabridge.inventory.host import Host, NodeStat
 from drabridge.inventory.inventory import Inventory
-from drabridge.inventory.model import Snapshot
+from drabridge.inventory.observer import Fact
 from drabridge.inventory.udev_device import UdevDevice
 from tests.support.waiting import PATIENCE
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from drabridge.config.schema import Config
 from drabridge.inventory.builder import DeviceBuilder
+from drabridge.inventory.devices import Device, NvidiaFiles
 from drabridge.inventory.identity import name_of
 from drabridge.inventory.mig import with_instances
-from drabridge.inventory.model import Device, NvidiaFiles
 from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.tracker import DeviceTracker
@@ -17,6 +17,7 @@ from drabridge.inventory.vfio import with_twins
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.codec import entry_from_json, entry_to_json
 from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
+from drabridge.ledger.entries import ClaimRef, Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.events import (
     AgentStarted,
     Allocate,
@@ -30,7 +31,6 @@ from drabridge.ledger.events import (
     SetLane,
     WithdrawnFromKubelet,
 )
-from drabridge.ledger.model import ClaimRef, Lane, Ledger, LedgerDevice, Owner
 from drabridge.ledger.policy import LedgerPolicy
 from tests.support.hardware import MemoryHost
 

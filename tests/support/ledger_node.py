@@ -5,8 +5,8 @@ from __future__ import annotations
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.effects import RefusalCode, Step
 from drabridge.ledger.eligibility import dra_schedulable, legacy_healthy
+from drabridge.ledger.entries import ClaimRef, Entry, Lane, Ledger, LedgerDevice, NodeState, Owner, PodRef
 from drabridge.ledger.events import Allocate, ClaimAllocated, DeviceUse, Event, Prepare
-from drabridge.ledger.model import ClaimRef, Entry, Lane, Ledger, LedgerDevice, NodeState, Owner, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 
 NOON = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drabridge.inventory.model import Collision, Device, DeviceNode, Presence, Snapshot
-from drabridge.ledger.model import (
+from drabridge.inventory.devices import Collision, Device, DeviceNode, Presence, Snapshot
+from drabridge.ledger.entries import (
     ClaimHold,
     ClaimPhase,
     ClaimRef,

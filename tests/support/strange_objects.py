@@ -30,7 +30,7 @@ from drabridge.evidence.kubelet import claim_users_of, claims_of, pods_of, users
 from drabridge.evidence.pod_objects import watched_pod
 from drabridge.inventory.builder import DeviceBuilder
 from drabridge.inventory.cdi_file import SpecError, read_spec
-from drabridge.inventory.model import Snapshot
+from drabridge.inventory.devices import Snapshot
 from drabridge.inventory.nvidia import NOTHING
 from drabridge.inventory.udev_device import clean
 from drabridge.kube.access import Access
@@ -40,7 +40,7 @@ from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PodFields, decode
 from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.response import read_event
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.system.untrusted import Unreadable
 from podresources.errors import PodResourcesError
 from podresources.model import SocketIdentity

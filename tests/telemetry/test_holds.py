@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Device
+from drabridge.inventory.devices import Device
+from drabridge.ledger.entries import Entry, Lane, LedgerDevice, PodRef
 from drabridge.ledger.events import Allocate, CheckpointRead, ClaimDeallocated, Event, Observed, Unprepare
-from drabridge.ledger.model import Entry, Lane, LedgerDevice, PodRef
 from drabridge.ledger.proofs import End
 from drabridge.telemetry import holds
 from drabridge.telemetry.holds import Ended, Holding, Holds

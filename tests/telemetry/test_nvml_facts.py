@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from drabridge.inventory.facts import NvmlChanged, XidSeen
+from drabridge.inventory.observer import NvmlChanged, XidSeen
 from drabridge.telemetry.metrics import Metrics
 from drabridge.telemetry.sinks import Sinks
 

@@ -79,13 +79,13 @@ def _connect(kubeconfig: str | None, context: str | None, seconds: float) -> Kub
 async def classes_of(api: KubernetesCluster) -> dict[str, str]:
     """Return DeviceClass -> its extendedResourceName, or "", of a cluster. Raises ClusterError, ConfigError."""
     from drabridge.kube.api import device_classes, served_version
-    from drabridge.migrate.report import facts
+    from drabridge.migrate.report import readers
 
     version = await served_version(api)
     if not version:
         hint = "Kubernetes 1.34 and later have resource.k8s.io/v1"
         raise ConfigError("this API server serves no claims", hint=hint)
-    return {one.name: one.extended for one in (await api.list(device_classes(version), view=facts.CLASS)).items}
+    return {one.name: one.extended for one in (await api.list(device_classes(version), view=readers.CLASS)).items}
 
 
 def classes_if_there(arguments: argparse.Namespace) -> tuple[dict[str, str], str]:

@@ -20,7 +20,7 @@ from drabridge.migrate.report import text as report_text
 from drabridge.migrate.report.build import Facts, Filter, build, check_classes
 from drabridge.migrate.report.codes import Severity
 from drabridge.migrate.report.collect import collect
-from drabridge.migrate.report.facts import cluster_role
+from drabridge.migrate.report.readers import cluster_role
 from drabridge.migrate.report.text import Layout
 
 PROGRESS_SECONDS = 0.2  # between two lines of progress

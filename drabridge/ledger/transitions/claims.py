@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import Refusal
-from drabridge.ledger.events import DeviceUse, Unprepare, WithdrawnFromKubelet
-from drabridge.ledger.model import (
+from drabridge.ledger.entries import (
     ClaimHold,
     ClaimPhase,
     ClaimRef,
@@ -17,6 +16,7 @@ from drabridge.ledger.model import (
     Entry,
     Owner,
 )
+from drabridge.ledger.events import DeviceUse, Unprepare, WithdrawnFromKubelet
 from drabridge.ledger.ownership import cordon, obstacle, overlap, with_holder_found, with_holders
 from drabridge.ledger.transaction import Outcome, RequestedUse, Transaction
 

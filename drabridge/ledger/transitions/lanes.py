@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import LaneMoved
+from drabridge.ledger.entries import MOVING, Entry, Lane, Move, MoveStep, Owner
 from drabridge.ledger.events import NoClaimListed, SetLane, WithdrawnFromKubelet, WithdrawnFromSlices
-from drabridge.ledger.model import MOVING, Entry, Lane, Move, MoveStep, Owner
 from drabridge.ledger.ownership import begin_move, stamp_legacy_end
 from drabridge.ledger.transaction import Outcome, Transaction
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from drabridge.ledger import refusals
 from drabridge.ledger.effects import Side
-from drabridge.ledger.model import Entry
+from drabridge.ledger.entries import Entry
 from drabridge.ledger.ownership import obstacle
 from drabridge.ledger.transaction import Outcome, Transaction
 

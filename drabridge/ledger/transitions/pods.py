@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger import refusals, release_rule
 from drabridge.ledger.effects import (
     Notify,
     Subject,
 )
 from drabridge.ledger.eligibility import cordoned_by
-from drabridge.ledger.model import (
+from drabridge.ledger.entries import (
     NEVER_KNOWN,
     ClaimHold,
     ClaimPhase,

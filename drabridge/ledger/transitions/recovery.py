@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from drabridge.ledger import refusals
+from drabridge.ledger.entries import ClaimPhase, Entry, HeldBecause, Hold, Owner
 from drabridge.ledger.events import ManualRelease
-from drabridge.ledger.model import ClaimPhase, Entry, HeldBecause, Hold, Owner
 from drabridge.ledger.ownership import lane_when_held, with_holders
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.release_rule import grace_of

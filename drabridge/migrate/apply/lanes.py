@@ -22,9 +22,9 @@ from drabridge.kube.json_reader import ObjectView
 from drabridge.migrate.apply.waiting import Waiting
 from drabridge.migrate.plan.build import NodeDevices, devices_by_node
 from drabridge.migrate.plan.document import ALL, Plan
-from drabridge.migrate.report import facts as read
+from drabridge.migrate.report import readers as read
 from drabridge.migrate.report.build import Facts
-from drabridge.migrate.report.model import number
+from drabridge.migrate.report.document import number
 from drabridge.migrate.switch import marks
 
 START_SECONDS = 60.0  # longer than the agent's start

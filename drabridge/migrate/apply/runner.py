@@ -20,8 +20,8 @@ from drabridge.migrate.plan.build import cluster_id, demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
 from drabridge.migrate.plan.packing import Demand
 from drabridge.migrate.report.collect import collect
-from drabridge.migrate.report.facts import NAMESPACES, claim_templates, is_built_in, maker_of_pods, pod_limits
-from drabridge.migrate.report.model import number
+from drabridge.migrate.report.document import number
+from drabridge.migrate.report.readers import NAMESPACES, claim_templates, is_built_in, maker_of_pods, pod_limits
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.switcher import Choice, to_claims, to_limits
 

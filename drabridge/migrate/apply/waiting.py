@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, ConflictError, ExpiredError, Kind, NotFoundError, UnreachableError
-from drabridge.migrate.report.facts import WORKLOADS
-from drabridge.migrate.report.model import number
+from drabridge.migrate.report.document import number
+from drabridge.migrate.report.readers import WORKLOADS
 from drabridge.migrate.switch import marks
 
 POLL_SECONDS = 1.0

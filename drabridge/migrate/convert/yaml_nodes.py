@@ -17,6 +17,7 @@ import yaml
 from drabridge import yaml_reader
 from drabridge.yaml_reader import (
     MERGE,
+    DocumentTooLargeError,
     Fault,
     Found,
     MappingNode,
@@ -24,7 +25,6 @@ from drabridge.yaml_reader import (
     Path,
     Scalar,
     SequenceNode,
-    TooLarge,
     key_text,
     merged,
     target,
@@ -64,7 +64,7 @@ def parse(text: str) -> list[Node]:
     """
     try:
         roots = yaml_reader.read(text, DEPTH_MAX, NODES_MAX, lambda found: _refuse(found))
-    except TooLarge as error:
+    except DocumentTooLargeError as error:
         said = f"nested deeper than {DEPTH_MAX} levels" if error.deep else f"more than {NODES_MAX} values"
         raise NotYamlError(error.place[0], said if error.deep else f"{said}, aliases written out") from error
     except yaml.MarkedYAMLError as error:

@@ -17,8 +17,8 @@ from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing
 from drabridge.migrate.report.build import Facts, build
 from drabridge.migrate.report.codes import LEFT_ALONE, Severity
-from drabridge.migrate.report.facts import NAMESPACES, NodeFacts, PodFacts, SliceFacts, is_built_in
-from drabridge.migrate.report.model import Obstacle
+from drabridge.migrate.report.document import Obstacle
+from drabridge.migrate.report.readers import NAMESPACES, NodeFacts, PodFacts, SliceFacts, is_built_in
 from drabridge.migrate.report.tally import OwnerChain, OwnerChains, ResourceNames
 
 # --- the cluster and its devices ------------------------------------------------------------------------------------

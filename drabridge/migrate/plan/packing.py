@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from drabridge.migrate.installers import Installer
 from drabridge.migrate.plan.document import How
-from drabridge.migrate.report.facts import NodeFacts, Placement, Requirement, Toleration
+from drabridge.migrate.report.readers import NodeFacts, Placement, Requirement, Toleration
 
 # --- where a pod may run --------------------------------------------------------------------------------------------
 

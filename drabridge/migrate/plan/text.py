@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from drabridge.migrate.plan.document import ALL, How, Move, Plan, Step, Way
-from drabridge.migrate.report.model import Report, Workload, number
+from drabridge.migrate.report.document import Report, Workload, number
 
 COLUMNS = ("step", "way", "workloads", "pods", "devices", "lanes", "fits")
 HOW = {

@@ -14,16 +14,7 @@ from drabridge.config.problems import did_you_mean
 from drabridge.errors import ConfigError
 from drabridge.kube.features import POLICIES, FeatureState, feature_rows
 from drabridge.migrate.report.codes import LEFT_ALONE, Code, Severity
-from drabridge.migrate.report.facts import (
-    ClaimFacts,
-    ClassFacts,
-    NodeFacts,
-    PodFacts,
-    QuotaFacts,
-    SliceFacts,
-    WorkloadFacts,
-)
-from drabridge.migrate.report.model import (
+from drabridge.migrate.report.document import (
     Namespace,
     NamespaceSwitch,
     NamespaceUse,
@@ -42,6 +33,15 @@ from drabridge.migrate.report.obstacles import (
     obstacle,
     quota_obstacles,
     workload_obstacles,
+)
+from drabridge.migrate.report.readers import (
+    ClaimFacts,
+    ClassFacts,
+    NodeFacts,
+    PodFacts,
+    QuotaFacts,
+    SliceFacts,
+    WorkloadFacts,
 )
 from drabridge.migrate.report.tally import OwnerChains, ResourceNames, Tally, Use, WorkloadTally
 from drabridge.migrate.switch import marks

@@ -30,10 +30,10 @@ from drabridge.kube.feature_questions import keeps_extended_names, serves_polici
 from drabridge.kube.features import EXTENDED_NAMES, POLICIES, FeatureState
 from drabridge.kube.json_reader import ObjectView
 from drabridge.kube.versions import RESOURCE_GROUP, choose_version
-from drabridge.migrate.report import facts as read
+from drabridge.migrate.report import readers as read
 from drabridge.migrate.report.build import Facts
-from drabridge.migrate.report.facts import NAMESPACES, QUOTAS, WORKLOADS, all_kinds, claim_templates
-from drabridge.migrate.report.model import Unread
+from drabridge.migrate.report.document import Unread
+from drabridge.migrate.report.readers import NAMESPACES, QUOTAS, WORKLOADS, all_kinds, claim_templates
 from drabridge.offers.slices import ALL_FEATURES
 
 T = TypeVar("T")

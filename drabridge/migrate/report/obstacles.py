@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from drabridge.migrate.installers import counting_operator
 from drabridge.migrate.report.codes import TEXTS, Code
-from drabridge.migrate.report.facts import ClassFacts, NodeFacts, QuotaFacts, is_extended
-from drabridge.migrate.report.model import Obstacle, number
+from drabridge.migrate.report.document import Obstacle, number
+from drabridge.migrate.report.readers import ClassFacts, NodeFacts, QuotaFacts, is_extended
 from drabridge.migrate.report.tally import OwnerChain, ResourceNames, WorkloadTally
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from drabridge.migrate.report.codes import Severity
-from drabridge.migrate.report.model import Obstacle, Report, Ways
+from drabridge.migrate.report.document import Obstacle, Report, Ways
 from drabridge.migrate.report.text import (
     LEGEND,
     NOBODY,

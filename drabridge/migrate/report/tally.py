@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from msgspec import Struct, field
 
 from drabridge.migrate.report.codes import Code
-from drabridge.migrate.report.facts import (
+from drabridge.migrate.report.document import Ways
+from drabridge.migrate.report.readers import (
     CLASS_RESOURCE,
     ClaimFacts,
     ClassFacts,
@@ -23,7 +24,6 @@ from drabridge.migrate.report.facts import (
     SliceFacts,
     WorkloadFacts,
 )
-from drabridge.migrate.report.model import Ways
 
 # --- which resource -------------------------------------------------------------------------------------------------
 

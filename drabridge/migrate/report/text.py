@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from drabridge.kube.features import AskedBy, FeatureState
 from drabridge.migrate.report.codes import Severity
-from drabridge.migrate.report.model import Obstacle, Report, Ways, number
+from drabridge.migrate.report.document import Obstacle, Report, Ways, number
 from drabridge.offers.slices import OFF_BY_DEFAULT
 from drabridge.system.untrusted import cut
 from podresources.table import render

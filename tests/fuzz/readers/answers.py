@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from drabridge.evidence.kubelet import claim_users_of, claims_of, pods_of, users_of
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from podresources.errors import PodResourcesError
 from podresources.model import SocketIdentity
 from podresources.normalise import allocatable, snapshot

@@ -26,7 +26,7 @@ from drabridge.inventory.identity_store import FILE_NAME, IdentityStore
 from drabridge.inventory.suggest import suggest
 from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.lanes.desired import DesiredLanes
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from drabridge.ledger.store import FILE as LEDGER
 from drabridge.ledger.store import Store, read_completely, read_if_possible
 from drabridge.system.io_thread import IoThread

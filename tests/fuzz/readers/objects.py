@@ -18,7 +18,7 @@ from drabridge.dra.leases import lease_to
 from drabridge.dra.planning import Planner, device_lookup
 from drabridge.errors import ClusterError, DrabridgeError
 from drabridge.evidence.pod_objects import watched_pod
-from drabridge.inventory.model import Snapshot
+from drabridge.inventory.devices import Snapshot
 from drabridge.kube.access import Access
 from drabridge.kube.allocated_claims import in_use
 from drabridge.kube.api import PODS, error_of, resource_versions
@@ -29,8 +29,8 @@ from drabridge.kube.json_reader import ClaimFields, Json, ObjectView, PodFields,
 from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.node_labels import labels_of, plan
 from drabridge.kube.response import _status, read_event
-from drabridge.ledger.model import ClaimRef
-from drabridge.migrate.report import facts
+from drabridge.ledger.entries import ClaimRef
+from drabridge.migrate.report import readers
 from drabridge.system.untrusted import Unreadable, reading
 from tests.fuzz.reader import Form, Read, Reader
 from tests.support.dra_node import CONFIG, DRIVER, NODE, gpu
@@ -153,29 +153,29 @@ def _annotated() -> ObjectView[Any]:
         return NodeAnnotationWatch(client, NODE, DRIVER, lambda value: None).view
 
 
-PODS_VIEWS = (ObjectView(watched_pod, PodFields), NOMINATED, facts.POD)
+PODS_VIEWS = (ObjectView(watched_pod, PodFields), NOMINATED, readers.POD)
 CLAIM_VIEWS = (
     _allocated(lambda one: allocation_here(one, DRIVER, NODE)),
     _allocated(lambda one: in_use(one, DRIVER, {})),
     ObjectView(lambda one: devices_on(one, DRIVER, NODE), ClaimFields),
     ObjectView(lambda one: waiting_claim(one, DRIVER), ClaimFields),
-    facts.CLAIM,
+    readers.CLAIM,
 )
-NODE_VIEWS = (_annotated(), ObjectView(_labelled), facts.NODE)
+NODE_VIEWS = (_annotated(), ObjectView(_labelled), readers.NODE)
 SLICE_VIEWS = (
     publisher.slice_view("v1"),
     publisher.slice_view("v1beta1"),
-    facts.SLICE,
+    readers.SLICE,
 )
 
 
 OTHER_VIEWS: tuple[ObjectView[Any], ...] = (
     ObjectView(read_hints, HintsFields),
-    facts.CLASS,
-    facts.QUOTA,
-    facts.TEMPLATE,
-    facts.NAMESPACE,
-    *facts.WORKLOAD.values(),
+    readers.CLASS,
+    readers.QUOTA,
+    readers.TEMPLATE,
+    readers.NAMESPACE,
+    *readers.WORKLOAD.values(),
 )
 
 READERS = (

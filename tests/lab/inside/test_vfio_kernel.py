@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from drabridge.coexistence.iommu_groups import IommuGroups
+from drabridge.coexistence.host_use import IommuGroups
 from drabridge.coexistence.vfio_binder import VfioBinder
-from drabridge.inventory.model import Device
-from drabridge.ledger.model import Entry, Ledger, LedgerDevice, NodeState, Owner
+from drabridge.inventory.devices import Device
+from drabridge.ledger.entries import Entry, Ledger, LedgerDevice, NodeState, Owner
 from drabridge.system.pci_driver import VFIO_PCI, Binding, PciDrivers, Step
 from tests.lab.inside.nodes import address, group, run
 from tests.support.hardware import config

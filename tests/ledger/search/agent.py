@@ -7,7 +7,7 @@ from functools import partial
 
 from drabridge.ledger import events as ev
 from drabridge.ledger import startup_events
-from drabridge.ledger.model import ClaimRef, Lane, Owner, WaitsFor
+from drabridge.ledger.entries import ClaimRef, Lane, Owner, WaitsFor
 from drabridge.ledger.proofs import End
 from tests.ledger.search.leases import uses
 from tests.ledger.search.ledgers import WHY, Ledgers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from drabridge.ledger import events as ev
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 from tests.ledger.search.leases import LeaseRules, changed, uses
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, ends, happens, helps, stage, where

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.model import Entry, Ledger, NodeState
+from drabridge.ledger.entries import Entry, Ledger, NodeState
 from tests.ledger.search.agent import UP
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, happens, stage, where

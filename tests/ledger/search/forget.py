@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from drabridge.inventory.model import Presence
-from drabridge.ledger.model import (
+from drabridge.inventory.devices import Presence
+from drabridge.ledger.entries import (
     ClaimHold,
     ClaimRef,
     Entry,

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from msgspec import Struct, field
 
-from drabridge.inventory.model import Presence
+from drabridge.inventory.devices import Presence
 from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.model import MOVING, ClaimHold, ClaimPhase, Entry, Lane, Ledger, Owner
+from drabridge.ledger.entries import MOVING, ClaimHold, ClaimPhase, Entry, Lane, Ledger, Owner
 from drabridge.ledger.ownership import owner_of
 from drabridge.ledger.policy import LedgerPolicy
 

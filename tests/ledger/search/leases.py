@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from drabridge.ledger import events as ev
-from drabridge.ledger.model import ClaimPhase, ClaimRef, Lane
+from drabridge.ledger.entries import ClaimPhase, ClaimRef, Lane
 from tests.ledger.search.ledgers import Ledgers
 from tests.ledger.search.rules import Outcomes, Rule, Stage, ends, happens, helps, stage, where
 from tests.ledger.search.states import DEVICES, NOW, UIDS, Claim, Config, Keeper, L, State, bits, names, with_claim

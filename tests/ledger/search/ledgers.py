@@ -9,7 +9,7 @@ from typing import Any
 from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
-from drabridge.ledger.model import (
+from drabridge.ledger.entries import (
     Ledger,
     NodeState,
 )

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from drabridge.ledger import apply_event, refusals
 from drabridge.ledger import events as ev
 from drabridge.ledger.effects import Decision, Step
-from drabridge.ledger.model import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner
+from drabridge.ledger.entries import ClaimHold, ClaimPhase, Entry, Hold, Lane, Ledger, Owner
 from drabridge.ledger.ownership import with_holders
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.proofs import End

@@ -12,7 +12,7 @@ import time
 
 from msgspec import Struct
 
-from drabridge.ledger.model import Lane
+from drabridge.ledger.entries import Lane
 from tests.ledger.search.explore import Explorer, Visited
 from tests.ledger.search.packing import Codes
 from tests.ledger.search.states import Broken, Config

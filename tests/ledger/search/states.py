@@ -12,7 +12,7 @@ from drabridge.ledger import eligibility
 from drabridge.ledger import events as ev
 from drabridge.ledger.apply_event import step
 from drabridge.ledger.effects import Step
-from drabridge.ledger.model import Entry, Lane, Ledger, LedgerDevice, PodRef
+from drabridge.ledger.entries import Entry, Lane, Ledger, LedgerDevice, PodRef
 from drabridge.ledger.policy import LedgerPolicy
 from tests.ledger.search import invariants
 

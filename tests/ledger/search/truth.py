@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from drabridge.ledger.model import Ledger
+from drabridge.ledger.entries import Ledger
 from tests.ledger.search import invariants
 from tests.ledger.search.invariants import Truth
 from tests.ledger.search.ledgers import Ledgers

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drabridge.inventory.model import Presence
-from drabridge.ledger.model import Entry, Ledger, NodeState, Owner
+from drabridge.inventory.devices import Presence
+from drabridge.ledger.entries import Entry, Ledger, NodeState, Owner
 from tests.ledger.search.agent import Agent
 from tests.ledger.search.claims import claim_rules
 from tests.ledger.search.faults import Faults

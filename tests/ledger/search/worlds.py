@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from drabridge.ledger.model import Lane
+from drabridge.ledger.entries import Lane
 from tests.ledger.search.states import POLICY, Config
 
 _PROMPT = Config(late_evidence=False, moves=1)

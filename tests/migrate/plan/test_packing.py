@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from drabridge.migrate.plan.document import How
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing, may_run
-from drabridge.migrate.report.facts import NodeFacts, Placement, Requirement, Toleration
+from drabridge.migrate.report.readers import NodeFacts, Placement, Requirement, Toleration
 
 GPUS = 8
 

@@ -12,7 +12,7 @@ from itertools import chain
 
 from msgspec import Struct, field
 
-from drabridge.inventory.model import CDI_PLACE, COMPANION, Device, Presence, device_id_of
+from drabridge.inventory.devices import CDI_PLACE, COMPANION, Device, Presence, device_id_of
 from drabridge.ledger.persistent_map import PersistentMap, refile
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from drabridge.ledger.model import ClaimRef
+from drabridge.ledger.entries import ClaimRef
 
 
 class ClaimOutcome(StrEnum):

@@ -20,7 +20,7 @@ from drabridge.coexistence.host_mounts import HostMounts, Number
 from drabridge.config.vfio import Vfio
 from drabridge.errors import HostError
 from drabridge.evidence.open_files import find_open
-from drabridge.inventory.model import Device, DeviceNode
+from drabridge.inventory.devices import Device, DeviceNode
 from drabridge.inventory.nvidia import parse_information
 from drabridge.inventory.vfio import VFIO, does_dma
 from drabridge.system.files import link_name, names_in

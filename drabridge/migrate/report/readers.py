@@ -21,7 +21,7 @@ from drabridge.kube.json_reader import ObjectView
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP
 from drabridge.migrate.installers import Installer, installer_of
 from drabridge.migrate.report.codes import Code
-from drabridge.migrate.report.model import NamespaceSwitch
+from drabridge.migrate.report.document import NamespaceSwitch
 from drabridge.migrate.switch import marks
 
 # --- which kinds are read -------------------------------------------------------------------------------------------
