@@ -107,7 +107,7 @@ def read(text: str, depth_max: int, values_max: int, tell: Callable[[Found], Non
     """Return the root of each document, empty ones as empty scalars.
 
     ``tell`` is called with each fault, in the order of the text, and may raise. With aliases written out there may be
-    ``values_max`` values: aliases of aliases of aliases are an attack. Raises DocumentTooLargeError, and yaml.YAMLError.
+    ``values_max`` values: aliases of aliases of aliases are an attack. Raises DocumentTooLargeError and yaml.YAMLError.
     """
     builder = _Builder(depth_max, values_max, tell)
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
