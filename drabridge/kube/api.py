@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView
-from drabridge.kube.versions import RESOURCE_GROUP, choose_version
+from drabridge.kube.versions import RESOURCE_GROUP, RESOURCE_VERSIONS, choose_version
 from drabridge.system.untrusted import reading
 
 T = TypeVar("T")
@@ -262,7 +262,8 @@ async def served_version(cluster: Cluster) -> str:
     served = await resource_versions(cluster)
     version = choose_version(served)
     if served and version is None:
-        raise UnreachableError("the API server serves no version of resource.k8s.io that is known (1.32 to 1.37 do)")
+        known = ", ".join(row.version for row in RESOURCE_VERSIONS)
+        raise UnreachableError(f"the API server serves resource.k8s.io in {', '.join(served)}: known are {known}")
     return version or ""
 
 

@@ -200,6 +200,8 @@ V1_37 = replace(
 
 ROWS = (OLDEST, V1_34, V1_35, V1_36, V1_37)
 RELEASES: Mapping[str, Release] = MappingProxyType({f"1.{row.minor}": row for row in ROWS if row.control_plane})
+FIRST, *_, NEWEST = RELEASES
+"""Of those that serve claims."""
 """The supported releases: control plane and kubelet."""
 DEFAULT = "1.36"
 """What is imitated unless something else is asked for."""

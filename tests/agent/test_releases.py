@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drabridge.sim.cluster import SimCluster
+from drabridge.sim.releases import FIRST, NEWEST
 from tests.support.agent_on_cluster import (
     BOTH_LANES,
     all_free,
@@ -19,7 +20,7 @@ from tests.support.agent_process import DRIVER, RESOURCE
 from tests.support.waiting import until
 
 
-@pytest.mark.parametrize(("release", "kubelet"), [("1.34", ""), ("1.37", "1.34")])
+@pytest.mark.parametrize(("release", "kubelet"), [(FIRST, ""), (NEWEST, FIRST)])
 async def test_pods_of_both_kinds_run_and_lanes_move(release: str, kubelet: str) -> None:
     async with bridge(release=release, kubelet_version=kubelet) as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
@@ -52,7 +53,7 @@ def allocatable(cluster: SimCluster) -> str:
     return str(node["status"]["allocatable"].get(RESOURCE, "0"))
 
 
-@pytest.mark.parametrize(("release", "served"), [("1.35", False), ("1.37", True)])
+@pytest.mark.parametrize(("release", "served"), [("1.35", False), (NEWEST, True)])
 async def test_pods_with_limits_are_served_by_claims_where_the_cluster_can(release: str, served: bool) -> None:
     """KEP-5004: beta in 1.36, GA in 1.37. Before, the API server drops the class's field in silence."""
     async with bridge(release=release) as (agent, cluster, _):
@@ -74,7 +75,7 @@ async def test_pods_with_limits_are_served_by_claims_where_the_cluster_can(relea
 SHARED = BOTH_LANES.replace("{legacy: 2, dra: 2}", '{shared: "*"}')
 
 
-@pytest.mark.parametrize(("release", "leased"), [("1.35", False), ("1.37", True)])
+@pytest.mark.parametrize(("release", "leased"), [("1.35", False), (NEWEST, True)])
 async def test_devices_are_shared_where_the_api_server_keeps_what_a_lease_needs(release: str, leased: bool) -> None:
     async with bridge(SHARED, release=release) as (agent, cluster, _):
         await until(lambda: len(healthy(cluster)) == 4, 10, agent.text)
@@ -101,7 +102,7 @@ spec:
 
 async def test_an_administrators_taint_rule_ends_claims_and_leaves_pods_with_limits_alone() -> None:
     """Kubernetes 1.37: a rule is about devices in slices. Ours stay as they are, and the device becomes free."""
-    async with bridge(release="1.37") as (agent, cluster, _):
+    async with bridge(release=NEWEST) as (agent, cluster, _):
         await until(lambda: len(devices_in_slices(cluster)) == 2, 10, agent.text)
         await cluster.apply(f"{claim_pod('c1')}---\n{limits_pod('l1')}")
         for name in ("c1", "l1"):

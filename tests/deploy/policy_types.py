@@ -7,11 +7,12 @@ from typing import Any
 
 from cel_expr_python import cel
 
+from drabridge.sim.releases import FIRST, NEWEST
 from tests.deploy.celtypes import declared
 from tests.deploy.policy import GROUPS, KINDS
 
 Json = dict[str, Any]
-VERSIONS = ("1.34", "1.36", "1.37")
+VERSIONS = (FIRST, "1.36", NEWEST)
 
 
 def checked(policy: Json, kind: str, api_version: str, version: str, group: str) -> Iterator[str]:

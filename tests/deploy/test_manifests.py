@@ -16,6 +16,7 @@ from deploy.generate import ABOUT, KUSTOMIZE, SCHEMA, SWITCH, files, without_hel
 from deploy.helm import ROOT, hooks, manifests, one
 from drabridge import __version__
 from podresources.cli.parser import parse
+from tests.deploy.policy_types import VERSIONS
 from tests.deploy.renders import (
     EVERYTHING,
     LEGACY_ONLY,
@@ -46,7 +47,7 @@ def check(obj: Json, version: str) -> None:
     kubernetes_validate.validate(obj, version, strict=True)
 
 
-@pytest.mark.parametrize("version", ["1.34", "1.36", "1.37"])
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 def test_the_api_takes_every_manifest(values: Json, version: str) -> None:
     for obj in [*manifests(values), *hooks(values), *hooks(values, when="test")]:
@@ -60,7 +61,7 @@ EXPORTER = [
 ]
 
 
-@pytest.mark.parametrize("version", ["1.34", "1.37"])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_api_takes_the_exporters_manifests(version: str) -> None:
     assert [obj["kind"] for obj in EXPORTER] == ["DaemonSet", "Service", "PodMonitor"]
     for obj in EXPORTER:

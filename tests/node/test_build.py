@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from drabridge.sim.releases import RELEASES
 from tests.node import build
 from tests.node.errors import NodeError
 from tests.node.releases import DEFAULT, release, releases
@@ -22,7 +23,7 @@ def test_without_go_one_sentence_says_what_it_is_for(tmp_path: Path, monkeypatch
 
 def test_the_promised_releases_are_pinned_with_checksums() -> None:
     known = releases()
-    assert [one.name for one in known] == ["1.34", "1.35", "1.36", "1.37"]
+    assert [one.name for one in known] == [*RELEASES]
     assert DEFAULT in [one.name for one in known]
     for one in known:
         staged = "v0." + one.version.removeprefix("1.")
