@@ -8,7 +8,9 @@ So while both sides want devices and none is free, a device that is released is 
 to the one that has fewer, or as many, so that each gets half. A pod whose device claims are to get must have no
 successor under way: kubelet would refuse it for good. So one device that pods hold is promised to claims first: kubelet
 is told that it is Unhealthy, and once the scheduler knows the smaller number, whichever pod ends next leaves its device
-to claims.
+to claims. Until then the pod that has the promised device must not end: the scheduler would send the next one at once,
+and kubelet refuses it. So only the device of a pod that is expected to stay is promised; where pods end sooner than the
+scheduler learns a number, claims wait until pods leave a device unused.
 
 While claims wait in a queue, what they keep in this way is lent to the dra lane (``lent``): there the next one needs no
 lease, for which the scheduler would make it wait five seconds. That they wait is known from the last device that was
@@ -72,6 +74,7 @@ class Turns(Struct, frozen=True):
     release; "" between two pods. ``asked``: resource -> since when pods have not been asked, in wall seconds.
     ``queue``: resources whose claims took the last device that was offered to them alone at once.
     ``lent``: shared devices that are to be in the dra lane: claims have them, or have a turn.
+    ``stays``: resource -> how long the last pod that ended had its device, in seconds.
     """
 
     wanting: Mapping[str, frozenset[Side]] = MappingProxyType({})
@@ -80,6 +83,7 @@ class Turns(Struct, frozen=True):
     asked: Mapping[str, float] = MappingProxyType({})
     queue: frozenset[str] = frozenset()
     lent: frozenset[str] = frozenset()
+    stays: Mapping[str, float] = MappingProxyType({})
 
     @property
     def kept_from_pods(self) -> frozenset[str]:
@@ -127,6 +131,7 @@ def follow(before: Turns, change: Change) -> Turns:
         {resource: group.asked for resource, group in looked.items()},
         frozenset(resource for resource, group in looked.items() if group.queue),
         frozenset().union(*(group.lent() for group in looked.values())),
+        {resource: group.last_stay for resource, group in looked.items() if group.last_stay is not None},
     )
     return before if after == before else after
 
@@ -185,7 +190,8 @@ class _Group:
                 self._release(one, side)
         self._entries = entries
         self._held = [one for one in entries if one.owner is Owner.LEGACY]
-        self._admitted = [one for one in self._held if one.hold and at - one.hold.allocated_at >= ADMIT_SECONDS]
+        stays = [seconds for pair in was if (seconds := _ended_stay(*pair, at)) is not None]
+        self.last_stay = stays[-1] if stays else before.stays.get(resource)
 
     def lent(self) -> frozenset[str]:
         """Return what is to be in the dra lane: what claims have, or have a turn for, while they queue.
@@ -239,13 +245,32 @@ class _Group:
         have = len(self._held) if kept is None else self._has[Side.PODS]  # a new one waits for pods that are to come
         if not self._is_next(Side.CLAIMS, have - 1):
             return None
-        held = sorted(self._admitted, key=lambda one: (one.name != kept, one.since, one.name))
-        return held[0].name if held else ""
+        staying = [one for one in self._held if one.name == kept or self._is_to_stay(one)]
+        first = min(staying, key=lambda one: (one.name != kept, one.since, one.name), default=None)
+        return first.name if first else ""
+
+    def _is_to_stay(self, held: Entry) -> bool:
+        """Whether a pod keeps its device until the scheduler knows a smaller number, as far as can be foreseen.
+
+        It has had it for as long as that takes, and it is not about to end if it is like the last one that ended.
+        """
+        if held.hold is None or self.last_stay is None:
+            return False
+        stay = self._at - held.hold.allocated_at
+        return stay >= TURN_SECONDS and abs(stay - self.last_stay) >= TURN_SECONDS
 
 
 def _released_by(past: Entry) -> Side | None:
     """Return which side had a device that is free now; a device that moved back from the dra lane was for claims."""
     return Side.CLAIMS if past.lane is Lane.DRA_TO_LEGACY else _side(past)
+
+
+def _ended_stay(was: Entry, now: Entry, at: float) -> float | None:
+    """Return how long a pod had the device that it has no more; None if none ended. An init container is no pod."""
+    if was.hold is None or (now.hold is not None and now.hold.allocated_at == was.hold.allocated_at):
+        return None
+    stay = at - was.hold.allocated_at
+    return stay if stay >= ADMIT_SECONDS else None
 
 
 def _tried(was: Entry, now: Entry) -> frozenset[Side]:

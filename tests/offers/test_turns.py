@@ -37,7 +37,7 @@ from drabridge.offers.turns import (
 
 STEP = 0.2
 STATUS_SECONDS = 10.0  # kubelet's nodeStatusUpdateFrequency
-NEXT_POD_SECONDS = 0.6  # from a pod's end to the next one's Allocate
+PROOF_SECONDS = 0.6  # from a pod's end, when kubelet gives its device to the next, until the agent has proven it
 NEXT_CLAIM_SECONDS = 0.2  # from the slice to the next claim's allocation
 LEASE_SECONDS = 5.0  # until the scheduler looks at the condition
 BACK_SECONDS = 30.0  # from the dra lane to the shared one
@@ -97,6 +97,10 @@ class Node:
     def share(self, side: Side) -> float:
         return self.steps[side] / self.steps.total()
 
+    def claims_tried(self) -> None:
+        """Once a claim tried to get a device: nobody sees those that wait."""
+        self.turns = replace(self.turns, wanting={"r": frozenset(Side)})
+
     @property
     def unused(self) -> int:
         return sum(side is None for side in self.has.values())
@@ -104,22 +108,15 @@ class Node:
     def _step(self, waiting: frozenset[Side]) -> None:
         before = self.at
         self.at += STEP
-        ended = [name for name, side in self.has.items() if side and self._until[name] <= self.at]
-        self._change(dict.fromkeys(ended))
         if before // STATUS_SECONDS != self.at // STATUS_SECONDS:
             self.told = sum(side is not Side.CLAIMS and self._healthy(name) for name, side in self.has.items())
+        if Side.PODS in waiting:
+            self._send_pod()
+        proof = {Side.PODS: PROOF_SECONDS, Side.CLAIMS: 0.0}
+        self._change({name: None for name, side in self.has.items() if side and self._is_over(name, proof[side])})
         self._move()
-        free = [name for name in self.names if self.has[name] is None and self.lane[name] is not Lane.DRA_TO_LEGACY]
-        if Side.PODS in waiting and self._count(Side.PODS) < min(self.told, self.most[Side.PODS]):
-            ready = [one for one in free if self._healthy(one)]
-            quick = [one for one in ready if self.at - self._until[one] >= NEXT_POD_SECONDS]
-            if quick:
-                self._change({quick[0]: Side.PODS})
-                free.remove(quick[0])
-            if not ready:
-                self.refused += 1
-                self._follow(self.ledger, {"r"})
         if Side.CLAIMS in waiting:
+            free = [name for name in self.names if self.has[name] is None and self.lane[name] is not Lane.DRA_TO_LEGACY]
             ready = [one for one in free if not self._kept_from_claims(one)]
             ready = [one for one in ready if self.at - self._until[one] >= NEXT_CLAIM_SECONDS]
             ready.sort(key=lambda one: self.lane[one] is Lane.SHARED)  # the scheduler takes what needs no lease first
@@ -127,6 +124,21 @@ class Node:
             self.leases += sum(self.lane[one] is Lane.SHARED for one in ready)
             self._change(dict.fromkeys(ready, Side.CLAIMS))
         self.steps.update(side for side in self.has.values() if side)
+
+    def _send_pod(self) -> None:
+        """The scheduler counts pods that run, kubelet needs a Healthy device that none of them has."""
+        over = {name for name, side in self.has.items() if side is Side.PODS and self._is_over(name)}
+        if self._count(Side.PODS) - len(over) >= min(self.told, self.most[Side.PODS]):
+            return
+        ready = [one for one in self.names if (self.has[one] is None or one in over) and self._healthy(one)]
+        if ready:
+            self._change({ready[0]: Side.PODS})
+        else:
+            self.refused += 1
+            self._follow(self.ledger, {"r"})
+
+    def _is_over(self, name: str, more: float = 0.0) -> bool:
+        return self._until[name] + more <= self.at
 
     def _count(self, wanted: Side) -> int:
         return sum(side is wanted for side in self.has.values())
@@ -170,11 +182,12 @@ class Node:
         self.turns = follow(self.turns, Change(old, self.ledger, self.at, {"r": self.told}, sent))
 
 
-@pytest.mark.parametrize(("devices", "job_seconds"), [(2, 5.0), (3, 5.0), (4, 1.0), (4, 30.0), (7, 5.0)])
+@pytest.mark.parametrize(("devices", "job_seconds"), [(2, 30.0), (3, 30.0), (4, 30.0), (4, 90.0), (7, 30.0)])
 @pytest.mark.parametrize("first", Side)
 def test_each_side_has_a_third_while_both_wait(devices: int, job_seconds: float, first: Side) -> None:
     node = Node(devices, job_seconds)
-    node.run(60.0, {first})
+    node.run(100.0, {first})
+    node.claims_tried()
     node.run(ASK_SECONDS + 200.0)  # pods with limits are not seen while they wait
     node.steps.clear()
     node.refused = 0
@@ -183,10 +196,62 @@ def test_each_side_has_a_third_while_both_wait(devices: int, job_seconds: float,
     assert node.refused == 0
 
 
-def test_no_pod_is_sent_that_kubelet_must_refuse_when_claims_get_what_pods_had() -> None:
-    node = Node(4, 5.0)
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("job_seconds", [1.0, 5.0])
+def test_claims_that_have_half_keep_it_however_short_the_jobs_are(devices: int, job_seconds: float) -> None:
+    node = Node(devices, job_seconds)
+    node.run(60.0, {Side.CLAIMS})
+    node.run(ASK_SECONDS + 200.0)
+    node.steps.clear()
+    node.refused = 0
+    node.run(300.0)
+    assert min(node.share(side) for side in Side) > 0.3
+    assert node.refused == 0
+
+
+@pytest.mark.parametrize("job_seconds", [1.0, 3.0, 5.0, 9.0, 13.0, 17.0, 21.0, 30.0, 65.0])
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_a_pod_after_a_pod_is_never_refused_for_claims_that_wait(devices: int, job_seconds: float) -> None:
+    node = Node(devices, job_seconds)
+    node.run(2 * job_seconds + 1.0, {Side.PODS})
+    node.claims_tried()
+    node.run(300.0)
+    assert node.refused == 0
+
+
+@pytest.mark.parametrize(
+    ("last_seconds", "since_seconds", "promised"),
+    [
+        (None, 100.0, False),  # no pod has ended yet: nobody knows how long they stay
+        (60.0, TURN_SECONDS - 1.0, False),
+        (60.0, TURN_SECONDS, True),
+        (60.0, 55.0, False),
+        (60.0, 65.0, False),
+        (60.0, 100.0, True),  # it is not like the last one
+        (3.0, TURN_SECONDS, False),
+        (3.0, 100.0, True),
+    ],
+)
+def test_only_what_a_pod_is_expected_to_keep_is_promised(
+    last_seconds: float | None, since_seconds: float, promised: bool
+) -> None:
+    ledger = Ledger.of([entry("d", Side.PODS, 1000.0 - since_seconds)])
+    stays = {} if last_seconds is None else {"r": last_seconds}
+    turns = follow(Turns({"r": frozenset(Side)}, stays=stays), Change(ledger, ledger, 1000.0, {"r": 1}))
+    assert turns.kept_from_pods == ({"d"} if promised else set())
+
+
+def test_an_init_container_that_hands_over_to_its_pods_next_container_is_no_pod_that_ended() -> None:
+    before, stays = entry("d", Side.PODS, 1.0), {"r": 60.0}
+    for at, expected in ((1.1, 60.0), (31.0, 30.0)):
+        old, new = Ledger.of([before]), Ledger.of([entry("d", Side.PODS, at)])
+        assert follow(Turns(stays=stays), Change(old, new, at, {"r": 1})).stays == {"r": expected}
+
+
+def test_claims_get_what_pods_had() -> None:
+    node = Node(4, 30.0)
     node.run(60.0, {Side.PODS})
-    node.turns = Turns({"r": frozenset(Side)})
+    node.claims_tried()
     node.run(200.0)
     assert Counter(node.has.values())[Side.CLAIMS] in (1, 2)
     assert node.refused == 0
@@ -214,6 +279,7 @@ def test_a_side_alone_has_nearly_all_the_time_of_all_devices(side: Side) -> None
 def test_the_only_device_is_for_each_side_in_turns() -> None:
     node = Node(1, 30.0)
     node.run(60.0, {Side.PODS})
+    node.claims_tried()
     node.run(ASK_SECONDS + 200.0)
     node.steps.clear()
     node.run(600.0)
@@ -231,8 +297,8 @@ def test_pods_get_a_device_though_claims_have_all_and_the_agent_forgot_that_pods
 def test_nothing_that_a_pod_has_is_unhealthy_while_kubelet_admits_its_pods_anew() -> None:
     for settled_at, promised in ((0.0, True), (1e9, False)):
         node = Node(2, 30.0, settled_at=settled_at)
-        node.run(20.0, {Side.PODS})
-        node.turns = Turns({"r": frozenset(Side)})
+        node.run(45.0, {Side.PODS})
+        node.claims_tried()
         node.run(5.0, {Side.PODS})
         assert bool(node.turns.kept_from_pods) is promised
 
@@ -296,7 +362,7 @@ def test_nothing_is_lent_to_claims_of_which_none_waits() -> None:
     """A lent device that no claim takes is away from pods for the quiet time of its lane."""
     node = Node(6, 20.0, most={Side.PODS: 6, Side.CLAIMS: 1})
     for second in range(300):
-        node.most[Side.CLAIMS] = second % 45 < 22  # a claim comes long after the last one has ended
+        node.most[Side.CLAIMS] = second % 60 < 22  # a claim comes long after the last one has ended
         node.run(1.0)
         assert not node.turns.lent
 
