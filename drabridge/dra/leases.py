@@ -190,7 +190,9 @@ class Leases:
                 if await self._settle(key):
                     self._served[key] = reasons
                     return
-            except (NotFoundError, InvalidError):
+            except (NotFoundError, InvalidError) as error:
+                if isinstance(error, InvalidError):
+                    log.warning("a lease waits", extra={"claim": "/".join(key), "reason": str(error)})
                 if self._names.chosen.comes_after_allocation:
                     self._served[key] = reasons
                     return
