@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import socket
 from collections.abc import Iterable
 from types import MappingProxyType
@@ -163,6 +164,8 @@ class Udev:
             if syspath in shared.devices:
                 return shared.devices[syspath]
             sysname, subsystem = clean(device.sys_name), clean(device.subsystem)
+            if subsystem == "block" and device.attributes.get("hidden") == b"1":
+                return None  # one path to an NVMe disk, as nvme0c0n1: nobody opens it, and it has the disk's serial
             above = self._above(device, sysname, shared)
             properties = self._list(device, "properties")
             if subsystem == "drm" and above is not None and amdgpu.is_render_node(sysname) and _is_amdgpu(above):
@@ -192,14 +195,22 @@ class Udev:
         return copy
 
     def _above(self, device: Any, sysname: str, shared: Pass) -> UdevDevice | None:
-        """Return the parent in sysfs; for the platform device of an AMD partition its GPU (None while unused)."""
+        """Return the parent in sysfs.
+
+        For the platform device of an AMD partition that is its GPU (None while unused), for an NVMe disk with one path
+        its controller: the disk itself is below /sys/devices/virtual/nvme-subsystem.
+        """
         if amdgpu.is_partition(sysname):
             gpu = amdgpu.gpu_of_partition(device.sys_path, shared.amdgpu)
             if not gpu:
                 return None
             return self.read(os.path.realpath(amdgpu.PCI_DEVICES / gpu), shared)
         parent = device.parent
-        return self._copy(parent, shared) if parent is not None else None
+        if parent is None:
+            return None
+        if parent.subsystem == "nvme-subsystem" and (controller := _only_controller(parent.sys_path)):
+            return self.read(controller, shared)
+        return self._copy(parent, shared)
 
     def _list(self, device: Any, kind: str) -> dict[str, str]:
         """Return one of libudev's lists, cleaned. pyudev's own accessors decode strictly and raise on one bad byte."""
@@ -228,6 +239,12 @@ def _is_amdgpu(holder: UdevDevice) -> bool:
 def _devnum(device: Any) -> tuple[int, int] | None:
     number = device.device_number
     return (os.major(number), os.minor(number)) if number else None
+
+
+def _only_controller(subsystem: str) -> str:
+    """Return the path of an NVMe subsystem's controller; "" if it has several, each with a place of its own."""
+    found = [name for name in os.listdir(subsystem) if re.fullmatch("nvme[0-9]+", name)]
+    return os.path.realpath(f"{subsystem}/{found[0]}") if len(found) == 1 else ""
 
 
 def _links(syspath: str, names: Iterable[str]) -> dict[str, str]:

@@ -43,6 +43,49 @@ def case(function: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None
     return function
 
 
+NVME_WITH_PATHS = """\
+P: /devices/pci0000:00/0000:00:03.0
+E: SUBSYSTEM=pci
+A: numa_node=1
+
+P: /devices/pci0000:00/0000:00:03.0/nvme/nvme0
+E: SUBSYSTEM=nvme
+
+P: /devices/pci0000:00/0000:00:03.0/nvme/nvme0/nvme0c0n1
+E: DEVTYPE=disk
+E: SUBSYSTEM=block
+E: ID_SERIAL_SHORT=NV-0002
+A: hidden=1
+
+P: /devices/virtual/nvme-subsystem/nvme-subsys0
+E: SUBSYSTEM=nvme-subsystem
+L: nvme0=../../../pci0000:00/0000:00:03.0/nvme/nvme0
+
+P: /devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1
+N: nvme0n1
+E: DEVNAME=/dev/nvme0n1
+E: DEVTYPE=disk
+E: MAJOR=259
+E: MINOR=0
+E: SUBSYSTEM=block
+E: ID_SERIAL_SHORT=NV-0002
+A: dev=259:0
+A: hidden=0
+"""
+
+
+@case
+async def a_disk_with_paths_is_one_device_in_the_place_of_its_controller() -> None:
+    """As the kernel shows an NVMe disk that says it may have several controllers, and most of a data centre's do."""
+    Testbed(NVME_WITH_PATHS)
+    disk = {"match": {"subsystem": "block", "sysname": "nvme*"}, "id": ["{property:ID_SERIAL_SHORT}"]}
+    async with watching(config({"name": "example.com/nvme", "nodes": [{"from": "devnode"}], **disk})) as watched:
+        (device,) = watched.inventory.current.devices
+        assert device.presence is Presence.PRESENT, device.reason
+        assert device.syspath == "/sys/devices/virtual/nvme-subsystem/nvme-subsys0/nvme0n1"
+        assert (device.numa_nodes, device.pci_bus_id, device.pcie_root) == ((1,), "0000:00:03.0", "pci0000:00")
+
+
 @case
 async def eight_gpus_on_two_sockets() -> None:
     Testbed(machines.eight_gpus())
