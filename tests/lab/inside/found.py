@@ -121,9 +121,12 @@ def _mac(device: Any) -> str:
 
 
 def find_all(name: str) -> list[str]:
-    """The syspaths of what is this device of the shelf; one, or none while it is unplugged."""
+    """The syspaths of what is this device of the shelf; one, or none while it is unplugged.
+
+    QEMU 10's NVMe disks have paths as well, which nobody can open.
+    """
     subsystem, devtype, test = WHERE[name]
-    devices = pyudev.Context().list_devices(subsystem=subsystem)
+    devices = [one for one in pyudev.Context().list_devices(subsystem=subsystem) if _text(one, "hidden") != "1"]
     return sorted(
         device.sys_path for device in devices if (not devtype or device.device_type == devtype) and test(device)
     )
