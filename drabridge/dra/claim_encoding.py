@@ -21,6 +21,7 @@ from drabridge.wire import claims_pb2 as wire
 
 MAGIC = b"k8s\0"
 """Begins every object in this encoding (k8s.io/apimachinery pkg/runtime/serializer/protobuf)."""
+PLACE = ("driver", "pool", "device", "shareID")
 
 
 def with_devices(data: bytes, claim: ClaimRef, entries: Sequence[Json], resource_version: str = "") -> bytes:
@@ -45,14 +46,12 @@ def with_devices(data: bytes, claim: ClaimRef, entries: Sequence[Json], resource
 
 
 def _place_of(entry: Json, status: wire.ResourceClaimStatus) -> wire.AllocatedDeviceStatus:
-    wanted = {name: entry[name] for name in ("driver", "pool", "device", "shareID") if name in entry}
+    """Return the entry of the same device, or a new one."""
+    place = {name: str(entry[name]) for name in PLACE if entry.get(name)}
     for one in status.devices:
-        if (one.driver, one.pool, one.device, one.shareID) == (
-            *(entry["driver"], entry["pool"], entry["device"]),
-            entry.get("shareID", ""),
-        ):
+        if all(getattr(one, name) == place.get(name, "") for name in PLACE):
             return one
-    return status.devices.add(**wanted)
+    return status.devices.add(**place)
 
 
 def _merge(place: wire.AllocatedDeviceStatus, entry: Json) -> None:
