@@ -191,11 +191,11 @@ class Leases:
                     self._served[key] = reasons
                     return
             except (NotFoundError, InvalidError) as error:
-                if isinstance(error, InvalidError):
-                    log.warning("a lease waits", extra={"claim": "/".join(key), "reason": str(error)})
                 if self._names.chosen.comes_after_allocation:
                     self._served[key] = reasons
                     return
+                if isinstance(error, InvalidError):
+                    log.warning("a lease waits", extra={"claim": "/".join(key), "reason": str(error)})
                 continue  # it is created a moment later, or the server says why not
             except ConflictError:
                 continue  # it was changed meanwhile
