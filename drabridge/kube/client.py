@@ -201,7 +201,7 @@ class KubernetesCluster:
 
         def read() -> bytes:
             data = self._body("get", path, None, {}, MOST_BYTES, JSON, PROTOBUF)
-            with cluster_errors("get", path):
+            with reading(f"the answer to GET {path}", UnreachableError):
                 return change(data)
 
         changed = await self._in(self._gets, read)

@@ -7,12 +7,10 @@ from typing import Any
 
 from cel_expr_python import cel
 
-from drabridge.sim.releases import FIRST, NEWEST
 from tests.deploy.celtypes import declared
 from tests.deploy.policy import GROUPS, KINDS
 
 Json = dict[str, Any]
-VERSIONS = (FIRST, "1.36", NEWEST)
 
 
 def checked(policy: Json, kind: str, api_version: str, version: str, group: str) -> Iterator[str]:

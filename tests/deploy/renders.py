@@ -6,8 +6,12 @@ from typing import Any
 
 from deploy.generate import without_helm
 from deploy.helm import manifests
+from drabridge.sim.releases import FIRST, NEWEST
 
 Json = dict[str, Any]
+
+VERSIONS = (FIRST, "1.36", NEWEST)
+"""Kubernetes releases whose schemas and types the manifests are checked against."""
 
 
 UDEV: Json = {"config": {"udevEvents": "udev"}}

@@ -22,7 +22,8 @@ from drabridge.sim.apiserver.auth import User
 from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.deploy.policy import Request, refusals
-from tests.deploy.policy_types import VERSIONS, complaints
+from tests.deploy.policy_types import complaints
+from tests.deploy.renders import VERSIONS
 from tests.support.agent_on_cluster import BOTH_LANES, CLASS, claim_pod, devices_in_slices
 from tests.support.agent_process import DRIVER, AgentProcess
 from tests.support.coordinators import NAMESPACE, CoordinatorProcess, hinted

@@ -16,13 +16,13 @@ from deploy.generate import ABOUT, KUSTOMIZE, SCHEMA, SWITCH, files, without_hel
 from deploy.helm import ROOT, hooks, manifests, one
 from drabridge import __version__
 from podresources.cli.parser import parse
-from tests.deploy.policy_types import VERSIONS
 from tests.deploy.renders import (
     EVERYTHING,
     LEGACY_ONLY,
     NETWORK_POLICY,
     UDEV,
     VARIANTS,
+    VERSIONS,
     Json,
     by_identity,
     default_render,

@@ -12,7 +12,8 @@ from deploy.helm import manifests, one
 from drabridge.config import load
 from drabridge.sim.apiserver.auth import User
 from tests.deploy.policy import Request, by_google, matches, refusals
-from tests.deploy.policy_types import VERSIONS, complaints
+from tests.deploy.policy_types import complaints
+from tests.deploy.renders import VERSIONS
 
 Json = dict[str, Any]
 DRIVER = "drabridge.example.com"

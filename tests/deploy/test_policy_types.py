@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.deploy.policy import POLICIES
-from tests.deploy.policy_types import VERSIONS, complaints
+from tests.deploy.policy_types import complaints
+from tests.deploy.renders import VERSIONS
 
 Json = dict[str, Any]
 CLAIMS, EVENTS, SLICES = sorted(POLICIES, key=lambda policy: str(policy["metadata"]["name"]))

@@ -55,7 +55,7 @@ def pack(folder: Path, python: str, of: str, programs: Mapping[str, str]) -> lis
 
 def _archive(root: Path, path: Path, content: Sequence[Path]) -> Path:
     build.tell(f"packing {path.name}")
-    with tarfile.open(path, "w:xz", preset=6) as archive:  # with less, all is in three pieces
+    with tarfile.open(path, "w:xz", preset=6) as archive:  # a fifth smaller than by 1, which takes a third of the time
         for one in content:
             archive.add(one, one.relative_to(root))
     return path
@@ -110,12 +110,13 @@ def _pieces(folder: Path, archives: Sequence[Path]) -> list[Path]:
         for one in archives:
             archive.add(one, one.name)
             one.unlink()
-    count = -(-whole.stat().st_size // PIECE_BYTES)
+    size = whole.stat().st_size
+    count = -(-size // PIECE_BYTES)
     pieces = [folder / str(number + 1) for number in range(count)]
     with whole.open("rb") as source:
         for piece in pieces:
             piece.mkdir()
-            (piece / PART).write_bytes(source.read(-(-whole.stat().st_size // count)))
+            (piece / PART).write_bytes(source.read(-(-size // count)))
     whole.unlink()
     return pieces
 
@@ -133,6 +134,7 @@ def unpack(folder: Path) -> dict[str, str]:
             for one in parts:
                 whole.write(one.read_bytes())
         _extract(there / "all.tar", there)
+        (there / "all.tar").unlink()
         for one in there.glob("*.tar.xz"):
             _extract(one, ROOT if one.name == "stubs.tar.xz" else there)
             one.unlink()
