@@ -200,8 +200,10 @@ class Guest:
     def _command(self, with_tpm: bool) -> list[str]:
         words = [_qemu() or "", *shelf.MACHINE, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
         words += ["-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd)]
-        # On a busy host the kernel may miss ticks while it tries its timer, and would panic: no_timer_check.
-        options = "no_timer_check intel_iommu=on iommu=pt 8250.nr_uarts=12"
+        # On a busy host the kernel may miss ticks while it tries its timer, and would panic: no_timer_check. A timer
+        # that is set for one expiry may be lost, and its processor then sleeps until RCU complains (seen, 6 minutes
+        # long): nohz=off highres=off keep the tick periodic.
+        options = "no_timer_check nohz=off highres=off intel_iommu=on iommu=pt 8250.nr_uarts=12"
         words += ["-append", f"console=ttyS0 loglevel=4 panic=-1 {options}"]
         words += ["-chardev", "file,id=console,path=console.log", "-serial", "chardev:console"]
         words += ["-chardev", "socket,id=qmp,path=qmp.sock,server=on,wait=off", "-mon", "qmp,mode=control"]
