@@ -2,6 +2,7 @@
 
 ``python -m tests.lab [test] [PYTEST ARGUMENTS]``; ``build``; ``boot`` (tells what the guest shows and how long it
 took); ``shell`` (commands for the guest from standard input, and ``!plug NAME``, ``!unplug NAME``); ``record``.
+DRABRIDGE_LAB_KERNEL=ubuntu boots Ubuntu's kernel instead of Debian's.
 """
 
 from __future__ import annotations

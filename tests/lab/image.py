@@ -18,7 +18,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,6 @@ PACKAGES = (
     *("usbutils", "python3-minimal", "libpython3-stdlib", "procps"),
 )
 TESTS_NEED = ("pytest>=8.3", "pytest-asyncio>=1.0", "hypothesis>=6.115", "promql-parser>=0.4", "cel-python>=0.5,<1")
-KERNEL = "linux-image-amd64"
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
 NO_USE = (  # of the kernel's 390 MiB: hardware that QEMU has not, or that the guest must not wait for
     *("drivers/gpu/drm/amd", "drivers/gpu/drm/i915", "drivers/gpu/drm/nouveau", "drivers/gpu/drm/radeon"),
@@ -70,6 +69,37 @@ exec /bin/busybox switch_root /root /opt/drabridge/tests/lab/inside/init
 
 class LabError(Exception):
     """What keeps the lab from working on this machine; its text says what to do."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Where a guest's kernel comes from: ``newest`` depends on the packages of one version, ``parts`` with it."""
+
+    newest: str
+    parts: tuple[str, ...]
+    sources: str = ""
+    """What apt needs beside Debian's sources."""
+    keyring: str = ""
+    """The package of Debian that has the keys of ``sources``."""
+
+
+KERNELS = {
+    "debian": Kernel("linux-image-amd64", ("linux-image-",)),
+    "ubuntu": Kernel(  # it has IOMMUFD and a node for each function bound to vfio-pci, which Debian's leaves out
+        "linux-image-generic",
+        ("linux-image-", "linux-modules-", "linux-modules-extra-"),
+        "deb [signed-by=/usr/share/keyrings/ubuntu-archive-keyring.gpg] http://archive.ubuntu.com/ubuntu noble main\n",
+        "ubuntu-keyring",
+    ),
+}
+
+
+def chosen_kernel() -> str:
+    """Return the kernel that DRABRIDGE_LAB_KERNEL names, Debian's by default. Raises LabError."""
+    name = os.environ.get("DRABRIDGE_LAB_KERNEL") or "debian"
+    if name not in KERNELS:
+        raise LabError(f"DRABRIDGE_LAB_KERNEL={name}: no such kernel; there are {', '.join(KERNELS)}")
+    return name
 
 
 @dataclass(frozen=True)
@@ -116,11 +146,18 @@ def build() -> Image:
 def _build_system(folder: Path) -> None:
     folder.mkdir()
     root = folder / "root"
-    _command(["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), MIRROR])
-    depends = _in(root, "apt-cache", "depends", KERNEL)
-    kernel = next(line.split()[-1] for line in depends.splitlines() if "Depends: linux-image-" in line)
-    _in(root, "sh", "-c", f"cd /tmp && apt-get download -q {kernel} && dpkg -x {kernel}_*.deb kernel && rm *.deb")
-    (version,) = [path.name for path in (root / "tmp/kernel/lib/modules").iterdir()]
+    kernel = KERNELS[chosen_kernel()]
+    packages = [*PACKAGES, *filter(None, [kernel.keyring])]
+    _command(["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", SUITE, str(root), MIRROR])
+    if kernel.sources:
+        (root / "etc/apt/sources.list.d/kernel.list").write_text(kernel.sources)
+        _in(root, "apt-get", "update", "-q")
+    depends = _in(root, "apt-cache", "depends", kernel.newest)
+    image = next(line.split()[-1] for line in depends.splitlines() if "Depends: linux-image-" in line)
+    version = image.removeprefix("linux-image-")
+    names = " ".join(part + version for part in kernel.parts)
+    unpack = "for file in *.deb; do dpkg -x $file kernel; done && rm *.deb"
+    _in(root, "sh", "-ec", f"cd /tmp && apt-get download -q {names} && {unpack}")
     shutil.move(root / "tmp/kernel/lib/modules", root / "usr/lib/modules")  # dpkg -x would make /lib a folder
     (root / "tmp/kernel/boot" / f"vmlinuz-{version}").rename(folder / "vmlinuz")
     shutil.rmtree(root / "tmp/kernel")
@@ -193,7 +230,8 @@ def _build_initrd(root: Path, version: str, target: Path) -> None:
 
 
 def _system_digest() -> str:
-    made_of = [SUITE, PACKAGES, _requirements(), KERNEL, BOOT_MODULES, NO_USE, _INIT]
+    kernel = asdict(KERNELS[chosen_kernel()])
+    made_of = [SUITE, PACKAGES, _requirements(), kernel, BOOT_MODULES, NO_USE, _INIT]
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 
 

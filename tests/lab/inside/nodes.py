@@ -129,6 +129,12 @@ def group(function: str) -> str:
     return Path(f"/sys/bus/pci/devices/{function}/iommu_group").resolve().name
 
 
+def own_node(function: str) -> str:
+    """The node that a function bound to vfio-pci has for IOMMUFD; "" on a kernel that makes none."""
+    folder = Path(f"/sys/bus/pci/devices/{function}/vfio-dev")
+    return next((f"/dev/vfio/devices/{one.name}" for one in folder.glob("vfio*")), "")
+
+
 def driver_of(function: str) -> str:
     """The driver of a PCI function; "" when it has none."""
     link = Path("/sys/bus/pci/devices") / function / "driver"

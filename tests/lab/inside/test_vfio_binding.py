@@ -29,6 +29,7 @@ from tests.lab.inside.nodes import (
     group,
     ids,
     listed,
+    own_node,
     run,
 )
 from tests.support.agent_on_cluster import CLASS, bridge, claim_pod
@@ -77,7 +78,8 @@ async def test_a_disk_goes_to_a_machine_and_back_and_is_never_in_a_container_mea
         other = next(one for one in disks if one != function)
         assert driver_of(other) == "nvme"
         paths = {one["hostPath"] for one in given_nodes(agent)}
-        assert paths == {f"/dev/vfio/{group(function)}", "/dev/vfio/vfio"}
+        own = [path for path in (own_node(function), "/dev/iommu") if own_node(function)]
+        assert paths == {f"/dev/vfio/{group(function)}", "/dev/vfio/vfio", *own}
         (text,) = (path.read_text() for path in agent.cdi.glob("*.json"))
         assert f"PCI_RESOURCE_EXAMPLE_COM_VM-DISK={function}" in text
         await until(lambda: len(ids(kubelet, NVME)[0]) == 1, 20, agent.text)
