@@ -155,9 +155,13 @@ class IommuGroups:
     def _function_uses(self, address: str) -> Iterator[str]:
         if self.drivers.read(address, "boot_vga") == "1":
             yield "it shows the console"
-        virtual = [name for name in names_in(self._sys / "bus/pci/devices" / address) if name.startswith("virtfn")]
-        if virtual:
-            yield f"it has {len(virtual)} virtual functions"
+        folder = self._sys / "bus/pci/devices" / address
+        names = names_in(folder)
+        if virtual := sum(name.startswith("virtfn") for name in names):
+            yield f"it has {virtual} virtual functions"
+        # Linux drivers/vfio/mdev: unbinding a card waits until nobody has them, and takes them from virtual machines.
+        if mediated := sum((folder / name / "mdev_type").exists() for name in names):
+            yield f"it has {mediated} mediated devices"
 
     def _consoles(self) -> list[str]:
         try:

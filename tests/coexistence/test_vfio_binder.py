@@ -295,6 +295,12 @@ IN_THE_WAY: dict[str, tuple[Callable[[Kernel], object], str]] = {
         lambda k: k.add("0000:3b:00.2", "x", "10de:1", virtfn0="", virtfn1=""),
         "2 virtual functions",
     ),
+    "mediated devices": (
+        lambda k: (k.add("0000:3b:00.2", "x", "10de:1") / "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001/mdev_type").mkdir(
+            parents=True
+        ),
+        "1 mediated devices",
+    ),
     "a bridge": (lambda k: k.add("0000:3b:00.2", "x", "10de:1", **{"class": "0x060400"}), "it is a bridge"),
     "a serial console": (serial, "ttyS4 is a console of the kernel"),
     "an interface on USB in a pod": (

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,7 @@ PACKAGES = (
     *("usbutils", "python3-minimal", "libpython3-stdlib", "procps"),
 )
 TESTS_NEED = ("pytest>=8.3", "pytest-asyncio>=1.0", "hypothesis>=6.115", "promql-parser>=0.4", "cel-python>=0.5,<1")
+KERNEL = "linux-image-amd64"
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
 NO_USE = (  # of the kernel's 390 MiB: hardware that QEMU has not, or that the guest must not wait for
     *("drivers/gpu/drm/amd", "drivers/gpu/drm/i915", "drivers/gpu/drm/nouveau", "drivers/gpu/drm/radeon"),
@@ -71,27 +73,17 @@ class LabError(Exception):
     """What keeps the lab from working on this machine; its text says what to do."""
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Where a guest's kernel comes from: ``newest`` depends on the packages of one version, ``parts`` with it."""
-
-    newest: str
-    parts: tuple[str, ...]
-    sources: str = ""
-    """What apt needs beside Debian's sources."""
-    keyring: str = ""
-    """The package of Debian that has the keys of ``sources``."""
-
-
+UBUNTU = "http://archive.ubuntu.com/ubuntu/pool/main/l/linux/linux-{}-6.8.0-31-generic_6.8.0-31.31_amd64.deb"
 KERNELS = {
-    "debian": Kernel("linux-image-amd64", ("linux-image-",)),
-    "ubuntu": Kernel(  # it has IOMMUFD and a node for each function bound to vfio-pci, which Debian's leaves out
-        "linux-image-generic",
-        ("linux-image-", "linux-modules-", "linux-modules-extra-"),
-        "deb [signed-by=/usr/share/keyrings/ubuntu-archive-keyring.gpg] http://archive.ubuntu.com/ubuntu noble main\n",
-        "ubuntu-keyring",
-    ),
+    "debian": {},  # the newest of its suite, by apt
+    # What Ubuntu 24.04 came with: it has IOMMUFD and a node for each function bound to vfio-pci, unlike Debian's.
+    "ubuntu": {
+        "image-unsigned": "35115ceb5ddc1e73034a73d6b064b9c6d38c534f20279fd7229c510515b931d8",
+        "modules": "3f17f2c279257eb50e40da44390bdf8272c440ca078831c348773d1314b5c2fe",
+        "modules-extra": "8880451586278da0522a178ad54e940328447d80f47393a0e46185e1dd9dd879",
+    },
 }
+"""The kernels that a guest may boot: what is downloaded for each, with its SHA-256."""
 
 
 def chosen_kernel() -> str:
@@ -146,18 +138,16 @@ def build() -> Image:
 def _build_system(folder: Path) -> None:
     folder.mkdir()
     root = folder / "root"
-    kernel = KERNELS[chosen_kernel()]
-    packages = [*PACKAGES, *filter(None, [kernel.keyring])]
-    _command(["debootstrap", "--variant=minbase", f"--include={','.join(packages)}", SUITE, str(root), MIRROR])
-    if kernel.sources:
-        (root / "etc/apt/sources.list.d/kernel.list").write_text(kernel.sources)
-        _in(root, "apt-get", "update", "-q")
-    depends = _in(root, "apt-cache", "depends", kernel.newest)
-    image = next(line.split()[-1] for line in depends.splitlines() if "Depends: linux-image-" in line)
-    version = image.removeprefix("linux-image-")
-    names = " ".join(part + version for part in kernel.parts)
-    unpack = "for file in *.deb; do dpkg -x $file kernel; done && rm *.deb"
-    _in(root, "sh", "-ec", f"cd /tmp && apt-get download -q {names} && {unpack}")
+    _command(["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), MIRROR])
+    if packages := KERNELS[chosen_kernel()]:
+        for name, digest in packages.items():
+            (root / f"tmp/{name}.deb").write_bytes(_download(UBUNTU.format(name), digest))
+    else:
+        depends = _in(root, "apt-cache", "depends", KERNEL)
+        kernel = next(line.split()[-1] for line in depends.splitlines() if "Depends: linux-image-" in line)
+        _in(root, "sh", "-c", f"cd /tmp && apt-get download -q {kernel}")
+    _in(root, "sh", "-ec", "cd /tmp; for package in *.deb; do dpkg -x $package kernel; rm $package; done")
+    (version,) = [path.name for path in (root / "tmp/kernel/lib/modules").iterdir()]
     shutil.move(root / "tmp/kernel/lib/modules", root / "usr/lib/modules")  # dpkg -x would make /lib a folder
     (root / "tmp/kernel/boot" / f"vmlinuz-{version}").rename(folder / "vmlinuz")
     shutil.rmtree(root / "tmp/kernel")
@@ -173,6 +163,14 @@ def _build_system(folder: Path) -> None:
     (root / "etc/resolv.conf").unlink(missing_ok=True)
     make_disk(folder / "root.img", "1536M", root)
     shutil.rmtree(root)
+
+
+def _download(url: str, digest: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=BUILD_SECONDS) as answer:
+        content: bytes = answer.read()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise LabError(f"{url} is not the file that it was: its SHA-256 is another")
+    return content
 
 
 def _install_packages(root: Path) -> None:
@@ -230,8 +228,7 @@ def _build_initrd(root: Path, version: str, target: Path) -> None:
 
 
 def _system_digest() -> str:
-    kernel = asdict(KERNELS[chosen_kernel()])
-    made_of = [SUITE, PACKAGES, _requirements(), kernel, BOOT_MODULES, NO_USE, _INIT]
+    made_of = [SUITE, PACKAGES, _requirements(), KERNEL, BOOT_MODULES, NO_USE, _INIT, KERNELS[chosen_kernel()]]
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 
 
