@@ -371,7 +371,7 @@ class Guest:
                 self.qmp("device_add", **{**self._json[name], **options})
                 return
             except GuestError as error:  # what is behind a device is let go of a moment after the device is gone
-                if "is in use" not in str(error) or time.monotonic() > deadline:
+                if "in use" not in str(error) or time.monotonic() > deadline:
                     raise
             time.sleep(0.1)
 
