@@ -10,6 +10,7 @@ from typing import Any
 
 import pyudev
 
+from drabridge.containers.cdi_spec import JOINED
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
 from tests.lab.inside.found import find
@@ -99,10 +100,14 @@ async def holder(agent: AgentProcess, name: str) -> tuple[str, str]:
 
 
 def given_nodes(agent: AgentProcess) -> list[dict[str, Any]]:
-    """The device nodes of all CDI files; ``hostPath`` is filled in where it is the path in the container, too."""
+    """The device nodes of all CDI files; ``hostPath`` is filled in where it is the path in the container, too.
+
+    A device has other forms beside, for containers that get several devices: those are left out.
+    """
     return [
         {"hostPath": node["path"], **node}
         for one in cdi_devices(agent.cdi)
+        if JOINED not in one["name"]
         for node in one["containerEdits"].get("deviceNodes", ())
     ]
 
