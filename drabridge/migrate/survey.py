@@ -163,7 +163,7 @@ def survey_folders(
     decide, and the vendors' DeviceClasses for all other resources.
     """
     found = files.find(paths, devices or WORDS)
-    listed = [path for group in found.groups for path in group.files]
+    listed = [path for group in found.groups for path in group]
     roots = [path if path.is_dir() else path.parent for path in paths]
     survey = Survey(len(listed), 0, [], [str(one) for one in found.findings if one.level is Level.ERROR])
     for one in found.findings:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import to_builtins
 
 from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.report.build import build
@@ -20,7 +21,7 @@ from drabridge.migrate.report.codes import Code
 from drabridge.migrate.report.collect import collect
 from drabridge.migrate.report.page import render
 from drabridge.migrate.report.readers import all_kinds
-from drabridge.migrate.report.text import Layout, builtins, text
+from drabridge.migrate.report.text import Layout, text
 from tests.migrate.cluster_objects import (
     CLASS,
     GPU,
@@ -72,7 +73,7 @@ def a_cluster() -> list[Json]:
 
 
 async def test_pods_and_devices_are_counted_by_way_resource_namespace_and_owner() -> None:
-    document = builtins(await report_of(*a_cluster()))
+    document = to_builtins(await report_of(*a_cluster()))
     (gpu,) = document["resources"]
     assert gpu == {
         "name": GPU,

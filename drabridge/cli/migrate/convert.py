@@ -179,7 +179,7 @@ def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[
     resources = WORDS if settings and not settings.devices else settings.devices if settings else ()
     found = files.find(paths, resources)
     findings = found.findings
-    groups = [list(_texts(((str(path), path) for path in group.files), findings)) for group in found.groups]
+    groups = [list(_texts(((str(path), path) for path in group), findings)) for group in found.groups]
     if arguments.post_renderer or STDIN in arguments.files:
         groups.append(list(_texts([("(standard input)", None)], findings)))
     several = sum(map(len, groups)) > 1

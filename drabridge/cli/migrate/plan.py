@@ -16,8 +16,9 @@ from drabridge.cli.output import as_json_or_yaml, cell, now, show_document, tabl
 from drabridge.errors import ConfigError, HostError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.apply.manifests import read_manifests
+from drabridge.migrate.installers import Key
 from drabridge.migrate.plan import text
-from drabridge.migrate.plan.build import Choice, Objects, choose, cluster_id, plan, require_whole
+from drabridge.migrate.plan.build import Choice, choose, cluster_id, plan, require_whole
 from drabridge.migrate.plan.document import Plan, as_data, beside, load
 from drabridge.migrate.plan.text import explained
 from drabridge.migrate.report.build import Facts
@@ -98,7 +99,7 @@ def _made(arguments: argparse.Namespace) -> Plan:
     return plan(facts, choice, identity, now())
 
 
-def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Objects:
+def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> frozenset[Key]:
     """Return the convertible workloads of the manifests. Prints on standard error what cannot be converted."""
     if not arguments.manifests:
         return frozenset()

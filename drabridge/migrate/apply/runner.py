@@ -15,7 +15,7 @@ from drabridge.migrate.apply import manifests
 from drabridge.migrate.apply.lanes import LaneKeeper
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
 from drabridge.migrate.apply.waiting import Tell, Waiting, find, kind_of, restart, split, wait
-from drabridge.migrate.installers import Installer, installer_of, operator_of
+from drabridge.migrate.installers import Installer, Key, installer_of, operator_of
 from drabridge.migrate.plan.build import cluster_id, demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
 from drabridge.migrate.plan.packing import Demand
@@ -83,7 +83,7 @@ class Owners:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._known: dict[manifests.ObjectKey, Installer | None] = {}  # cache, for later steps
+        self._known: dict[Key, Installer | None] = {}  # cache, for later steps
 
     async def change(self, step: Step, move: Move, found: manifests.Manifests) -> Change | None:
         """Return how a workload is changed: by its own manifest, else by its owner's; None if there is neither."""
@@ -101,9 +101,9 @@ class Owners:
         live = await find(self._cluster, step.namespace, move.object)
         return None if live is None else installer_of(live["metadata"])
 
-    async def keys(self, step: Step, found: manifests.Manifests) -> set[manifests.ObjectKey]:
+    async def keys(self, step: Step, found: manifests.Manifests) -> set[Key]:
         """Return the objects that a step changes: its workloads, or their owners."""
-        keys: set[manifests.ObjectKey] = set()
+        keys: set[Key] = set()
         for move in step.moves:
             own = _key(step, move)
             if own not in found.objects and own not in self._known:
@@ -118,7 +118,7 @@ def can_change(move: Move) -> bool:
     return is_built_in(split(move.object)[0])
 
 
-def _key(step: Step, move: Move) -> manifests.ObjectKey:
+def _key(step: Step, move: Move) -> Key:
     return (step.namespace, *split(move.object))
 
 
@@ -347,7 +347,7 @@ class Runner:
         self, step: Step, record: Record, path: Path, found: manifests.Manifests, waiting: Waiting
     ) -> None:
         """Write a converted file once no other step needs the old text. Raises HostError."""
-        to_come: set[manifests.ObjectKey] = set()
+        to_come: set[Key] = set()
         for other in self._plan.steps:
             known = self._state.of(other)
             if other.way is Way.MANIFESTS and not (known and known.progress is Progress.DONE) and other != step:

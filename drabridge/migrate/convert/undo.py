@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
 from msgspec import Struct, structs
 
 from drabridge.migrate.convert.splice import Edit, newline_of, spliced
@@ -22,7 +23,7 @@ _WAS = "# was "
 _NO_BREAK = "# the last line had no line break"
 
 
-class Hunk(Struct, frozen=True):
+class Hunk(Struct, frozen=True, array_like=True):
     """Lines that were changed together: what they are now and were before, with their line breaks.
 
     ``place`` tells them from equal lines elsewhere in the converted text: they are number ``place`` of ``places``,
@@ -159,12 +160,9 @@ def _undone_once(text: str) -> str:
 
 def _read(text: str, line: int) -> Hunk:
     try:
-        place, places, now, was = json.loads(text)
-        if not (isinstance(place, int) and isinstance(places, int) and isinstance(now, str) and isinstance(was, str)):
-            raise ValueError
-    except (ValueError, TypeError, RecursionError) as error:
+        return msgspec.json.decode(text, type=Hunk)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CannotUndoError(line, "the comment that says what lines were cannot be read") from error
-    return Hunk(place, places, now, was)
 
 
 def _put_back(text: str, hunks: Iterable[tuple[int, Hunk]]) -> str:

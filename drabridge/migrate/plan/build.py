@@ -12,7 +12,7 @@ from drabridge.errors import ClusterError, ConfigError
 from drabridge.kube.api import Cluster, DeniedError, NotFoundError
 from drabridge.kube.versions import RESOURCE_GROUP
 from drabridge.migrate.convert.default_classes import of_classes
-from drabridge.migrate.installers import IN_FOLDER, IN_GIT, operator_of
+from drabridge.migrate.installers import IN_FOLDER, IN_GIT, Key, operator_of
 from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step, Way
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing
 from drabridge.migrate.report.build import Facts, build
@@ -77,9 +77,6 @@ REST = "rest/lanes"
 """Name of the last step. No other step has it: namespaces have no slash, and kinds begin with a capital."""
 _RANKS = ("idle", "single", "rolling", "last")
 
-Objects = Set[tuple[str, str, str]]
-"""(namespace, kind, name) of each."""
-
 
 class Choice(Struct, frozen=True):
     """The caller's choices. ``in_manifests``: the workloads whose manifests were given."""
@@ -91,7 +88,7 @@ class Choice(Struct, frozen=True):
     namespaces: frozenset[str] = frozenset()  # empty: all
     manifests: tuple[str, ...] = ()
     config: str = ""
-    in_manifests: Objects = frozenset()
+    in_manifests: Set[Key] = frozenset()
 
 
 def require_whole(facts: Facts) -> None:

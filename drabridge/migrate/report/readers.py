@@ -50,13 +50,14 @@ def claim_templates(version: str) -> Kind:
     return Kind(RESOURCE_GROUP, version, "resourceclaimtemplates")
 
 
-def all_kinds(version: str = NEWEST_RESOURCE_VERSION) -> tuple[Kind, ...]:
-    """Return every kind that is listed, with this version of resource.k8s.io."""
+def all_kinds() -> tuple[Kind, ...]:
+    """Return every kind that is listed."""
+    version = NEWEST_RESOURCE_VERSION
     dra = (device_classes(version), resource_slices(version), resource_claims(version), claim_templates(version))
     return (NODES, NAMESPACES, PODS, QUOTAS, *WORKLOADS.values(), *dra)
 
 
-def cluster_role(name: str = "drabridge-migrate-report") -> dict[str, Any]:
+def cluster_role() -> dict[str, Any]:
     """Return the ClusterRole. It reads no Secrets and no ConfigMaps, and writes nothing.
 
     Which versions a server has needs no rule: every user may ask (ClusterRole system:discovery).
@@ -68,7 +69,7 @@ def cluster_role(name: str = "drabridge-migrate-report") -> dict[str, Any]:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
-        "metadata": {"name": name},
+        "metadata": {"name": "drabridge-migrate-report"},
         "rules": rules,
     }
 

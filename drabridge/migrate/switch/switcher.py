@@ -58,7 +58,6 @@ def policy_kinds(version: str) -> dict[str, Kind]:
     }
 
 
-POLICIES = policy_kinds("v1")
 EFFECT_SECONDS = 30.0  # an API server compiles a new policy within a second or two; then each pod sees it
 _POLL_SECONDS = 0.5
 _COUNTS = range(1, MOST_DEVICES + 1)  # that a template of ours can have

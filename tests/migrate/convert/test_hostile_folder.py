@@ -79,7 +79,7 @@ def test_what_leads_out_of_the_folder_is_not_read(
         (folder.parent / ".git").mkdir()
     lead(folder, other)
     found = find([folder], NAMES)
-    assert [path for group in found.groups for path in group.files] == [folder / "a.yaml"]
+    assert [path for group in found.groups for path in group] == [folder / "a.yaml"]
     (said,) = found.findings
     assert said.level is Level.ERROR
     assert "leads out of" in said.message
@@ -95,7 +95,7 @@ def test_what_is_in_the_same_work_tree_is_read(tmp_path: Path) -> None:
     (tmp_path / "overlays/prod/kustomization.yaml").write_text("resources: [../../base]\n")
     found = find([tmp_path / "overlays/prod"], NAMES)
     assert not found.findings
-    assert [path for group in found.groups for path in group.files] == [tmp_path / "base/a.yaml"]
+    assert [path for group in found.groups for path in group] == [tmp_path / "base/a.yaml"]
 
 
 def test_nothing_is_written_through_a_linked_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def _large(folder: Path) -> None:
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None], said: str) -> None:
     (tmp_path / "a.yaml").write_text(POD)
     make(tmp_path)
-    paths = [path for group in find([tmp_path], NAMES).groups for path in group.files]
+    paths = [path for group in find([tmp_path], NAMES).groups for path in group]
     assert [path.name for path in paths] == ["a.yaml", "b.yaml"]
     assert said in str(files.text_of(paths[1]))
 
@@ -144,7 +144,7 @@ def test_links_in_a_circle_are_followed_once(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(tmp_path)
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     found = find([tmp_path], NAMES)
-    assert [path.name for group in found.groups for path in group.files] == ["a.yaml", "loop.yaml"]
+    assert [path.name for group in found.groups for path in group] == ["a.yaml", "loop.yaml"]
 
 
 def test_kustomizations_that_name_each_other_are_read_once(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_kustomizations_that_name_each_other_are_read_once(tmp_path: Path) -> No
         (tmp_path / name / "kustomization.yaml").write_text(f"resources: [../{other}, p.yaml]\n")
         (tmp_path / name / "p.yaml").write_text(POD)
     found = find([tmp_path], NAMES)
-    assert [path.parent.name for group in found.groups for path in group.files] == ["b", "a"]
+    assert [path.parent.name for group in found.groups for path in group] == ["b", "a"]
     assert not found.findings
 
 
@@ -198,7 +198,7 @@ def test_very_many_files_are_not_all_read(tmp_path: Path, monkeypatch: pytest.Mo
     for number in range(6):
         (tmp_path / f"{number}.yaml").write_text(POD)
     found = find([tmp_path], NAMES)
-    assert [len(group.files) for group in found.groups] == [3]
+    assert [len(group) for group in found.groups] == [3]
     (said,) = found.findings
     assert "more than 3 files" in said.message
 
