@@ -21,7 +21,7 @@ from drabridge.migrate.convert.default_classes import WORDS, default_devices, of
 from drabridge.migrate.convert.kinds import Manifest
 from drabridge.migrate.convert.mentions import finder, may_name
 from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
-from drabridge.migrate.report.page import MOST_ROWS, document, section
+from drabridge.migrate.report.page import MOST_ROWS, document, section, sentences
 from drabridge.migrate.report.text import Layout, wrapped
 from drabridge.status.markup import Html, tag
 from podresources.table import render
@@ -335,8 +335,7 @@ def _sections(survey: Survey) -> Iterable[Html]:
     ]
     yield from section("Workloads", ("Place", "Workload", "Owner", "Devices", "State"), rows)
     if survey.unread:
-        items = [tag("li", one) for one in survey.unread[:MOST_ROWS]]
-        yield tag("section", tag("h2", "Not read"), tag("ul", *items))
+        yield sentences("Not read", survey.unread)
 
 
 def _block(block: Block) -> Html:

@@ -22,7 +22,7 @@ from drabridge.migrate.convert import files
 from drabridge.migrate.convert.conversion import Outcome, Source, convert_group, reverse, text_of
 from drabridge.migrate.convert.default_classes import WORDS, default_devices, of_classes
 from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD, KUSTOMIZATION, component, nameless
-from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
+from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.templates import TEMPLATES_FILE
 from drabridge.system.files import Care, write_atomically
 from podresources.resolve.files import UnreadableFileError, read
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     for outcome in outcomes:
         findings += outcome.findings()
         if arguments.output == "kustomize":
-            findings += _nameless(outcome)
+            findings += [replace(one, file=outcome.source.name) for one in nameless(outcome.conversion.pods)]
     for finding in findings:
         print(cell(finding), file=sys.stderr)
     broken = any(finding.level is Level.ERROR for finding in findings)
@@ -157,7 +157,7 @@ def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[
         hint = "Give --class nvidia.com/gpu=gpu.example.com, or --config with a deviceClass for each resource"
         raise ConfigError("no resource was named", hint=hint)
     if arguments.from_cluster:
-        devices, without = _of_cluster(arguments, texts)
+        devices, without = of_classes(cluster.ask(arguments, cluster.classes_of), texts)
         for name in without:
             print(cell(f"note: {name} stays: the cluster has no DeviceClass for it"), file=sys.stderr)
     else:
@@ -166,11 +166,6 @@ def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[
     for name, device in devices.items():
         print(cell(f"note: {name}: DeviceClass {device.device_class}, {whose}"), file=sys.stderr)
     return replace(settings, devices=devices)
-
-
-def _of_cluster(arguments: argparse.Namespace, texts: list[str]) -> tuple[dict[str, Device], list[str]]:
-    """Return the texts' resources with a DeviceClass in the cluster, and those without one."""
-    return of_classes(cluster.ask(arguments, cluster.classes_of), texts)
 
 
 def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[list[list[Source]], list[Finding]]:
@@ -316,10 +311,6 @@ def _write_beside(outcome: Outcome) -> None:
                 path.parent.rmdir()
         how = ": its first lines say how Helm's output goes through it" if path.name == KUSTOMIZATION else ""
         print(cell(f"{path}: written{how}" if text else f"{path}: removed"))
-
-
-def _nameless(outcome: Outcome) -> list[Finding]:
-    return [replace(one, file=outcome.source.name) for one in nameless(outcome.conversion.pods)]
 
 
 def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:

@@ -22,7 +22,7 @@ from drabridge.migrate.configured import devices_of
 from drabridge.migrate.convert import files
 from drabridge.migrate.convert.conversion import Source, convert_group
 from drabridge.migrate.convert.pods import ConvertedPod
-from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, component
+from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, KUSTOMIZATION, RENDERED_FILE, component, kustomization
 from drabridge.migrate.convert.settings import Finding, Settings
 from drabridge.migrate.convert.splice import applied
 from drabridge.migrate.convert.templates import missing
@@ -110,18 +110,6 @@ def _objects(path: Path, pods: Iterable[ConvertedPod]) -> Iterator[tuple[Key, Co
 
 FOLDER = f"for-owners{FOLDER_SUFFIX}"  # no manifests of the plan
 _CLAIMS = "claims"
-_KUSTOMIZATION = """\
-# Written by drabridge migrate apply for {words}, whose next upgrade would undo a change in the cluster.
-# Let this be the script of helm upgrade --post-renderer (Helm 4: of a post-renderer plugin):
-#   cd {folder} && cat > rendered.yaml && kubectl kustomize .
-# A HelmRelease of Flux takes the patches of claims/kustomization.yaml in spec.postRenderers[].kustomize.patches.
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources:
-- rendered.yaml
-components:
-- claims
-"""
 
 
 def folder_of(words: str) -> str:
@@ -131,7 +119,14 @@ def folder_of(words: str) -> str:
 
 def files_for_helm(words: str, changed: Iterable[Converted]) -> dict[str, str]:
     """Return name -> text of the folder's files: a post-renderer that makes these changes in Helm's output."""
-    files = {"kustomization.yaml": _KUSTOMIZATION.format(words=words, folder=folder_of(words))}
+    head = (
+        f"# Written by drabridge migrate apply for {words}, whose next upgrade would undo a change in the cluster.",
+        "# Let this be the script of helm upgrade --post-renderer (Helm 4: of a post-renderer plugin):",
+        f"#   cd {folder_of(words)} && cat > {RENDERED_FILE} && kubectl kustomize .",
+        f"# A HelmRelease of Flux takes the patches of {_CLAIMS}/{KUSTOMIZATION} in "
+        "spec.postRenderers[].kustomize.patches.",
+    )
+    files = {KUSTOMIZATION: kustomization(head, {"resources": [RENDERED_FILE], "components": [_CLAIMS]})}
     pods = [pod for one in changed for pod in one.pods]
     patches = component(pods, namespaced=False)  # templates of charts often leave the namespace to Helm
     return {**files, **{f"{_CLAIMS}/{name}": text for name, text in patches.items()}}

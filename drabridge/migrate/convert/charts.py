@@ -301,14 +301,18 @@ class Release(Struct, frozen=True):
 
 
 def releases(manifest: Manifest) -> Iterator[Release]:
-    """Yield the values of charts in an object of Flux, Argo CD or k3s."""
+    """Yield the values of charts, and of their subcharts, in an object of Flux, Argo CD or k3s."""
+    for one in _releases(manifest):
+        yield one
+        yield from _subcharts(one, at(manifest.body, one.values) or {})
+
+
+def _releases(manifest: Manifest) -> Iterator[Release]:
     body = manifest.body
     if manifest.kind == FLUX:
         values, spec = at(body, _IN_VALUES), at(body, ("spec", "chart", "spec"))
         named, other = text_at(spec, "chart"), text_at(at(body, ("spec", "chartRef")), "name")
-        chart = _chart(named, other, values)
-        found = Release(chart, _IN_VALUES, FLUX, text_at(spec, "version"))
-        yield from _with_subcharts(found, values)
+        yield Release(_chart(named, other, values), _IN_VALUES, FLUX, text_at(spec, "version"))
     elif manifest.kind in (ARGO, "ApplicationSet"):
         for pattern in ARGO_SOURCES:
             for path in matching(body, pattern):
@@ -319,14 +323,12 @@ def releases(manifest: Manifest) -> Iterator[Release]:
                         place, values = (*path, "helm", key), found_there
                 if values is not None:
                     chart = _chart(text_at(source, "chart"), text_at(source, "path"), values)
-                    found = Release(chart, place, ARGO, text_at(source, "targetRevision"), path)
-                    yield from _with_subcharts(found, values)
-
+                    yield Release(chart, place, ARGO, text_at(source, "targetRevision"), path)
     elif manifest.kind in (K3S, "HelmChartConfig"):
         values, spec = at(body, _IN_TEXT), at(body, ("spec",))
-        chart = _chart(text_at(spec, "chart"), manifest.name, values)
         if isinstance(values, dict):
-            yield from _with_subcharts(Release(chart, _IN_TEXT, K3S, text_at(spec, "version")), values)
+            chart = _chart(text_at(spec, "chart"), manifest.name, values)
+            yield Release(chart, _IN_TEXT, K3S, text_at(spec, "version"))
 
 
 def values_alone(document: Value, chart: str = "") -> Iterator[Release]:
@@ -335,11 +337,6 @@ def values_alone(document: Value, chart: str = "") -> Iterator[Release]:
     if found or (chart and isinstance(document, dict)):
         yield Release(found or chart, (), partial=not found)
     yield from _subcharts(Release("", ()), document)
-
-
-def _with_subcharts(release: Release, values: Value | None) -> Iterator[Release]:
-    yield release
-    yield from _subcharts(release, values or {})
 
 
 def _subcharts(release: Release, values: Value) -> Iterator[Release]:

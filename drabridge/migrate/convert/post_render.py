@@ -103,7 +103,7 @@ def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[
             f"#   kubectl kustomize {file}{FOLDER_SUFFIX} | kubectl apply -n NAMESPACE -f -",
             "# or in a script for helm upgrade --post-renderer: cat > rendered.yaml && kubectl kustomize .",
         )
-        found[KUSTOMIZATION] = _kustomization(
+        found[KUSTOMIZATION] = kustomization(
             head, {"resources": [RENDERED_FILE, TEMPLATES_FILE], "patches": [one.value() for one in patches]}
         )
     return found
@@ -116,7 +116,8 @@ def joined(old: str, new: str) -> str:
     return f"{head}\n{_BETWEEN.join(dict.fromkeys(documents))}"
 
 
-def _kustomization(head: Iterable[str], said: dict[str, Value]) -> str:
+def kustomization(head: Iterable[str], said: dict[str, Value]) -> str:
+    """Return a kustomization, or a component, with comments above it."""
     kind: dict[str, Value] = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     return "\n".join([*head, *block_lines({**kind, **said})]) + "\n"
 
@@ -142,7 +143,7 @@ def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[
     head = [f"{HEAD}: name this folder under components: of your kustomization."]
     said: dict[str, Value] = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
     said |= {"resources": [TEMPLATES_FILE], "patches": patches}
-    return {KUSTOMIZATION: _kustomization(head, said), TEMPLATES_FILE: templates_file(templates)}
+    return {KUSTOMIZATION: kustomization(head, said), TEMPLATES_FILE: templates_file(templates)}
 
 
 def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
@@ -216,7 +217,7 @@ def folders(found: Iterable[Patched]) -> list[tuple[str, dict[str, str]]]:
         said: dict[str, Value] = {"helmCharts": charts, "resources": [TEMPLATES_FILE], "patches": patches}
         templates = missing([template for one in some for template in one.templates])
         files = {
-            KUSTOMIZATION: _kustomization(head, said),
+            KUSTOMIZATION: kustomization(head, said),
             TEMPLATES_FILE: templates_file(templates),
             VALUES_FILE: values,
         }

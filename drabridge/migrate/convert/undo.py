@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from drabridge.migrate.convert.splice import Edit, newline_of, spliced
-from drabridge.migrate.convert.templates import Template
+from drabridge.migrate.convert.templates import Template, templates_file
 
 BEGIN = "# drabridge migrate convert wrote the lines from here to its end mark; --reverse needs them as they are"
 END = "# drabridge migrate convert: end mark"
@@ -66,8 +66,8 @@ def _comments(before: str, after: str, edits: Iterable[Edit]) -> list[str]:
 def with_templates(text: str, templates: Iterable[Template]) -> str:
     """Return the text with the templates as documents after it."""
     newline = newline_of(text)
-    lines = [line for template in templates for line in ("---", *template.lines())]
-    return text + ("" if text.endswith("\n") else newline) + "".join(f"{line}{newline}" for line in lines)
+    written = "".join(f"---\n{templates_file([one])}" for one in templates)
+    return text + ("" if text.endswith("\n") else newline) + written.replace("\n", newline)
 
 
 def _hunks(before: str, after: str, edits: Iterable[Edit]) -> Iterator[Hunk]:

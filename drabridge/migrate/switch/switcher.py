@@ -23,13 +23,12 @@ from drabridge.kube.api import (
 )
 from drabridge.kube.feature_questions import keeps_extended_names, policy_version
 from drabridge.kube.features import FEATURES
-from drabridge.migrate.convert.templates import Template
+from drabridge.migrate.convert.templates import MOST_DEVICES, Template
 from drabridge.migrate.report.readers import NAMESPACES, WORKLOADS, claim_templates, maker_of_pods
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.policy import (
     GROUP,
     MISSING,
-    MOST_DEVICES,
     base_of,
     bucket,
     claims_of_pod,
