@@ -23,61 +23,35 @@ spec: {containers: [{name: m, image: x, resources: {limits: {nvidia.com/gpu: 1}}
 """
 
 
-def _link(folder: Path, other: Path) -> None:
-    (folder / "b.yaml").symlink_to(other / "prod.yaml")
+# name of a link in the folder -> where it leads, or the text of its kustomization. UP is the way to another folder.
+WAYS_OUT: list[dict[str, str]] = [
+    {"b.yaml": "UP/prod.yaml"},
+    {"b": "UP"},
+    {"b.yaml": "c.txt", "c.txt": "UP/prod.yaml"},
+    {"b.yaml": "/dev/zero"},
+    {"kustomization.yaml": "resources: [UP/prod.yaml, a.yaml]"},
+    {"kustomization.yaml": "bases: [UP]\nresources: [a.yaml]"},
+    {"kustomization.yaml": "resources: [ROOT/prod.yaml, a.yaml]"},
+]
 
 
-def _linked_folder(folder: Path, other: Path) -> None:
-    (folder / "b").symlink_to(other)
-
-
-def _chain_of_links(folder: Path, other: Path) -> None:
-    (folder / "b.yaml").symlink_to("c.txt")
-    (folder / "c.txt").symlink_to(other / "prod.yaml")
-
-
-def _kustomization_of_file(folder: Path, other: Path) -> None:
-    name = os.path.relpath(other / "prod.yaml", folder)
-    (folder / "kustomization.yaml").write_text(f"resources: [{name}, a.yaml]\n")
-
-
-def _kustomization_of_folder(folder: Path, other: Path) -> None:
-    (other / "kustomization.yaml").write_text("resources: [prod.yaml]\n")
-    (folder / "kustomization.yaml").write_text(f"bases: [{os.path.relpath(other, folder)}]\nresources: [a.yaml]\n")
-
-
-def _absolute_kustomization(folder: Path, other: Path) -> None:
-    (folder / "kustomization.yaml").write_text(f"resources: [{other}/prod.yaml, a.yaml]\n")
-
-
-def _device(folder: Path, _: Path) -> None:
-    (folder / "b.yaml").symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize(
-    "lead",
-    [
-        _link,
-        _linked_folder,
-        _chain_of_links,
-        _kustomization_of_file,
-        _kustomization_of_folder,
-        _absolute_kustomization,
-        _device,
-    ],
-)
+@pytest.mark.parametrize("ways", WAYS_OUT, ids=str)
 @pytest.mark.parametrize("git", [False, True])
-def test_what_leads_out_of_the_folder_is_not_read(
-    tmp_path: Path, lead: Callable[[Path, Path], None], git: bool
-) -> None:
+def test_what_leads_out_of_the_folder_is_not_read(tmp_path: Path, ways: dict[str, str], git: bool) -> None:
     other, folder = tmp_path / "elsewhere", tmp_path / "theirs/apps"
     for one in other, folder:
         one.mkdir(parents=True)
     (other / "prod.yaml").write_text(POD)
+    (other / "kustomization.yaml").write_text("resources: [prod.yaml]\n")
     (folder / "a.yaml").write_text(POD)
     if git:
         (folder.parent / ".git").mkdir()
-    lead(folder, other)
+    for name, way in ways.items():
+        to = way.replace("UP", os.path.relpath(other, folder)).replace("ROOT", str(other))
+        if name == "kustomization.yaml":
+            (folder / name).write_text(to)
+        else:
+            (folder / name).symlink_to(to)
     found = find([folder], NAMES)
     assert [path for group in found.groups for path in group] == [folder / "a.yaml"]
     (said,) = found.findings
