@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -196,7 +195,7 @@ def _read(path: Path, devices: Mapping[str, Device], classes: Mapping[str, str])
     if isinstance(text, Finding):
         return _File(False, unread=f"{path}: {text.message}")
     ours = tuple(devices or filter(None, classes.values()))
-    named = may_name(text, ours) and _pattern_of(ours).search(text) is not None
+    named = may_name(text, ours) and finder(ours).search(text) is not None
     if not (named or speaks_of_gpus(text)):
         return _File(False)
     found = survey_text(text, Settings(devices or {**default_devices([text]), **of_classes(classes, [text])[0]}))
@@ -204,11 +203,6 @@ def _read(path: Path, devices: Mapping[str, Device], classes: Mapping[str, str])
     if broken is not None:
         return _File(True, unread=f"{path}:{broken.line}: {broken.message}")
     return _File(True, [*_moving(str(path), found), *_left(str(path), found)])
-
-
-@functools.cache
-def _pattern_of(resources: tuple[str, ...]) -> re.Pattern[str]:
-    return finder(resources)
 
 
 def _moving(path: str, found: Conversion) -> Iterable[Subject]:

@@ -24,6 +24,7 @@ from drabridge.migrate.convert.default_classes import WORDS, default_devices, of
 from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD, KUSTOMIZATION, component, nameless
 from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.templates import TEMPLATES_FILE
+from drabridge.migrate.report.document import number
 from drabridge.system.files import Care, write_atomically
 from podresources.resolve.files import UnreadableFileError, read
 
@@ -266,8 +267,8 @@ def _files_beside(outcome: Outcome) -> Iterator[tuple[Path, str, str]]:
 
 
 def _counted(outcome: Outcome) -> str:
-    number = len(outcome.conversion.pods)
-    return f"{number} pod template{'' if number == 1 else 's'}" if number else "claims"
+    pods = len(outcome.conversion.pods)
+    return number(pods, "pod template") if pods else "claims"
 
 
 def _write(changed: Iterable[Outcome], backup: str) -> None:

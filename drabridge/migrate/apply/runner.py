@@ -19,6 +19,7 @@ from drabridge.migrate.installers import Installer, Key, installer_of, operator_
 from drabridge.migrate.plan.build import cluster_id, demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
 from drabridge.migrate.plan.packing import Demand
+from drabridge.migrate.plan.text import lanes_words
 from drabridge.migrate.report.collect import collect
 from drabridge.migrate.report.document import number
 from drabridge.migrate.report.readers import NAMESPACES, claim_templates, is_built_in, maker_of_pods, pod_limits
@@ -172,7 +173,7 @@ class Runner:
             raise ClusterError(f"step {step.name} is going back", hint="Finish that first: drabridge migrate rollback")
         if step.lanes:
             await lanes.ask(step.lanes, record.annotations)
-            waiting.say("lanes", _lanes_words(step))
+            waiting.say("lanes", f"devices for claims: {lanes_words(step.lanes)}")
             await lanes.wait(step.lanes, waiting)
         if self._options.lanes_only and step.way is not Way.LANES:
             await self._by_others(step, waiting)
@@ -477,12 +478,6 @@ def _no_manifest(step: Step, move: Move) -> ClusterError:
         f"no manifest makes {step.namespace}/{move.object} any more, or it has no limits",
         hint="Plan again, with --manifests where they are now",
     )
-
-
-def _lanes_words(step: Step) -> str:
-    shown = ", ".join(f"{name}: {claims}" for name, claims in list(step.lanes.items())[:4])
-    more = f" and {len(step.lanes) - 4} more nodes" if len(step.lanes) > 4 else ""
-    return f"devices for claims: {shown}{more}"
 
 
 def next_step(plan: Plan, state: State) -> Step | None:

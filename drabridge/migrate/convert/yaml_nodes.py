@@ -258,7 +258,7 @@ class _Reader:
 
     def error(self, position: int, message: str) -> NotYamlError:
         """Return the error for a place in the text."""
-        return NotYamlError(self._text.count("\n", 0, position) + 1, message)
+        return NotYamlError(_line(self._text, position), message)
 
     def node(self, position: int, depth: int) -> Node:
         """Return the value that begins at a place."""
@@ -294,7 +294,7 @@ class _Reader:
         while not self._ends(place, "}", bool(found.entries)):
             key = self._string(self.skip(place + 1) if found.entries else place)
             if key.text in first:
-                line = self._text.count("\n", 0, first[key.text]) + 1
+                line = _line(self._text, first[key.text])
                 raise self.error(key.start, f"the key {key_text(key)} a second time; the first is in line {line}")
             first[key.text] = key.start
             colon = self.skip(key.end)
