@@ -342,17 +342,14 @@ def _container_operations(spec: Value, container: _Container, claims: list[_Clai
             gone.append((*resources, section))
         else:
             gone += [(*resources, section, name) for name in names]
-    if form is Form.NIM and {path for path in gone if len(path) == 2} == {("resources", key) for key in _keys(spec)}:
+    there = at(spec, resources)
+    sections = there if isinstance(there, dict) else ()
+    if form is Form.NIM and {path for path in gone if len(path) == 2} == {(*resources, key) for key in sections}:
         yield Remove(("resources",))
         return
     yield from map(Remove, gone)
     if form is not Form.NIM:
         yield from _put(spec, resources, "claims", [{"name": claim.name} for claim in claims])
-
-
-def _keys(spec: Value) -> Iterator[str]:
-    resources = at(spec, ("resources",))
-    yield from resources if isinstance(resources, dict) else ()
 
 
 def _put(spec: Value, path: Path, key: str, items: list[Value]) -> Iterator[Operation]:

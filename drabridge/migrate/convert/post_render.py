@@ -18,12 +18,10 @@ from drabridge.migrate.convert.settings import Finding, Level
 from drabridge.migrate.convert.splice import Add, Append, Operation, block_lines, flow_text, in_order, json_patch
 from drabridge.migrate.convert.templates import TEMPLATES_FILE, Template, missing, templates_file
 from drabridge.migrate.convert.yaml_nodes import (
-    Leaf,
     NotYamlError,
     Value,
     at,
     content_end,
-    leaf_text,
     matching,
     parse,
     same,
@@ -71,22 +69,14 @@ def in_release(body: Value, patches: Sequence[Patch]) -> Operation:
 
 def is_there(body: Value, patch: Patch) -> bool:
     """Return whether a HelmRelease has the patch already."""
-    return any(_text(at(body, path)) == patch.text for path in _patches(body, patch.selector))
+    patches = [at(body, path) for path in matching(body, (*_RENDERERS, "*", "kustomize", "patches", "*"))]
+    mine = [one for one in patches if text_at(at(one, ("target",)), "labelSelector") == patch.selector]
+    return any(text_at(one, "patch") == patch.text for one in mine)
 
 
 def other_claims(body: Value) -> bool:
     """Return whether the post-renderers of a HelmRelease mention claims: another patch could remove those."""
     return _CLAIMS in flow_text(at(body, _RENDERERS) or "", json_style=True)
-
-
-def _patches(body: Value, selector: str) -> Iterable[Path]:
-    for path in matching(body, (*_RENDERERS, "*", "kustomize", "patches", "*")):
-        if text_at(at(body, (*path, "target")), "labelSelector") == selector:
-            yield (*path, "patch")
-
-
-def _text(found: Value | None) -> str:
-    return leaf_text(found) if isinstance(found, str | Leaf) else ""
 
 
 def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[Template]) -> dict[str, str]:
