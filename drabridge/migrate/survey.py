@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +20,7 @@ from drabridge.migrate.convert.default_classes import WORDS, default_devices, of
 from drabridge.migrate.convert.kinds import Manifest
 from drabridge.migrate.convert.mentions import finder, may_name
 from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
-from drabridge.migrate.report.page import MOST_ROWS, document, section
+from drabridge.migrate.report.page import MOST_ROWS, document, section, sentences
 from drabridge.migrate.report.text import Layout, wrapped
 from drabridge.status.markup import Html, tag
 from podresources.table import render
@@ -163,7 +162,7 @@ def survey_folders(
     decide, and the vendors' DeviceClasses for all other resources.
     """
     found = files.find(paths, devices or WORDS)
-    listed = [path for group in found.groups for path in group.files]
+    listed = [path for group in found.groups for path in group]
     roots = [path if path.is_dir() else path.parent for path in paths]
     survey = Survey(len(listed), 0, [], [str(one) for one in found.findings if one.level is Level.ERROR])
     for one in found.findings:
@@ -196,7 +195,7 @@ def _read(path: Path, devices: Mapping[str, Device], classes: Mapping[str, str])
     if isinstance(text, Finding):
         return _File(False, unread=f"{path}: {text.message}")
     ours = tuple(devices or filter(None, classes.values()))
-    named = may_name(text, ours) and _pattern_of(ours).search(text) is not None
+    named = may_name(text, ours) and finder(ours).search(text) is not None
     if not (named or speaks_of_gpus(text)):
         return _File(False)
     found = survey_text(text, Settings(devices or {**default_devices([text]), **of_classes(classes, [text])[0]}))
@@ -204,11 +203,6 @@ def _read(path: Path, devices: Mapping[str, Device], classes: Mapping[str, str])
     if broken is not None:
         return _File(True, unread=f"{path}:{broken.line}: {broken.message}")
     return _File(True, [*_moving(str(path), found), *_left(str(path), found)])
-
-
-@functools.cache
-def _pattern_of(resources: tuple[str, ...]) -> re.Pattern[str]:
-    return finder(resources)
 
 
 def _moving(path: str, found: Conversion) -> Iterable[Subject]:
@@ -335,8 +329,7 @@ def _sections(survey: Survey) -> Iterable[Html]:
     ]
     yield from section("Workloads", ("Place", "Workload", "Owner", "Devices", "State"), rows)
     if survey.unread:
-        items = [tag("li", one) for one in survey.unread[:MOST_ROWS]]
-        yield tag("section", tag("h2", "Not read"), tag("ul", *items))
+        yield sentences("Not read", survey.unread)
 
 
 def _block(block: Block) -> Html:

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
 from deploy.helm import HelmRefusedError, manifests
 from drabridge.migrate.convert.templates import Template
@@ -68,7 +67,7 @@ def test_the_templates_are_those_of_the_command() -> None:
     ]
     assert [one["metadata"]["name"] for one in found] == [one.name for one in wanted]
     for one, template in zip(found, wanted, strict=True):
-        spec = yaml.safe_load("\n".join(template.lines()))["spec"]
+        spec = template.manifest()["spec"]
         spec["spec"]["devices"]["requests"][0]["exactly"].setdefault("count", 1)
         assert one["spec"] == spec
         assert one["metadata"]["namespace"] == template.namespace

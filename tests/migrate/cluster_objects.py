@@ -181,6 +181,12 @@ async def command(*words: str) -> tuple[int, str, str]:
     return await migrate("report", *words)
 
 
+async def asked(objects: Iterable[Json], *words: str, **options: Any) -> tuple[int, str, str]:
+    """What :func:`migrate` returns of a command on a cluster that has these objects."""
+    async with serving(*objects, **options) as (_, kubeconfig):
+        return await migrate(*words, "--kubeconfig", str(kubeconfig))
+
+
 async def migrate(*words: str) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of ``drabridge migrate``, in a thread."""
     out, err = io.StringIO(), io.StringIO()

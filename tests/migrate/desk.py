@@ -48,3 +48,7 @@ class Desk:
     def edit(self, **changes: Any) -> None:
         found = yaml.safe_load(self.plan.read_text())
         self.plan.write_text(yaml.safe_dump({**found, **changes}))
+
+    def edit_first_step(self, **changes: Any) -> None:
+        step, *others = yaml.safe_load(self.plan.read_text())["steps"]
+        self.edit(steps=[{**step, **changes}, *others])

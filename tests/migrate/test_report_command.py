@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import to_builtins
 
 from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.report.build import build
@@ -20,10 +21,11 @@ from drabridge.migrate.report.codes import Code
 from drabridge.migrate.report.collect import collect
 from drabridge.migrate.report.page import render
 from drabridge.migrate.report.readers import all_kinds
-from drabridge.migrate.report.text import Layout, builtins, text
+from drabridge.migrate.report.text import Layout, text
 from tests.migrate.cluster_objects import (
     CLASS,
     GPU,
+    asked,
     claim,
     claim_pod,
     command,
@@ -72,7 +74,7 @@ def a_cluster() -> list[Json]:
 
 
 async def test_pods_and_devices_are_counted_by_way_resource_namespace_and_owner() -> None:
-    document = builtins(await report_of(*a_cluster()))
+    document = to_builtins(await report_of(*a_cluster()))
     (gpu,) = document["resources"]
     assert gpu == {
         "name": GPU,
@@ -206,27 +208,23 @@ async def test_the_page_is_well_formed_has_no_script_and_escapes_names() -> None
 
 
 async def test_exit_status_says_whether_something_blocks() -> None:
-    async with serving(*a_cluster()) as (_, kubeconfig):
-        where = ("--kubeconfig", str(kubeconfig))
-        code, out, err = await command(*where, "-o", "json")
-        document = parsed(out)
-        assert (code, err) == (0, "")
-        assert {one["severity"] for one in document["obstacles"]} == {"trap"}
-        assert set(document["obstacles"][0]) == {
-            *("code", "severity", "namespace", "object", "resource", "seen", "pods", "why", "action")
-        }
-        code, out, _ = await command(*where, "--fail-on", "trap", "-o", "yaml")
-        assert code == 1
-        assert yaml.safe_load(out) == document
-    async with serving(pod(spec=pod_spec(33))) as (_, kubeconfig):
-        where = ("--kubeconfig", str(kubeconfig))
-        code, out, _ = await command(*where)
-        assert code == 1
-        assert "BLOCKERS" in out
-        assert "MoreThan32Devices (1): one claim holds at most 32 devices" in out
-        code, out, _ = await command(*where, "--fail-on", "never", "-o", "html")
-        assert code == 0
-        assert out.startswith("<!DOCTYPE html>")
+    code, out, err = await asked(a_cluster(), "report", "-o", "json")
+    document = parsed(out)
+    assert (code, err) == (0, "")
+    assert {one["severity"] for one in document["obstacles"]} == {"trap"}
+    assert set(document["obstacles"][0]) == {
+        *("code", "severity", "namespace", "object", "resource", "seen", "pods", "why", "action")
+    }
+    code, out, _ = await asked(a_cluster(), "report", "--fail-on", "trap", "-o", "yaml")
+    assert code == 1
+    assert yaml.safe_load(out) == document
+    code, out, _ = await asked([pod(spec=pod_spec(33))], "report")
+    assert code == 1
+    assert "BLOCKERS" in out
+    assert "MoreThan32Devices (1): one claim holds at most 32 devices" in out
+    code, out, _ = await asked([pod(spec=pod_spec(33))], "report", "--fail-on", "never", "-o", "html")
+    assert code == 0
+    assert out.startswith("<!DOCTYPE html>")
 
 
 async def test_a_right_that_is_missing_is_named_and_the_rest_is_reported() -> None:
@@ -290,15 +288,13 @@ async def test_a_list_that_fails_on_the_way_is_begun_again() -> None:
 
 
 async def test_a_server_without_dra_blocks() -> None:
-    async with serving(pod(), versions=()) as (_, kubeconfig):
-        code, out, _err = await command("--kubeconfig", str(kubeconfig), "-o", "json")
+    code, out, _ = await asked([pod()], "report", "-o", "json", versions=())
     assert code == 1
     assert Code.DRA_NOT_SERVED in [one["code"] for one in parsed(out)["obstacles"]]
 
 
 async def test_older_versions_of_the_dra_api_are_read() -> None:
-    async with serving(*a_cluster(), versions=("v1beta1",)) as (_, kubeconfig):
-        _, out, _err = await command("--kubeconfig", str(kubeconfig), "-o", "json")
+    _, out, _ = await asked(a_cluster(), "report", "-o", "json", versions=("v1beta1",))
     (gpu,) = parsed(out)["resources"]
     assert (gpu["inSlices"], gpu["freeInSlices"], gpu["pods"]["claims"]) == (3, 2, 2)
 

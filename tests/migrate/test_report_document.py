@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drabridge.migrate.report.text import Layout, text
 from tests.docs.pages import ROOT, blocks
-from tests.migrate.cluster_objects import migrate, report_of, serving
+from tests.migrate.cluster_objects import asked, report_of
 from tests.migrate.example_cluster import example_cluster
 
 
@@ -18,8 +18,5 @@ async def test_the_documents_output_is_real() -> None:
 async def test_the_documents_plan_is_real() -> None:
     command = "$ drabridge migrate plan --class nvidia.com/gpu=gpu.example.com --driver gpu.example.com\n"
     (shown,) = (one for one in blocks(ROOT / "docs/migration-plan.md", "console") if one.startswith(command))
-    async with serving(*example_cluster()) as (_, kubeconfig):
-        _, out, _ = await migrate(
-            *command.removeprefix("$ drabridge migrate ").split(), "--kubeconfig", str(kubeconfig)
-        )
+    _, out, _ = await asked(example_cluster(), *command.removeprefix("$ drabridge migrate ").split())
     assert shown.removeprefix(command).rstrip() == out.rstrip()

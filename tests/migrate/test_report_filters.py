@@ -11,6 +11,7 @@ from drabridge.migrate.report.codes import Code
 from tests.migrate.cluster_objects import (
     CLASS,
     GPU,
+    asked,
     claim,
     claim_pod,
     command,
@@ -59,8 +60,7 @@ def a_cluster() -> list[Json]:
 
 
 async def report(*words: str) -> Json:
-    async with serving(*a_cluster()) as (_, kubeconfig):
-        _, out, err = await command("--kubeconfig", str(kubeconfig), "-o", "json", *words)
+    _, out, err = await asked(a_cluster(), "report", "-o", "json", *words)
     assert err == ""
     return parsed(out)
 
@@ -124,12 +124,11 @@ async def test_limits_of_a_resource_that_is_not_shown_leave_nothing_to_do() -> N
     web = workload("DaemonSet", spec=other())
     mixed = claim_pod(owner=web)
     mixed["spec"]["containers"] = other()["containers"]
-    async with serving(device_class(), claim(), web, mixed) as (_, kubeconfig):
-        words = ("--kubeconfig", str(kubeconfig), "-o", "json", "--class", f"{GPU}={CLASS}")
-        fits = []
-        for resource in (GPU, FPGA):
-            _, out, _ = await command(*words, "--resource", resource)
-            fits += [one["fits"] for one in parsed(out)["namespaces"]]
+    words = ("report", "-o", "json", "--class", f"{GPU}={CLASS}", "--resource")
+    fits = []
+    for resource in (GPU, FPGA):
+        _, out, _ = await asked([device_class(), claim(), web, mixed], *words, resource)
+        fits += [one["fits"] for one in parsed(out)["namespaces"]]
     assert fits == ["done", "convert"]
 
 
@@ -138,27 +137,25 @@ async def test_a_resource_may_be_named_by_its_class() -> None:
 
 
 async def test_both_limit_it_in_every_form_and_the_exit_status_is_about_the_rest() -> None:
-    async with serving(*a_cluster()) as (_, kubeconfig):
-        words = ("--kubeconfig", str(kubeconfig), "-n", "team-a", "--resource", GPU)
-        code, document, _ = await command(*words, "-o", "yaml")
+    words = ("report", "-n", "team-a", "--resource", GPU, "-o")
+    code, document, _ = await asked(a_cluster(), *words, "yaml")
+    assert code == 0
+    assert {one["name"] for one in yaml.safe_load(document)["workloads"]} == {"web", "claimed"}
+    for output in ("table", "wide", "html"):
+        code, out, _ = await asked(a_cluster(), *words, output)
         assert code == 0
-        assert {one["name"] for one in yaml.safe_load(document)["workloads"]} == {"web", "claimed"}
-        for output in ("table", "wide", "html"):
-            code, out, _ = await command(*words, "-o", output)
-            assert code == 0
-            assert "DaemonSet/web" in out
-            assert not any(word in out for word in ("team-b", FPGA, "cards"))
-            assert f"Shown: namespace team-a; resource {GPU}." in out
-        code, out, _ = await command("--kubeconfig", str(kubeconfig), "-n", "team-b")
-        assert code == 1
-        assert "Shown: namespace team-b." in out
+        assert "DaemonSet/web" in out
+        assert not any(word in out for word in ("team-b", FPGA, "cards"))
+        assert f"Shown: namespace team-a; resource {GPU}." in out
+    code, out, _ = await asked(a_cluster(), "report", "-n", "team-b")
+    assert code == 1
+    assert "Shown: namespace team-b." in out
 
 
 @pytest.mark.parametrize("output", ["table", "html"])
 async def test_a_namespace_without_devices_is_said_to_have_none(output: str) -> None:
     objects = [*a_cluster(), namespace("idle", switched=False)]
-    async with serving(*objects) as (_, kubeconfig):
-        code, out, _ = await command("--kubeconfig", str(kubeconfig), "-n", "idle", "-o", output)
+    code, out, _ = await asked(objects, "report", "-n", "idle", "-o", output)
     assert code == 0
     assert "No pod and no workload of those asks for a device." in out
     assert GPU in out
@@ -193,8 +190,7 @@ async def test_a_resource_that_is_not_there_is_an_error_with_the_name_that_was_m
     [("nope", "there is no DeviceClass nope. There "), (f"{CLASS}x", f'did you mean "{CLASS}"?'), (CLASS, "")],
 )
 async def test_a_device_class_that_is_not_there_is_an_error(name: str, said: str) -> None:
-    async with serving(*a_cluster()) as (_, kubeconfig):
-        code, out, err = await command("--kubeconfig", str(kubeconfig), "--class", f"{GPU}={name}")
+    code, out, err = await asked(a_cluster(), "report", "--class", f"{GPU}={name}")
     assert said in err
     assert (code == 2) is bool(said)
     assert bool(out) is not bool(said)

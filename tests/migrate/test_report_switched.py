@@ -12,6 +12,7 @@ from drabridge.migrate.report.readers import pod_facts
 from drabridge.migrate.switch import marks
 from tests.migrate.cluster_objects import (
     GPU,
+    asked,
     claim,
     claim_pod,
     command,
@@ -31,8 +32,7 @@ Json = dict[str, Any]
 
 async def space(*objects: Json) -> Json:
     """The row of team-a, read through the command."""
-    async with serving(*objects) as (_, kubeconfig):
-        _, out, err = await command("--kubeconfig", str(kubeconfig), "-o", "json")
+    _, out, err = await asked(objects, "report", "-o", "json")
     assert err == ""
     (found,) = (one for one in parsed(out)["namespaces"] if one["name"] == "team-a")
     return dict(found)
@@ -109,10 +109,9 @@ async def test_other_namespaces_are_as_before() -> None:
 
 
 async def test_table_and_page_show_it() -> None:
-    async with serving(namespace(), *web("a", "b")) as (_, kubeconfig):
-        words = ("--kubeconfig", str(kubeconfig), "-o")
-        _, table, _ = await command(*words, "wide")
-        _, page, _ = await command(*words, "html")
+    objects = [namespace(), *web("a", "b")]
+    _, table, _ = await asked(objects, "report", "-o", "wide")
+    _, page, _ = await asked(objects, "report", "-o", "html")
     (row,) = (line for line in table.splitlines() if line.split()[:2] == ["team-a", GPU])
     assert row.endswith("switched")
     assert "team-a: switched: new pods get claims; 2 pods still have limits: roll them out" in table
@@ -137,8 +136,8 @@ async def test_without_the_right_to_list_namespaces_the_rest_is_reported() -> No
 )  # fmt: skip
 async def test_a_percentage_that_is_no_number_switches_nobody(text: str, percent: int) -> None:
     """The namespace's owner may write anything: it must not end the command for all others."""
-    async with serving(namespace(notes={"percent": text}), namespace("good"), *web("a")) as (_, kubeconfig):
-        _, out, _ = await command("--kubeconfig", str(kubeconfig), "-o", "json")
+    objects = [namespace(notes={"percent": text}), namespace("good"), *web("a")]
+    _, out, _ = await asked(objects, "report", "-o", "json")
     assert parsed(out)["unread"] == []
     (found,) = parsed(out)["namespaces"]
     assert found["switch"]["percent"] == percent

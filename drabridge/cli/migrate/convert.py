@@ -22,8 +22,9 @@ from drabridge.migrate.convert import files
 from drabridge.migrate.convert.conversion import Outcome, Source, convert_group, reverse, text_of
 from drabridge.migrate.convert.default_classes import WORDS, default_devices, of_classes
 from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, HEAD, KUSTOMIZATION, component, nameless
-from drabridge.migrate.convert.settings import Device, Finding, Level, Settings
+from drabridge.migrate.convert.settings import Finding, Level, Settings
 from drabridge.migrate.convert.templates import TEMPLATES_FILE
+from drabridge.migrate.report.document import number
 from drabridge.system.files import Care, write_atomically
 from podresources.resolve.files import UnreadableFileError, read
 
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     for outcome in outcomes:
         findings += outcome.findings()
         if arguments.output == "kustomize":
-            findings += _nameless(outcome)
+            findings += [replace(one, file=outcome.source.name) for one in nameless(outcome.conversion.pods)]
     for finding in findings:
         print(cell(finding), file=sys.stderr)
     broken = any(finding.level is Level.ERROR for finding in findings)
@@ -157,7 +158,7 @@ def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[
         hint = "Give --class nvidia.com/gpu=gpu.example.com, or --config with a deviceClass for each resource"
         raise ConfigError("no resource was named", hint=hint)
     if arguments.from_cluster:
-        devices, without = _of_cluster(arguments, texts)
+        devices, without = of_classes(cluster.ask(arguments, cluster.classes_of), texts)
         for name in without:
             print(cell(f"note: {name} stays: the cluster has no DeviceClass for it"), file=sys.stderr)
     else:
@@ -168,18 +169,13 @@ def _by_default(arguments: argparse.Namespace, settings: Settings, groups: list[
     return replace(settings, devices=devices)
 
 
-def _of_cluster(arguments: argparse.Namespace, texts: list[str]) -> tuple[dict[str, Device], list[str]]:
-    """Return the texts' resources with a DeviceClass in the cluster, and those without one."""
-    return of_classes(cluster.ask(arguments, cluster.classes_of), texts)
-
-
 def _sources(arguments: argparse.Namespace, settings: Settings | None) -> tuple[list[list[Source]], list[Finding]]:
     """Read all named files: return groups of texts that are deployed together, and findings for unreadable files."""
     paths = [Path(name) for name in arguments.files if name != STDIN]
     resources = WORDS if settings and not settings.devices else settings.devices if settings else ()
     found = files.find(paths, resources)
     findings = found.findings
-    groups = [list(_texts(((str(path), path) for path in group.files), findings)) for group in found.groups]
+    groups = [list(_texts(((str(path), path) for path in group), findings)) for group in found.groups]
     if arguments.post_renderer or STDIN in arguments.files:
         groups.append(list(_texts([("(standard input)", None)], findings)))
     several = sum(map(len, groups)) > 1
@@ -271,8 +267,8 @@ def _files_beside(outcome: Outcome) -> Iterator[tuple[Path, str, str]]:
 
 
 def _counted(outcome: Outcome) -> str:
-    number = len(outcome.conversion.pods)
-    return f"{number} pod template{'' if number == 1 else 's'}" if number else "claims"
+    pods = len(outcome.conversion.pods)
+    return number(pods, "pod template") if pods else "claims"
 
 
 def _write(changed: Iterable[Outcome], backup: str) -> None:
@@ -316,10 +312,6 @@ def _write_beside(outcome: Outcome) -> None:
                 path.parent.rmdir()
         how = ": its first lines say how Helm's output goes through it" if path.name == KUSTOMIZATION else ""
         print(cell(f"{path}: written{how}" if text else f"{path}: removed"))
-
-
-def _nameless(outcome: Outcome) -> list[Finding]:
-    return [replace(one, file=outcome.source.name) for one in nameless(outcome.conversion.pods)]
 
 
 def _write_component(outcomes: Iterable[Outcome], folder: Path) -> None:

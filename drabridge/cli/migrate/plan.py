@@ -16,9 +16,10 @@ from drabridge.cli.output import as_json_or_yaml, cell, now, show_document, tabl
 from drabridge.errors import ConfigError, HostError
 from drabridge.kube.client import KubernetesCluster
 from drabridge.migrate.apply.manifests import read_manifests
+from drabridge.migrate.installers import Key
 from drabridge.migrate.plan import text
-from drabridge.migrate.plan.build import Choice, Objects, choose, cluster_id, plan, require_whole
-from drabridge.migrate.plan.document import Plan, as_data, beside, load
+from drabridge.migrate.plan.build import choose, cluster_id, plan, require_whole
+from drabridge.migrate.plan.document import VERSION, Plan, as_data, beside, load
 from drabridge.migrate.plan.text import explained
 from drabridge.migrate.report.build import Facts
 from drabridge.system.files import Care, write_atomically
@@ -85,20 +86,23 @@ def _made(arguments: argparse.Namespace) -> Plan:
     require_whole(facts)
     for one in facts.unread:
         print(cell(f"not read: {one.verb} {one.resource}: {one.reason}"), file=sys.stderr)
-    names = choose(facts, arguments.resource, dict(arguments.classes), arguments.driver)
+    resource, device_class, driver = choose(facts, arguments.resource, dict(arguments.classes), arguments.driver)
     base = (arguments.write or Path("plan.yaml")).parent
-    choice = Choice(
-        *names,
-        keep=arguments.keep,
-        namespaces=frozenset(arguments.namespaces),
+    head = Plan(
+        apiVersion=VERSION,
+        cluster=identity,
+        made=now(),
+        resource=resource,
+        device_class=device_class,
+        driver=driver,
+        keep_for_limits=arguments.keep,
         manifests=tuple(beside(path, base) for path in arguments.manifests),
         config=beside(arguments.config, base) if arguments.config else "",
-        in_manifests=_in_manifests(arguments, {names[0]: names[1]}),
     )
-    return plan(facts, choice, identity, now())
+    return plan(facts, head, _in_manifests(arguments, {resource: device_class}), frozenset(arguments.namespaces))
 
 
-def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> Objects:
+def _in_manifests(arguments: argparse.Namespace, classes: dict[str, str]) -> frozenset[Key]:
     """Return the convertible workloads of the manifests. Prints on standard error what cannot be converted."""
     if not arguments.manifests:
         return frozenset()

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from drabridge.cli.migrate import cluster
 from drabridge.cli.options import OUTPUTS, add_output
 from drabridge.cli.output import as_json_or_yaml, cell, now, show_document
@@ -17,9 +19,10 @@ from drabridge.migrate import survey
 from drabridge.migrate.convert.settings import Device
 from drabridge.migrate.report import page as report_page
 from drabridge.migrate.report import text as report_text
-from drabridge.migrate.report.build import Facts, Filter, build, check_classes
+from drabridge.migrate.report.build import Facts, build, check_classes
 from drabridge.migrate.report.codes import Severity
 from drabridge.migrate.report.collect import collect
+from drabridge.migrate.report.document import Filter
 from drabridge.migrate.report.readers import cluster_role
 from drabridge.migrate.report.text import Layout
 
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.files:
         return _survey(arguments)
     logging.getLogger().addHandler(logging.NullHandler())  # the report itself lists unreadable objects
-    wanted = Filter(frozenset(arguments.namespaces), frozenset(arguments.resources))
+    wanted = Filter(sorted(set(arguments.namespaces)), sorted(set(arguments.resources)))
     facts = cluster.ask(arguments, collected)
     classes = {name: resource for resource, name in arguments.classes}
     if not facts.unread:
@@ -87,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(report_page.render(report, now()), end="")
     else:
         wide = arguments.output == "wide"
-        document = report_text.builtins(report)
+        document = to_builtins(report)
         show_document(document, arguments.output, lambda width: [report_text.text(report, Layout(width, wide))])
     counting = {"blocker": (Severity.BLOCKER,), "trap": tuple(Severity), "never": ()}[arguments.fail_on]
     return int(any(report.count(severity) for severity in counting))

@@ -15,16 +15,19 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from drabridge import yaml_reader
 from drabridge.errors import ConfigError, HostError
 from drabridge.migrate.apply.state import FileBefore
 from drabridge.migrate.configured import devices_of
 from drabridge.migrate.convert import files
-from drabridge.migrate.convert.conversion import Outcome, Source, convert_group
+from drabridge.migrate.convert.conversion import Source, convert_group
 from drabridge.migrate.convert.pods import ConvertedPod
-from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, component
-from drabridge.migrate.convert.settings import Finding, Level, Settings
-from drabridge.migrate.convert.templates import KIND
-from drabridge.migrate.convert.yaml_nodes import documents
+from drabridge.migrate.convert.post_render import FOLDER_SUFFIX, KUSTOMIZATION, RENDERED_FILE, component, kustomization
+from drabridge.migrate.convert.settings import Finding, Settings
+from drabridge.migrate.convert.splice import applied
+from drabridge.migrate.convert.templates import missing
+from drabridge.migrate.convert.yaml_nodes import plain
+from drabridge.migrate.installers import Key
 from drabridge.migrate.plan.document import Plan
 from drabridge.system.files import Care, write_atomically
 from podresources.resolve.files import leads_out
@@ -32,24 +35,34 @@ from podresources.resolve.files import leads_out
 Json = dict[str, Any]
 DEFAULT_NAMESPACE = "default"  # of manifests that name none
 
-ObjectKey = tuple[str, str, str]
-"""(namespace, kind, name)."""
-
 
 class Converted(Struct):
-    """One object: manifest before and after, file, manifests of the templates that it needs, and its pods."""
+    """One object that changes: its file, and its pods, which say what changes."""
 
     path: Path
-    before: Json
-    after: Json
-    templates: list[Json]
     pods: list[ConvertedPod]
+
+    @property
+    def before(self) -> Any:
+        """The manifest as it is."""
+        return plain(self.pods[0].manifest.body)
+
+    @property
+    def after(self) -> Any:
+        """The manifest as it becomes."""
+        operations = [one for pod in self.pods for one in pod.operations]
+        return plain(applied(self.pods[0].manifest.body, operations))
+
+    @property
+    def templates(self) -> list[Json]:
+        """The manifests of the templates that it needs."""
+        return [one.manifest() for one in missing(one for pod in self.pods for one in pod.templates)]
 
 
 class Manifests(Struct):
     """All that was found. ``texts``: changed file -> (text before, text after)."""
 
-    objects: dict[ObjectKey, Converted] = field(default_factory=dict)
+    objects: dict[Key, Converted] = field(default_factory=dict)
     texts: dict[Path, tuple[str, str]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
@@ -67,89 +80,36 @@ def read_manifests(paths: Sequence[Path], config: Path | None, classes: Mapping[
     found = Manifests(findings=list(listed.findings))
     for group in listed.groups:
         sources = []
-        for path in group.files:
+        for path in group:
             text = files.text_of(path)
             if isinstance(text, Finding):
                 found.findings.append(text)
             else:
                 sources.append(Source(str(path), text))
-        outcomes = convert_group(sources, settings)
-        readable = [one for one in outcomes if all(said.level is not Level.ERROR for said in one.findings())]
-        templates = [one for outcome in readable for one in _documents(outcome.conversion.text) if one["kind"] == KIND]
-        for outcome in outcomes:
+        for outcome in convert_group(sources, settings):
             found.findings += outcome.findings()
             if outcome.changed:
                 path = Path(outcome.source.name)
                 found.texts[path] = outcome.source.text, outcome.conversion.text
-                found.objects.update(_objects(path, outcome, templates))
+                found.objects.update(_objects(path, outcome.conversion.pods))
     return found
 
 
-def _objects(path: Path, outcome: Outcome, templates: Sequence[Json]) -> Iterator[tuple[ObjectKey, Converted]]:
-    """Yield the objects of one file that change."""
-    before = {key_of(one): one for one in _documents(outcome.source.text)}
-    for after in _documents(outcome.conversion.text):
-        key = key_of(after)
-        if after["kind"] != KIND and key in before and before[key] != after:
-            wanted = set(_template_names(after))
-            mine = [one for one in templates if key_of(one)[0] == key[0] and key_of(one)[2] in wanted]
-            pods = [one for one in outcome.conversion.pods if _key_of_pod(one) == key]
-            yield key, Converted(path, before[key], after, mine, pods)
-
-
-def key_of(manifest: Json) -> ObjectKey:
-    """Return the key of a manifest's object."""
-    metadata = manifest.get("metadata") or {}
-    return metadata.get("namespace") or DEFAULT_NAMESPACE, manifest["kind"], str(metadata.get("name") or "")
-
-
-def _key_of_pod(pod: ConvertedPod) -> ObjectKey:
-    return pod.manifest.namespace or DEFAULT_NAMESPACE, pod.manifest.kind, pod.manifest.name
-
-
-def _documents(text: str) -> Iterator[Json]:
-    """Yield the objects of a text, including those in Lists."""
-    for document in documents(text):
-        yield from _in(document)
-
-
-def _in(document: object) -> Iterator[Json]:
-    if isinstance(document, dict) and isinstance(document.get("kind"), str):
-        if document["kind"].endswith("List") and isinstance(document.get("items"), list):
-            for one in document["items"]:
-                yield from _in(one)
-        else:
-            yield document
-
-
-def _template_names(value: object) -> Iterator[str]:
-    if isinstance(value, dict):
-        name = value.get("resourceClaimTemplateName")
-        if isinstance(name, str):
-            yield name
-        for one in value.values():
-            yield from _template_names(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _template_names(one)
+def _objects(path: Path, pods: Iterable[ConvertedPod]) -> Iterator[tuple[Key, Converted]]:
+    """Yield the objects of one file that change, each with its pods. Values of a chart are no object."""
+    by_place: dict[yaml_reader.Path, Converted] = {}
+    for pod in pods:
+        by_place.setdefault(pod.manifest.path, Converted(path, [])).pods.append(pod)
+    for one in by_place.values():
+        manifest = one.pods[0].manifest
+        if manifest.kind:
+            yield (manifest.namespace or DEFAULT_NAMESPACE, manifest.kind, manifest.name), one
 
 
 # --- what is written ------------------------------------------------------------------------------------------------
 
 FOLDER = f"for-owners{FOLDER_SUFFIX}"  # no manifests of the plan
 _CLAIMS = "claims"
-_KUSTOMIZATION = """\
-# Written by drabridge migrate apply for {words}, whose next upgrade would undo a change in the cluster.
-# Let this be the script of helm upgrade --post-renderer (Helm 4: of a post-renderer plugin):
-#   cd {folder} && cat > rendered.yaml && kubectl kustomize .
-# A HelmRelease of Flux takes the patches of claims/kustomization.yaml in spec.postRenderers[].kustomize.patches.
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources:
-- rendered.yaml
-components:
-- claims
-"""
 
 
 def folder_of(words: str) -> str:
@@ -159,7 +119,14 @@ def folder_of(words: str) -> str:
 
 def files_for_helm(words: str, changed: Iterable[Converted]) -> dict[str, str]:
     """Return name -> text of the folder's files: a post-renderer that makes these changes in Helm's output."""
-    files = {"kustomization.yaml": _KUSTOMIZATION.format(words=words, folder=folder_of(words))}
+    head = (
+        f"# Written by drabridge migrate apply for {words}, whose next upgrade would undo a change in the cluster.",
+        "# Let this be the script of helm upgrade --post-renderer (Helm 4: of a post-renderer plugin):",
+        f"#   cd {folder_of(words)} && cat > {RENDERED_FILE} && kubectl kustomize .",
+        f"# A HelmRelease of Flux takes the patches of {_CLAIMS}/{KUSTOMIZATION} in "
+        "spec.postRenderers[].kustomize.patches.",
+    )
+    files = {KUSTOMIZATION: kustomization(head, {"resources": [RENDERED_FILE], "components": [_CLAIMS]})}
     pods = [pod for one in changed for pod in one.pods]
     patches = component(pods, namespaced=False)  # templates of charts often leave the namespace to Helm
     return {**files, **{f"{_CLAIMS}/{name}": text for name, text in patches.items()}}
@@ -201,7 +168,7 @@ def restore(plan: Plan, folder: Path, written: Sequence[FileBefore], say: Say) -
 def manifests_of(plan: Plan, folder: Path) -> frozenset[Path]:
     """Return every file of the plan's manifests, with symbolic links resolved. Raises ConfigError."""
     found = files.find([folder / one for one in plan.manifests], ())
-    return frozenset(Path(os.path.realpath(path)) for group in found.groups for path in group.files)
+    return frozenset(Path(os.path.realpath(path)) for group in found.groups for path in group)
 
 
 def write(path: Path, text: str) -> None:

@@ -15,10 +15,11 @@ from drabridge.migrate.apply import manifests
 from drabridge.migrate.apply.lanes import LaneKeeper
 from drabridge.migrate.apply.state import FileBefore, Progress, Record, State, now
 from drabridge.migrate.apply.waiting import Tell, Waiting, find, kind_of, restart, split, wait
-from drabridge.migrate.installers import Installer, installer_of, operator_of
+from drabridge.migrate.installers import Installer, Key, installer_of, operator_of
 from drabridge.migrate.plan.build import cluster_id, demands_of, require_whole
 from drabridge.migrate.plan.document import How, Move, Plan, Step, Way, beside
 from drabridge.migrate.plan.packing import Demand
+from drabridge.migrate.plan.text import lanes_words
 from drabridge.migrate.report.collect import collect
 from drabridge.migrate.report.document import number
 from drabridge.migrate.report.readers import NAMESPACES, claim_templates, is_built_in, maker_of_pods, pod_limits
@@ -83,7 +84,7 @@ class Owners:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._known: dict[manifests.ObjectKey, Installer | None] = {}  # cache, for later steps
+        self._known: dict[Key, Installer | None] = {}  # cache, for later steps
 
     async def change(self, step: Step, move: Move, found: manifests.Manifests) -> Change | None:
         """Return how a workload is changed: by its own manifest, else by its owner's; None if there is neither."""
@@ -101,9 +102,9 @@ class Owners:
         live = await find(self._cluster, step.namespace, move.object)
         return None if live is None else installer_of(live["metadata"])
 
-    async def keys(self, step: Step, found: manifests.Manifests) -> set[manifests.ObjectKey]:
+    async def keys(self, step: Step, found: manifests.Manifests) -> set[Key]:
         """Return the objects that a step changes: its workloads, or their owners."""
-        keys: set[manifests.ObjectKey] = set()
+        keys: set[Key] = set()
         for move in step.moves:
             own = _key(step, move)
             if own not in found.objects and own not in self._known:
@@ -118,7 +119,7 @@ def can_change(move: Move) -> bool:
     return is_built_in(split(move.object)[0])
 
 
-def _key(step: Step, move: Move) -> manifests.ObjectKey:
+def _key(step: Step, move: Move) -> Key:
     return (step.namespace, *split(move.object))
 
 
@@ -172,7 +173,7 @@ class Runner:
             raise ClusterError(f"step {step.name} is going back", hint="Finish that first: drabridge migrate rollback")
         if step.lanes:
             await lanes.ask(step.lanes, record.annotations)
-            waiting.say("lanes", _lanes_words(step))
+            waiting.say("lanes", f"devices for claims: {lanes_words(step.lanes)}")
             await lanes.wait(step.lanes, waiting)
         if self._options.lanes_only and step.way is not Way.LANES:
             await self._by_others(step, waiting)
@@ -347,7 +348,7 @@ class Runner:
         self, step: Step, record: Record, path: Path, found: manifests.Manifests, waiting: Waiting
     ) -> None:
         """Write a converted file once no other step needs the old text. Raises HostError."""
-        to_come: set[manifests.ObjectKey] = set()
+        to_come: set[Key] = set()
         for other in self._plan.steps:
             known = self._state.of(other)
             if other.way is Way.MANIFESTS and not (known and known.progress is Progress.DONE) and other != step:
@@ -477,12 +478,6 @@ def _no_manifest(step: Step, move: Move) -> ClusterError:
         f"no manifest makes {step.namespace}/{move.object} any more, or it has no limits",
         hint="Plan again, with --manifests where they are now",
     )
-
-
-def _lanes_words(step: Step) -> str:
-    shown = ", ".join(f"{name}: {claims}" for name, claims in list(step.lanes.items())[:4])
-    more = f" and {len(step.lanes) - 4} more nodes" if len(step.lanes) > 4 else ""
-    return f"devices for claims: {shown}{more}"
 
 
 def next_step(plan: Plan, state: State) -> Step | None:

@@ -55,7 +55,7 @@ class Chart(Struct, frozen=True):
     ``note``: a remark for converted values. ``unless``: as in :class:`Pod`, for ``gpu``.
     """
 
-    names: tuple[str, ...]
+    name: str
     source: str
     pods: tuple[Pod, ...] = ()
     tried: bool = False
@@ -75,7 +75,7 @@ _BY_PATCH = (Pod(),)
 
 CHARTS = (
     Chart(
-        ("ray-cluster",),
+        "ray-cluster",
         "ray-project/kuberay helm-chart/ray-cluster/templates/raycluster-cluster.yaml (1.4.2)",
         tuple(Pod(at, claims="") for at in ("head", "worker", "additionalWorkerGroups.*")),
         tried=True,
@@ -83,7 +83,7 @@ CHARTS = (
         note="KubeRay counts GPUs from limits: set rayStartParams.num-gpus of each group that has claims now",
     ),
     Chart(
-        ("app-template",),
+        "app-template",
         "bjw-s-labs/helm-charts charts/library/common/templates/lib/pod/_spec.tpl (5.3.0); notes of common-4.3.0; "
         "rendered with 4.1.1 and that file's line for resourceClaims, which is what 4.1.1 lacks",
         (
@@ -101,7 +101,7 @@ CHARTS = (
         since=(4, 3),
     ),
     Chart(
-        ("ollama",),
+        "ollama",
         "otwld/ollama-helm templates/deployment.yaml and resourceclaimtemplate.yaml (1.77.0)",
         tried=True,
         sign="ollama.gpu.enabled",
@@ -110,7 +110,7 @@ CHARTS = (
         words=("ollama", "gpu:"),
     ),
     Chart(
-        ("vllm-stack",),
+        "vllm-stack",
         "vllm-project/production-stack helm/templates/deployment-vllm-multi.yaml and _helpers.tpl (0.1.12)",
         (
             Pod(
@@ -132,7 +132,7 @@ CHARTS = (
         words=("requestGPU",),
     ),
     Chart(
-        ("triton-inference-server",),
+        "triton-inference-server",
         "triton-inference-server/server deploy/gcp/templates/deployment.yaml; k8s-onprem, aws, oci alike (1.0.0)",
         (Pod(selector="app={chart}", count="image.numGpus", default=1),),
         tried=True,
@@ -140,7 +140,7 @@ CHARTS = (
         words=("numGpus",),
     ),
     Chart(
-        ("nim-llm",),
+        "nim-llm",
         "NVIDIA/nim-deploy helm/nim-llm/templates/deployment.yaml (1.1.2)",
         (
             Pod(
@@ -154,28 +154,28 @@ CHARTS = (
         words=("ngcAPISecret",),
     ),
     Chart(
-        ("text-generation-inference",),
+        "text-generation-inference",
         "substratusai/helm charts/text-generation-inference/templates/deployment.yaml (0.1.1)",
         (Pod(default=1),),
         tried=True,
     ),
-    Chart(("vllm",), "substratusai/helm charts/vllm/templates/deployment.yaml (0.5.5)", _BY_PATCH, tried=True),
+    Chart("vllm", "substratusai/helm charts/vllm/templates/deployment.yaml (0.5.5)", _BY_PATCH, tried=True),
     Chart(
-        ("chart-vllm",),
+        "chart-vllm",
         "vllm-project/vllm examples/online_serving/chart-helm/templates/deployment.yaml and _helpers.tpl",
         hint="its templates pass only cpu, memory and GPUs on, and set no labels of its own to aim a patch at",
     ),
     Chart(
-        ("jellyfin",), "jellyfin/jellyfin-helm charts/jellyfin/templates/deployment.yaml (3.3.0)", _BY_PATCH, tried=True
+        "jellyfin", "jellyfin/jellyfin-helm charts/jellyfin/templates/deployment.yaml (3.3.0)", _BY_PATCH, tried=True
     ),
     Chart(
-        ("frigate",),
+        "frigate",
         "blakeblackshear/blakeshome-charts charts/frigate/templates/deployment.yaml and _helpers.tpl (7.8.0)",
         (Pod(adds="gpu.nvidia.enabled", unless=(("gpu.nvidia.enabled", _ALL_GPUS),)),),
         tried=True,
     ),
     Chart(
-        ("plex-media-server",),
+        "plex-media-server",
         "plexinc/pms-docker charts/plex-media-server/templates/statefulset.yaml (1.5.0)",
         (
             Pod(
@@ -189,24 +189,24 @@ CHARTS = (
         sign="pms.configStorage",
     ),
     Chart(
-        ("home-assistant",),
+        "home-assistant",
         "pajikos/home-assistant-helm-chart charts/home-assistant/templates/statefulset.yaml, deployment.yaml (0.3.72)",
         (Pod(kind="Deployment|StatefulSet"),),
         tried=True,
     ),
     Chart(
-        ("open-webui",),
+        "open-webui",
         "open-webui/helm-charts charts/open-webui/templates/workload-manager.yaml (16.0.0)",
         (Pod(kind="Deployment|StatefulSet", selector="app.kubernetes.io/component={chart}"),),
         tried=True,
     ),
     Chart(
-        ("local-ai",),
+        "local-ai",
         "go-skynet/helm-charts charts/local-ai/templates/deployment.yaml (3.4.2)",
         hint="its sidecars come before the container with the resources, so no patch can be sure of its place",
     ),
     Chart(
-        ("llm-d-modelservice",),
+        "llm-d-modelservice",
         "llm-d-incubation/llm-d-modelservice charts/llm-d-modelservice/templates/_helpers-dra.tpl (0.4.12)",
         hint=(
             "it makes the claims itself: set accelerator.dra to true, the class in accelerator.resourceClaimTemplates, "
@@ -214,7 +214,7 @@ CHARTS = (
         ),
     ),
     Chart(
-        ("jupyterhub",),
+        "jupyterhub",
         "jupyterhub/zero-to-jupyterhub-k8s jupyterhub/files/hub/jupyterhub_config.py; KubeSpawner makes the pods",
         hint=(
             "singleuser.extraPodConfig takes resourceClaims; modify_pod_hook of KubeSpawner can name the claim in the "
@@ -223,13 +223,13 @@ CHARTS = (
         sign="singleuser.image",
     ),
     Chart(
-        ("kubeai",),
+        "kubeai",
         "substratusai/kubeai charts/kubeai/templates/configmap.yaml: its operator reads resourceProfiles (0.21.0)",
         hint="its operator makes pods with the limits of resourceProfiles, and knows no claims",
         sign="resourceProfiles",
     ),
 )
-_BY_NAME = {name: chart for chart in CHARTS for name in chart.names}
+_BY_NAME = {chart.name: chart for chart in CHARTS}
 
 
 def speaks_of_gpus(text: str) -> bool:
@@ -301,14 +301,18 @@ class Release(Struct, frozen=True):
 
 
 def releases(manifest: Manifest) -> Iterator[Release]:
-    """Yield the values of charts in an object of Flux, Argo CD or k3s."""
+    """Yield the values of charts, and of their subcharts, in an object of Flux, Argo CD or k3s."""
+    for one in _releases(manifest):
+        yield one
+        yield from _subcharts(one, at(manifest.body, one.values) or {})
+
+
+def _releases(manifest: Manifest) -> Iterator[Release]:
     body = manifest.body
     if manifest.kind == FLUX:
         values, spec = at(body, _IN_VALUES), at(body, ("spec", "chart", "spec"))
         named, other = text_at(spec, "chart"), text_at(at(body, ("spec", "chartRef")), "name")
-        chart = _chart(named, other, values)
-        found = Release(chart, _IN_VALUES, FLUX, text_at(spec, "version"))
-        yield from _with_subcharts(found, values)
+        yield Release(_chart(named, other, values), _IN_VALUES, FLUX, text_at(spec, "version"))
     elif manifest.kind in (ARGO, "ApplicationSet"):
         for pattern in ARGO_SOURCES:
             for path in matching(body, pattern):
@@ -319,14 +323,12 @@ def releases(manifest: Manifest) -> Iterator[Release]:
                         place, values = (*path, "helm", key), found_there
                 if values is not None:
                     chart = _chart(text_at(source, "chart"), text_at(source, "path"), values)
-                    found = Release(chart, place, ARGO, text_at(source, "targetRevision"), path)
-                    yield from _with_subcharts(found, values)
-
+                    yield Release(chart, place, ARGO, text_at(source, "targetRevision"), path)
     elif manifest.kind in (K3S, "HelmChartConfig"):
         values, spec = at(body, _IN_TEXT), at(body, ("spec",))
-        chart = _chart(text_at(spec, "chart"), manifest.name, values)
         if isinstance(values, dict):
-            yield from _with_subcharts(Release(chart, _IN_TEXT, K3S, text_at(spec, "version")), values)
+            chart = _chart(text_at(spec, "chart"), manifest.name, values)
+            yield Release(chart, _IN_TEXT, K3S, text_at(spec, "version"))
 
 
 def values_alone(document: Value, chart: str = "") -> Iterator[Release]:
@@ -335,11 +337,6 @@ def values_alone(document: Value, chart: str = "") -> Iterator[Release]:
     if found or (chart and isinstance(document, dict)):
         yield Release(found or chart, (), partial=not found)
     yield from _subcharts(Release("", ()), document)
-
-
-def _with_subcharts(release: Release, values: Value | None) -> Iterator[Release]:
-    yield release
-    yield from _subcharts(release, values or {})
 
 
 def _subcharts(release: Release, values: Value) -> Iterator[Release]:
@@ -469,7 +466,7 @@ def _chart(named: str, other: str, values: Value | None) -> str:
 
 def chart_by_keys(values: Value) -> str:
     """Return the chart whose own keys these values have; "" for other documents."""
-    return next((one.names[0] for one in CHARTS if one.sign and any(_matching(values, one.sign))), "")
+    return next((one.name for one in CHARTS if one.sign and any(_matching(values, one.sign))), "")
 
 
 def _matching(values: Value, pattern: str) -> Iterator[Path]:

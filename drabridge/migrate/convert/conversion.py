@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from msgspec import Struct, field, structs
@@ -50,7 +50,7 @@ from drabridge.migrate.convert.undo import (
     with_templates,
 )
 from drabridge.migrate.convert.yaml_nodes import NotYamlError, Value, at, parse_json, same, starts, value
-from drabridge.yaml_reader import MappingNode, Node, Path, SequenceNode, node_at, owner_of
+from drabridge.yaml_reader import MappingNode, Path, SequenceNode, node_at, owner_of
 
 _NO_TEMPLATES: Existing = {}
 _NO_OBJECT = Manifest((), "", "", "", {})
@@ -148,37 +148,34 @@ class Converter:
 
         Raises UnspliceableError if the text cannot be changed, or if the result would not parse to the wanted document.
         """
-        if not pods:
-            return self._text, [], ""
-        wanted = [template for pod in pods if pod.manifest.kind for template in pod.plan.templates]
-        templates = missing(wanted, self._known)
+        templates = missing([one for pod in pods if pod.manifest.kind for one in pod.plan.templates], self._known)
         changes = self._edits(pods)
         if not write or not (changes or templates):  # nothing to do, or all changes are in files beside it
             return self._text, [], ""
+        changed, undo = self._intended(pods), ""
         if self._is_json:
-            changes += placed(self._text, self._roots, templates)
-            after = spliced(self._text, changes)
-            if not _says(after, with_templates_said(self._intended(pods), self._roots, templates), parse_json):
-                raise UnspliceableError("the text would not say what it shall")
-            return after, templates, block_alone(self._text, after, changes)
-        after = spliced(self._text, changes)
-        if can_undo:
-            after = with_block(self._text, after, changes, templates)
+            edited = [*changes, *placed(self._text, self._roots, templates)]
+            after, wanted = spliced(self._text, edited), with_templates_said(changed, self._roots, templates)
+            undo = block_alone(self._text, after, edited)
         else:
-            after = with_templates(after, templates)
-        if not _says(after, [*self._intended(pods), *(template.document() for template in templates)]):
-            raise UnspliceableError("the text would not say what it shall")
-        return after, templates, ""
+            after, wanted = spliced(self._text, changes), [*changed, *(one.document() for one in templates)]
+            after = with_block(self._text, after, changes, templates) if can_undo else with_templates(after, templates)
+        if not self._says(after, wanted):
+            if self._says(spliced(self._text, changes), changed):
+                message = "the last value runs to the end of the text, so nothing can be put after it"
+                raise UnspliceableError(message, hint="end the last line with a line break")
+            raise UnspliceableError("an alias shares what must change with something that must not")
+        return after, templates, undo
 
-    def each_alone(self, pods: Sequence[_Pod]) -> list[_Pod]:
+    def each_alone(self, pods: Sequence[_Pod], *, can_undo: bool, write: bool) -> list[_Pod]:
         """Try each pod spec alone; return those whose text can be changed. The others become findings."""
         kept: list[_Pod] = []
         for pod in pods:
-            problem = self._problem([*kept, pod])
-            if problem is None:
+            try:
+                self.result([*kept, pod], can_undo=can_undo, write=write)
                 kept.append(pod)
-            else:
-                self.find(Level.LEFT, pod, (), problem, "write these lines out by hand, then convert again")
+            except UnspliceableError as error:
+                self.find(Level.LEFT, pod, (), str(error), error.hint)
         return kept
 
     def find(self, level: Level, pod: _Pod, path: Path, message: str, hint: str) -> None:
@@ -335,15 +332,6 @@ class Converter:
 
     # -- what changes
 
-    def _problem(self, pods: Sequence[_Pod]) -> str | None:
-        try:
-            after = spliced(self._text, self._edits(pods))
-        except UnspliceableError as error:
-            return str(error)
-        if _says(after, self._intended(pods), parse_json if self._is_json else parse):
-            return None
-        return "an alias shares what must change with something that must not"
-
     def _edits(self, pods: Sequence[_Pod]) -> list[Edit]:
         return edits(self._text, self._root, _operations(pods), is_json=self._is_json)
 
@@ -351,6 +339,13 @@ class Converter:
         found = applied(self._documents, _operations(pods))
         assert isinstance(found, list)
         return found
+
+    def _says(self, text: str, documents: Sequence[Value]) -> bool:
+        try:
+            found = [value(root) for root in (parse_json if self._is_json else parse)(text)]
+        except NotYamlError:
+            return False
+        return len(found) == len(documents) and all(map(same, found, documents))
 
 
 def _operations(pods: Sequence[_Pod]) -> list[Operation]:
@@ -373,14 +368,6 @@ def templates_in(document: Value) -> Existing:
     """Return the ResourceClaimTemplates of a document."""
     found = ((one, one.body.get("spec")) for one in manifests(document) if one.kind == KIND)
     return {(one.namespace, one.name): spec for one, spec in found if spec is not None}
-
-
-def _says(text: str, documents: Sequence[Value], parser: Callable[[str], list[Node]] = parse) -> bool:
-    try:
-        found = [value(root) for root in parser(text)]
-    except NotYamlError:
-        return False
-    return len(found) == len(documents) and all(map(same, found, documents))
 
 
 def _below(path: Path, start: Path) -> bool:
@@ -454,13 +441,8 @@ def convert(
     try:
         after, templates, undo = converter.result(pods, can_undo=can_undo, write=write)
     except UnspliceableError:
-        pods = converter.each_alone(pods)
-        try:
-            after, templates, undo = converter.result(pods, can_undo=can_undo, write=write)
-        except UnspliceableError:
-            message = "the last value runs to the end of the text, so nothing can be put after it"
-            converter.find(Level.LEFT, pods[0], (), message, "end the last line with a line break")
-            pods = []
+        pods = converter.each_alone(pods, can_undo=can_undo, write=write)
+        after, templates, undo = converter.result(pods, can_undo=can_undo, write=write)
     found.places = converter.places(pods)
     found.argo_folders = post_render.folders(converter.of_argo)
     if not pods:

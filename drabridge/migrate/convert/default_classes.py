@@ -28,7 +28,6 @@ _PLAIN = {
 # A whole device must not be given for a share of one: such a claim fits only devices that claims may share (KEP-5075).
 _SHARED = ("device.allowMultipleAllocations",)
 _MIG = re.compile(r"nvidia\.com/mig-([1-9]g\.[1-9][0-9]*gb(?:\.me)?)(\.shared)?")
-_VENDORS = re.compile(r"(?:nvidia|amd|gpu\\?\.intel)\\?\.com(?:/|~1)[-._A-Za-z0-9]*[A-Za-z0-9]")
 WORDS = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/")
 """A text that names one of these resources has one of these words."""
 
@@ -52,13 +51,15 @@ def default_devices(texts: Iterable[str]) -> dict[str, Device]:
     """Return resource -> default, for the resources with a default that the texts name, sorted by name."""
     names: set[str] = set()
     for text in texts:
-        names |= (
-            {plain_name(match[0]) for match in _VENDORS.finditer(text)}
-            if any(word in text for word in WORDS)
-            else set()
-        )
+        names |= _named([text], ()) if any(word in text for word in WORDS) else set()
         names |= {GPU} if speaks_of_gpus(text) else set()
     return {name: device for name in sorted(names) if (device := default_device(name)) is not None}
+
+
+def _named(texts: Iterable[str], resources: Iterable[str]) -> set[str]:
+    """Return the names of devices in texts: the vendors' ones, and all of the domains of ``resources``."""
+    pattern = finder(resources)
+    return {plain_name(match[0]) for text in texts for match in pattern.finditer(text)}
 
 
 def of_classes(classes: Mapping[str, str], texts: Iterable[str]) -> tuple[dict[str, Device], list[str]]:
@@ -68,10 +69,9 @@ def of_classes(classes: Mapping[str, str], texts: Iterable[str]) -> tuple[dict[s
     the vendor's default class, and the class whose name has the parts of the resource's name in reverse order.
     """
     named = {resource: name for name, resource in sorted(classes.items()) if resource}
-    pattern = finder(named)
     found: dict[str, Device] = {}
     without: list[str] = []
-    for resource in sorted({plain_name(match[0]) for text in texts for match in pattern.finditer(text)}):
+    for resource in sorted(_named(texts, named)):
         default = default_device(resource)
         domain, _, word = resource.partition("/")
         if resource in named:

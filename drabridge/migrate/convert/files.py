@@ -34,16 +34,10 @@ KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 _RENDER_HINT = "convert what Kustomize makes of it: kubectl kustomize ... | drabridge migrate convert --post-renderer"
 
 
-class Group(Struct):
-    """Files that are deployed together, in the order in which they were found."""
-
-    files: list[Path] = field(default_factory=list)
-
-
 class Found(Struct):
-    """What paths stand for."""
+    """What paths stand for. ``groups``: files that are deployed together, in the order in which they were found."""
 
-    groups: list[Group] = field(default_factory=list)
+    groups: list[list[Path]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
 
@@ -66,7 +60,7 @@ def find(paths: Iterable[Path], resources: Iterable[str]) -> Found:
             walk.file(path)
         else:
             walk.error(path, "there is no such file or folder", "")
-    return Found([group for group in walk.groups if group.files], walk.findings)
+    return Found(list(filter(None, walk.groups)), walk.findings)
 
 
 def root_of(path: Path) -> Path:
@@ -94,8 +88,8 @@ class _Walk:
         self._roots = roots
         self._count = 0
         self._seen: set[str] = set()
-        self._by_folder: dict[Path, Group] = {}
-        self.groups: list[Group] = []
+        self._by_folder: dict[Path, list[Path]] = {}
+        self.groups: list[list[Path]] = []
         self.findings: list[Finding] = []
 
     def folder(self, folder: Path, depth: int = 0) -> None:
@@ -124,7 +118,7 @@ class _Walk:
                 elif self._is_allowed(path, depth):
                     self.folder(path, depth + 1)
 
-    def file(self, path: Path, group: Group | None = None) -> None:
+    def file(self, path: Path, group: list[Path] | None = None) -> None:
         if not self._is_new(path):
             return
         self._count += 1
@@ -134,17 +128,17 @@ class _Walk:
             return
         if group is None:
             if path.parent not in self._by_folder:
-                self._by_folder[path.parent] = Group()
+                self._by_folder[path.parent] = []
                 self.groups.append(self._by_folder[path.parent])
             group = self._by_folder[path.parent]
-        group.files.append(path)
+        group.append(path)
 
-    def kustomization(self, path: Path, group: Group | None = None, depth: int = 0) -> None:
+    def kustomization(self, path: Path, group: list[Path] | None = None, depth: int = 0) -> None:
         """Follow the files that a kustomization names. Its own patches are not converted; a finding says so."""
         if not self._is_new(path):
             return
         if group is None:
-            group = Group()
+            group = []
             self.groups.append(group)
         text = text_of(path)
         if isinstance(text, Finding):
@@ -169,7 +163,7 @@ class _Walk:
             message = "namePrefix and nameSuffix rename templates, but not where pods name them"
             self._find(Level.LEFT, path, message, _RENDER_HINT)
 
-    def _resource(self, kustomization: Path, name: str, group: Group, depth: int) -> None:
+    def _resource(self, kustomization: Path, name: str, group: list[Path], depth: int) -> None:
         path = Path(os.path.normpath(kustomization.parent / name))
         kind = _kind(path)
         if kind and not self._is_inside(path):

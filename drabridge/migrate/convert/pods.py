@@ -17,11 +17,10 @@ from msgspec import Struct, field
 from drabridge.migrate.convert.kinds import MODELS, Form, Manifest, PodSpec
 from drabridge.migrate.convert.settings import PROFILES, Settings, Term, cel
 from drabridge.migrate.convert.splice import Add, Append, Operation, Remove
-from drabridge.migrate.convert.templates import Template, request_name, slug
+from drabridge.migrate.convert.templates import MOST_DEVICES, Template, request_name, slug
 from drabridge.migrate.convert.yaml_nodes import Leaf, Value, at, text_at
 from drabridge.yaml_reader import Path
 
-DEVICES_MAX = 32  # resource.k8s.io/v1 AllocationResultsMaxSize: devices of one claim
 _CLAIM_NAME_MAX = 63
 # Where a pod's containers are, and their role; a place may hold one container or a list of them.
 _PLACES: Mapping[Form, tuple[tuple[Path, str], ...]] = {
@@ -216,10 +215,10 @@ def _count(container: Value, path: Path, resource: str) -> int:
             "Kubernetes takes such a pod on neither way: make them equal",
         )
     wanted = next(iter(said.values()), 0)
-    if wanted > DEVICES_MAX:
+    if wanted > MOST_DEVICES:
         raise RefusedError(
             (*path, "resources", next(iter(said)), resource),
-            f"{wanted} of {resource}; one claim holds at most {DEVICES_MAX} devices",
+            f"{wanted} of {resource}; one claim holds at most {MOST_DEVICES} devices",
             "write several claims by hand",
         )
     return wanted
@@ -270,7 +269,7 @@ def _claims(spec: Value, containers: list[_Container], plan: PodPlan) -> tuple[l
             if container.role == "app":
                 shared.append(claim)
     for claim in claims:
-        if claim.count > DEVICES_MAX:
+        if claim.count > MOST_DEVICES:
             raise RefusedError(
                 (), f"init containers need {claim.count} of {claim.resource}", "write the claims by hand"
             )
@@ -343,17 +342,14 @@ def _container_operations(spec: Value, container: _Container, claims: list[_Clai
             gone.append((*resources, section))
         else:
             gone += [(*resources, section, name) for name in names]
-    if form is Form.NIM and {path for path in gone if len(path) == 2} == {("resources", key) for key in _keys(spec)}:
+    there = at(spec, resources)
+    sections = there if isinstance(there, dict) else ()
+    if form is Form.NIM and {path for path in gone if len(path) == 2} == {(*resources, key) for key in sections}:
         yield Remove(("resources",))
         return
     yield from map(Remove, gone)
     if form is not Form.NIM:
         yield from _put(spec, resources, "claims", [{"name": claim.name} for claim in claims])
-
-
-def _keys(spec: Value) -> Iterator[str]:
-    resources = at(spec, ("resources",))
-    yield from resources if isinstance(resources, dict) else ()
 
 
 def _put(spec: Value, path: Path, key: str, items: list[Value]) -> Iterator[Operation]:

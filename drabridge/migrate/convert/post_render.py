@@ -18,12 +18,10 @@ from drabridge.migrate.convert.settings import Finding, Level
 from drabridge.migrate.convert.splice import Add, Append, Operation, block_lines, flow_text, in_order, json_patch
 from drabridge.migrate.convert.templates import TEMPLATES_FILE, Template, missing, templates_file
 from drabridge.migrate.convert.yaml_nodes import (
-    Leaf,
     NotYamlError,
     Value,
     at,
     content_end,
-    leaf_text,
     matching,
     parse,
     same,
@@ -71,22 +69,14 @@ def in_release(body: Value, patches: Sequence[Patch]) -> Operation:
 
 def is_there(body: Value, patch: Patch) -> bool:
     """Return whether a HelmRelease has the patch already."""
-    return any(_text(at(body, path)) == patch.text for path in _patches(body, patch.selector))
+    patches = [at(body, path) for path in matching(body, (*_RENDERERS, "*", "kustomize", "patches", "*"))]
+    mine = [one for one in patches if text_at(at(one, ("target",)), "labelSelector") == patch.selector]
+    return any(text_at(one, "patch") == patch.text for one in mine)
 
 
 def other_claims(body: Value) -> bool:
     """Return whether the post-renderers of a HelmRelease mention claims: another patch could remove those."""
     return _CLAIMS in flow_text(at(body, _RENDERERS) or "", json_style=True)
-
-
-def _patches(body: Value, selector: str) -> Iterable[Path]:
-    for path in matching(body, (*_RENDERERS, "*", "kustomize", "patches", "*")):
-        if text_at(at(body, (*path, "target")), "labelSelector") == selector:
-            yield (*path, "patch")
-
-
-def _text(found: Value | None) -> str:
-    return leaf_text(found) if isinstance(found, str | Leaf) else ""
 
 
 def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[Template]) -> dict[str, str]:
@@ -103,7 +93,7 @@ def folder(file: str, chart: str, patches: Sequence[Patch], templates: Sequence[
             f"#   kubectl kustomize {file}{FOLDER_SUFFIX} | kubectl apply -n NAMESPACE -f -",
             "# or in a script for helm upgrade --post-renderer: cat > rendered.yaml && kubectl kustomize .",
         )
-        found[KUSTOMIZATION] = _kustomization(
+        found[KUSTOMIZATION] = kustomization(
             head, {"resources": [RENDERED_FILE, TEMPLATES_FILE], "patches": [one.value() for one in patches]}
         )
     return found
@@ -116,7 +106,8 @@ def joined(old: str, new: str) -> str:
     return f"{head}\n{_BETWEEN.join(dict.fromkeys(documents))}"
 
 
-def _kustomization(head: Iterable[str], said: dict[str, Value]) -> str:
+def kustomization(head: Iterable[str], said: dict[str, Value]) -> str:
+    """Return a kustomization, or a component, with comments above it."""
     kind: dict[str, Value] = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     return "\n".join([*head, *block_lines({**kind, **said})]) + "\n"
 
@@ -142,7 +133,7 @@ def component(pods: Iterable[ConvertedPod], *, namespaced: bool = True) -> dict[
     head = [f"{HEAD}: name this folder under components: of your kustomization."]
     said: dict[str, Value] = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component"}
     said |= {"resources": [TEMPLATES_FILE], "patches": patches}
-    return {KUSTOMIZATION: _kustomization(head, said), TEMPLATES_FILE: templates_file(templates)}
+    return {KUSTOMIZATION: kustomization(head, said), TEMPLATES_FILE: templates_file(templates)}
 
 
 def nameless(pods: Iterable[ConvertedPod]) -> list[Finding]:
@@ -216,7 +207,7 @@ def folders(found: Iterable[Patched]) -> list[tuple[str, dict[str, str]]]:
         said: dict[str, Value] = {"helmCharts": charts, "resources": [TEMPLATES_FILE], "patches": patches}
         templates = missing([template for one in some for template in one.templates])
         files = {
-            KUSTOMIZATION: _kustomization(head, said),
+            KUSTOMIZATION: kustomization(head, said),
             TEMPLATES_FILE: templates_file(templates),
             VALUES_FILE: values,
         }

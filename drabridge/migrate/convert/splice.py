@@ -24,7 +24,11 @@ _WORD = re.compile(r"[A-Za-z][-./A-Za-z0-9]*")
 
 
 class UnspliceableError(Exception):
-    """The text is written in a way that cannot be changed in place; the message says why."""
+    """The text is written in a way that cannot be changed in place; the message says why, the hint what to do."""
+
+    def __init__(self, message: str, hint: str = "write these lines out by hand, then convert again") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class Remove(Struct, frozen=True):

@@ -19,6 +19,7 @@ from drabridge.migrate.convert.yaml_nodes import Leaf, Value, same, text_at, val
 from drabridge.yaml_reader import MappingNode, Node, SequenceNode, key_text
 
 API_VERSION = "resource.k8s.io/v1"
+MOST_DEVICES = 32  # of one claim: AllocationResultsMaxSize, staging/src/k8s.io/api/resource/v1/types.go
 KIND = "ResourceClaimTemplate"
 TEMPLATES_FILE = "resourceclaimtemplates.yaml"  # for templates that are not in the file of their pods
 _NAME_MAX = 63  # a template may have 253 characters; its name is also the start of the claims' names
@@ -67,10 +68,6 @@ class Template(Struct, frozen=True):
         found = _as_value(self.manifest())
         assert isinstance(found, dict)
         return found
-
-    def lines(self) -> list[str]:
-        """Return the manifest, without the line that separates documents."""
-        return block_lines(self.document())
 
 
 def _as_value(said: Any) -> Value:
@@ -121,7 +118,7 @@ def foreign(wanted: Iterable[Template], there: Existing) -> Template | None:
 
 def templates_file(templates: Iterable[Template]) -> str:
     """Return the templates as one file."""
-    return "---\n".join("\n".join(template.lines()) + "\n" for template in templates)
+    return "---\n".join("\n".join(block_lines(template.document())) + "\n" for template in templates)
 
 
 def slug(text: str, limit: int) -> str:

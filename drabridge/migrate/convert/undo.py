@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
 from msgspec import Struct, structs
 
 from drabridge.migrate.convert.splice import Edit, newline_of, spliced
-from drabridge.migrate.convert.templates import Template
+from drabridge.migrate.convert.templates import Template, templates_file
 
 BEGIN = "# drabridge migrate convert wrote the lines from here to its end mark; --reverse needs them as they are"
 END = "# drabridge migrate convert: end mark"
@@ -22,7 +23,7 @@ _WAS = "# was "
 _NO_BREAK = "# the last line had no line break"
 
 
-class Hunk(Struct, frozen=True):
+class Hunk(Struct, frozen=True, array_like=True):
     """Lines that were changed together: what they are now and were before, with their line breaks.
 
     ``place`` tells them from equal lines elsewhere in the converted text: they are number ``place`` of ``places``,
@@ -65,8 +66,8 @@ def _comments(before: str, after: str, edits: Iterable[Edit]) -> list[str]:
 def with_templates(text: str, templates: Iterable[Template]) -> str:
     """Return the text with the templates as documents after it."""
     newline = newline_of(text)
-    lines = [line for template in templates for line in ("---", *template.lines())]
-    return text + ("" if text.endswith("\n") else newline) + "".join(f"{line}{newline}" for line in lines)
+    written = "".join(f"---\n{templates_file([one])}" for one in templates)
+    return text + ("" if text.endswith("\n") else newline) + written.replace("\n", newline)
 
 
 def _hunks(before: str, after: str, edits: Iterable[Edit]) -> Iterator[Hunk]:
@@ -159,12 +160,9 @@ def _undone_once(text: str) -> str:
 
 def _read(text: str, line: int) -> Hunk:
     try:
-        place, places, now, was = json.loads(text)
-        if not (isinstance(place, int) and isinstance(places, int) and isinstance(now, str) and isinstance(was, str)):
-            raise ValueError
-    except (ValueError, TypeError, RecursionError) as error:
+        return msgspec.json.decode(text, type=Hunk)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CannotUndoError(line, "the comment that says what lines were cannot be read") from error
-    return Hunk(place, places, now, was)
 
 
 def _put_back(text: str, hunks: Iterable[tuple[int, Hunk]]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import yaml
@@ -95,29 +95,43 @@ def _line(text: str, position: int) -> int:
 
 def value(node: Node) -> Value:
     """Return a node's value, with aliases and merge keys expanded. Parts that are used twice are one object."""
-    found: Value = _said(node, {}, lambda one: Leaf(one.text, one.plain))
-    return found
+    return _value(node, {})
 
 
-def loaded(node: Node) -> object:
-    """Return a node's value as Python objects, by the rules of YAML 1.1, as kubectl does; dates stay text."""
-    found: object = _said(node, {}, lambda one: _plain_value(one.text) if one.plain else one.text)
-    return found
-
-
-def _said(node: Node, seen: dict[int, Any], leaf: Callable[[Scalar], Any]) -> Any:
+def _value(node: Node, seen: dict[int, Value]) -> Value:
     node = target(node)
     if isinstance(node, Scalar):
-        return leaf(node)
+        return Leaf(node.text, node.plain)
     if id(node) not in seen:
         if isinstance(node, SequenceNode):
-            seen[id(node)] = [_said(item, seen, leaf) for item in node.items]
+            seen[id(node)] = [_value(item, seen) for item in node.items]
         else:
             assert isinstance(node, MappingNode)
             sources = reversed(list(merged(node)))
             entries = ((key_text(key), child) for source in sources for key, child in source.entries)
-            seen[id(node)] = {key: _said(child, seen, leaf) for key, child in entries if key != MERGE}
+            seen[id(node)] = {key: _value(child, seen) for key, child in entries if key != MERGE}
     return seen[id(node)]
+
+
+def plain(said: Value) -> Any:
+    """Return a value as Python objects, by the rules of YAML 1.1 or of JSON, as kubectl does; dates stay text."""
+    if isinstance(said, dict):
+        return {key: plain(one) for key, one in said.items()}
+    if isinstance(said, list):
+        return [plain(one) for one in said]
+    return _plain_leaf(said.text) if isinstance(said, Leaf) and said.plain else leaf_text(said)
+
+
+def _plain_leaf(text: str) -> object:
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
+    is_json = _OTHER.fullmatch(text) is not None
+    if not is_json and not any(pattern.match(text) for _, pattern in resolvers):
+        return text
+    try:
+        found = json.loads(text) if is_json else yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # "=", the 31st of February, or a number with thousands of digits
+        return text
+    return found if found is None or isinstance(found, bool | int | float) else text
 
 
 def same(one: Value, other: Value) -> bool:
@@ -168,17 +182,6 @@ def matching(body: Value, pattern: tuple[str, ...]) -> Iterator[Path]:
         children = enumerate(body)
     for key, child in children:
         yield from ((key, *rest) for rest in matching(child, pattern[1:]))
-
-
-def _plain_value(text: str) -> object:
-    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
-    if not any(pattern.match(text) for _, pattern in resolvers):
-        return text
-    try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # "=", or the 31st of February
-        return text
-    return found if found is None or isinstance(found, bool | int | float) else text
 
 
 def parts(node: Node) -> Iterator[Node]:
@@ -240,13 +243,8 @@ def documents(text: str) -> Iterator[object]:
     try:
         roots = parse_json(text)
     except NotYamlError:
-        yield from map(loaded, parse(text))
-        return
-    for root in roots:
-        try:
-            yield json.loads(text[root.start : root.end])
-        except ValueError as error:  # a number with thousands of digits
-            raise NotYamlError(text.count("\n", 0, root.start) + 1, str(error)) from error
+        roots = parse(text)
+    yield from (plain(value(root)) for root in roots)
 
 
 class _Reader:
@@ -260,7 +258,7 @@ class _Reader:
 
     def error(self, position: int, message: str) -> NotYamlError:
         """Return the error for a place in the text."""
-        return NotYamlError(self._text.count("\n", 0, position) + 1, message)
+        return NotYamlError(_line(self._text, position), message)
 
     def node(self, position: int, depth: int) -> Node:
         """Return the value that begins at a place."""
@@ -296,7 +294,7 @@ class _Reader:
         while not self._ends(place, "}", bool(found.entries)):
             key = self._string(self.skip(place + 1) if found.entries else place)
             if key.text in first:
-                line = self._text.count("\n", 0, first[key.text]) + 1
+                line = _line(self._text, first[key.text])
                 raise self.error(key.start, f"the key {key_text(key)} a second time; the first is in line {line}")
             first[key.text] = key.start
             colon = self.skip(key.end)

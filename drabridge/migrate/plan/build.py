@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from drabridge.errors import ClusterError, ConfigError
 from drabridge.kube.api import Cluster, DeniedError, NotFoundError
 from drabridge.kube.versions import RESOURCE_GROUP
 from drabridge.migrate.convert.default_classes import of_classes
-from drabridge.migrate.installers import IN_FOLDER, IN_GIT, operator_of
-from drabridge.migrate.plan.document import VERSION, How, Left, Move, Plan, Step, Way
+from drabridge.migrate.installers import IN_FOLDER, IN_GIT, Key, operator_of
+from drabridge.migrate.plan.document import How, Left, Move, Plan, Step, Way
 from drabridge.migrate.plan.packing import Demand, NodeState, Packing
 from drabridge.migrate.report.build import Facts, build
 from drabridge.migrate.report.codes import LEFT_ALONE, Severity
@@ -77,22 +77,6 @@ REST = "rest/lanes"
 """Name of the last step. No other step has it: namespaces have no slash, and kinds begin with a capital."""
 _RANKS = ("idle", "single", "rolling", "last")
 
-Objects = Set[tuple[str, str, str]]
-"""(namespace, kind, name) of each."""
-
-
-class Choice(Struct, frozen=True):
-    """The caller's choices. ``in_manifests``: the workloads whose manifests were given."""
-
-    resource: str
-    device_class: str
-    driver: str
-    keep: int = 0
-    namespaces: frozenset[str] = frozenset()  # empty: all
-    manifests: tuple[str, ...] = ()
-    config: str = ""
-    in_manifests: Objects = frozenset()
-
 
 def require_whole(facts: Facts) -> None:
     """Raise ClusterError if nodes, pods or workloads could not be read: the numbers would be too small.
@@ -142,33 +126,28 @@ def choose(facts: Facts, resource: str, said: Mapping[str, str], driver: str) ->
     return resource, device_class, driver
 
 
-def plan(facts: Facts, choice: Choice, cluster: str, made: str) -> Plan:
-    """Return the plan: first workloads without pods, then those with one device, then others, at the end gangs."""
-    packing = Packing(map(_state, devices_by_node(facts, choice.resource, choice.device_class)), choice.keep)
-    stays = dict(_stays(facts, choice))
+def plan(facts: Facts, head: Plan, given: Set[Key] = frozenset(), namespaces: Set[str] = frozenset()) -> Plan:
+    """Return a plan: first workloads without pods, then those with one device, then others, at the end gangs.
+
+    ``head``: the plan without steps. ``given``: the convertible objects of its manifests. ``namespaces``: plan these
+    alone; empty: all.
+    """
+    packing = Packing(map(_state, devices_by_node(facts, head.resource, head.device_class)), head.keep_for_limits)
+    stays = dict(_stays(facts, head))
     demands: list[Demand] = []
     left: list[Left] = []
-    for demand in demands_of(facts, choice.resource):
-        if choice.namespaces and demand.namespace not in choice.namespaces:
+    for demand in demands_of(facts, head.resource):
+        if namespaces and demand.namespace not in namespaces:
             continue
-        if why := _why_left(demand, stays, choice):
+        if why := _why_left(demand, stays, given):
             left.append(Left(object=f"{demand.namespace}/{demand.object}", why=why))
         else:
             demands.append(demand)
-    steps = [_step(group, way, packing, facts.serves_policies, choice) for way, group in _groups(demands, choice)]
-    steps.append(_rest(packing, choice))
-    return Plan(
-        apiVersion=VERSION,
-        cluster=cluster,
-        made=made,
-        resource=choice.resource,
-        device_class=choice.device_class,
-        driver=choice.driver,
-        keep_for_limits=choice.keep,
-        manifests=choice.manifests,
-        config=choice.config,
+    steps = [_step(group, way, packing, facts.serves_policies, given) for way, group in _groups(demands, given)]
+    return structs.replace(
+        head,
         devices={name: node.total for name, node in sorted(packing.nodes.items())},
-        steps=tuple(steps),
+        steps=(*steps, _rest(packing, head)),
         left=tuple(sorted(left, key=lambda one: one.object)),
     )
 
@@ -235,21 +214,21 @@ def _state(node: NodeDevices) -> NodeState:
 # --- what stays -----------------------------------------------------------------------------------------------------
 
 
-def _stays(facts: Facts, choice: Choice) -> Iterator[tuple[tuple[str, str], Obstacle]]:
+def _stays(facts: Facts, head: Plan) -> Iterator[tuple[tuple[str, str], Obstacle]]:
     """Yield ((namespace, object), obstacle) for workloads that cannot use claims, by the report."""
-    for one in build(facts, {choice.device_class: choice.resource}).obstacles:
-        if one.severity is Severity.BLOCKER and one.namespace and one.resource in ("", choice.resource):
+    for one in build(facts, {head.device_class: head.resource}).obstacles:
+        if one.severity is Severity.BLOCKER and one.namespace and one.resource in ("", head.resource):
             yield (one.namespace, one.object), one
 
 
-def _why_left(demand: Demand, stays: Mapping[tuple[str, str], Obstacle], choice: Choice) -> str:
+def _why_left(demand: Demand, stays: Mapping[tuple[str, str], Obstacle], given: Set[Key]) -> str:
     """Return why a workload stays on limits; "" if it moves."""
     own = stays.get((demand.namespace, demand.object))
     if own is not None:
         return f"{own.code.value}: {own.why}"
-    if _in_manifests(demand, choice):
+    if _in_manifests(demand, given):
         return ""
-    if any(namespace == demand.namespace for namespace, _, _ in choice.in_manifests):
+    if any(namespace == demand.namespace for namespace, _, _ in given):
         return (
             "no manifest of it was given that can be converted, and a switch of its namespace would change the others"
         )
@@ -264,7 +243,7 @@ def _why_left(demand: Demand, stays: Mapping[tuple[str, str], Obstacle], choice:
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _groups(demands: Iterable[Demand], choice: Choice) -> list[tuple[Way, list[Demand]]]:
+def _groups(demands: Iterable[Demand], given: Set[Key]) -> list[tuple[Way, list[Demand]]]:
     """Return the workloads that move together, in the plan's order.
 
     A workload whose manifest was given moves alone; the others of a namespace move together. Workloads of one Helm
@@ -272,7 +251,7 @@ def _groups(demands: Iterable[Demand], choice: Choice) -> list[tuple[Way, list[D
     """
     groups: dict[str, tuple[Way, list[Demand]]] = {}
     for demand in demands:
-        if _in_manifests(demand, choice):
+        if _in_manifests(demand, given):
             owner = demand.installer
             own = f"{demand.namespace}/{demand.object}"
             key = f"{demand.namespace}/{owner.words}" if owner is not None and not owner.from_git else own
@@ -284,11 +263,11 @@ def _groups(demands: Iterable[Demand], choice: Choice) -> list[tuple[Way, list[D
     return sorted(groups.values(), key=lambda one: (_rank(one[1][-1])[0], one[1][0].namespace, one[1][0].object))
 
 
-def _in_manifests(demand: Demand, choice: Choice) -> bool:
+def _in_manifests(demand: Demand, given: Set[Key]) -> bool:
     """Whether the manifest of a workload was given, or that of what makes it."""
-    if (demand.namespace, demand.kind, demand.name) in choice.in_manifests:
+    if (demand.namespace, demand.kind, demand.name) in given:
         return True
-    return demand.installer is not None and demand.installer.manifest_in(choice.in_manifests) is not None
+    return demand.installer is not None and demand.installer.manifest_in(given) is not None
 
 
 def _rank(demand: Demand) -> tuple[int, int, str]:
@@ -302,7 +281,7 @@ def _rank(demand: Demand) -> tuple[int, int, str]:
     return _RANKS.index(rank), len(demand.on), demand.object
 
 
-def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool, choice: Choice) -> Step:
+def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool, given: Set[Key]) -> Step:
     before = {name: node.claims for name, node in packing.nodes.items()}
     missing: list[str] = []
     notes: list[str] = []
@@ -313,7 +292,7 @@ def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool
         if way is Way.MANIFESTS and owner is not None:
             verb = "was installed by" if demand.installer is not None else "belongs to"
             who = f"{demand.object} {verb} {owner.words}, which would undo a change in the cluster"
-            in_git = owner.from_git or owner.manifest_in(choice.in_manifests) is not None
+            in_git = owner.from_git or owner.manifest_in(given) is not None
             notes.append(f"{who}: {IN_GIT if in_git else IN_FOLDER}")
         for words, lacks in packing.move(demand):
             (missing if lacks else notes).append(words)
@@ -332,17 +311,17 @@ def _step(group: list[Demand], way: Way, packing: Packing, serves_policies: bool
     )
 
 
-def _rest(packing: Packing, choice: Choice) -> Step:
+def _rest(packing: Packing, head: Plan) -> Step:
     """Return the last step: claims get every device that no pod with limits holds."""
     lanes: dict[str, int | Literal["all"]] = {}
     for name, node in sorted(packing.nodes.items()):
         before, claims = node.claims, packing.take_the_rest(name)
-        if claims == node.total - choice.keep:
+        if claims == node.total - head.keep_for_limits:
             lanes[name] = "all"
         elif claims != before:
             lanes[name] = claims
     note = (
-        f"when no pod with limits is left: set extendedResourceName: {choice.resource} on DeviceClass "
-        f"{choice.device_class}, and unmodified pods get claims, too"
+        f"when no pod with limits is left: set extendedResourceName: {head.resource} on DeviceClass "
+        f"{head.device_class}, and unmodified pods get claims, too"
     )
     return Step(name=REST, way=Way.LANES, lanes=lanes, notes=(note,))

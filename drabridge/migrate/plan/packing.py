@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from drabridge.migrate.installers import Installer
 from drabridge.migrate.plan.document import How
+from drabridge.migrate.report.document import number
 from drabridge.migrate.report.readers import NodeFacts, Placement, Requirement, Toleration
 
 # --- where a pod may run --------------------------------------------------------------------------------------------
@@ -142,12 +143,12 @@ class Packing:
     def _start_waiting(self, demand: Demand) -> Iterator[tuple[str, bool]]:
         """Find room for pods without a node. For a workload's next run, room is only checked and not reserved."""
         found: list[NodeState] = []
-        for number in range(demand.waiting):
+        for started in range(demand.waiting):
             hole = self._hole(demand)
             if hole is None:
-                left = demand.waiting - number
-                what = "its next run" if demand.how is How.NEXT else f"{left} more pod{'s' if left > 1 else ''}"
-                yield f"{demand.object}: {what} would wait for {_devices(demand.devices)} on one node", False
+                what = "its next run" if demand.how is How.NEXT else number(demand.waiting - started, "more pod")
+                free = number(demand.devices, "free device")
+                yield f"{demand.object}: {what} would wait for {free} on one node", False
                 break
             self._take(hole, demand.devices)
             found.append(hole)
@@ -157,8 +158,9 @@ class Packing:
     def _lacks(self, demand: Demand) -> str:
         able = sorted(node.facts.name for node in self.nodes.values() if may_run(demand.place, node.facts))
         where = ", ".join(able[:3]) + (f" or {len(able) - 3} more" if len(able) > 3 else "")
+        free = number(demand.devices, "free device")
         return (
-            f"{demand.object}: {_devices(demand.devices)} on one of {where or 'no node'}: its rollout makes a new pod "
+            f"{demand.object}: {free} on one of {where or 'no node'}: its rollout makes a new pod "
             "before it ends an old one. Free one, or let the rollout lack a pod: maxSurge: 0, maxUnavailable: 1"
         )
 
@@ -179,8 +181,8 @@ class Packing:
         if first is not None and first.free_claims >= demand.devices and may_run(demand.place, first.facts):
             yield first
         for by_number in (self._by_free, self._by_room):
-            for number in sorted(one for one in by_number if one >= max(demand.devices, 1)):
-                yield from (node for node in by_number[number].values() if may_run(demand.place, node.facts))
+            for free in sorted(one for one in by_number if one >= max(demand.devices, 1)):
+                yield from (node for node in by_number[free].values() if may_run(demand.place, node.facts))
 
     def _take(self, node: NodeState, devices: int) -> None:
         self._leave(node)
@@ -213,7 +215,3 @@ class Packing:
     def _room(self, node: NodeState) -> int:
         movable = max(0, min(node.free_limits, node.total - self._keep - node.claims))
         return node.free_claims + movable
-
-
-def _devices(count: int) -> str:
-    return "1 free device" if count == 1 else f"{count} free devices"

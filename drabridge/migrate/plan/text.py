@@ -27,7 +27,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
             "workloads": len(step.moves),
             "pods": sum(move.pods for move in step.moves),
             "devices": sum(move.pods * move.devices for move in step.moves),
-            "lanes": _lanes(step.lanes),
+            "lanes": lanes_words(step.lanes),
             "fits": "no" if step.missing else "yes",
         }
         for step in plan.steps
@@ -78,7 +78,8 @@ def _pods(move: Move) -> str:
     return f"{number(move.pods, 'pod')} with {number(move.devices, 'device')} each"
 
 
-def _lanes(lanes: Mapping[str, int | str]) -> str:
+def lanes_words(lanes: Mapping[str, int | str]) -> str:
+    """Return how many devices of each node are for claims: of a few nodes, and the number of the others."""
     shown = ", ".join(f"{node}: {claims}" for node, claims in list(lanes.items())[:_NODES_SHOWN])
     more = len(lanes) - _NODES_SHOWN
     return f"{shown} and {more:,} more" if more > 0 else shown or "as they are"

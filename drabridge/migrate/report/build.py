@@ -15,12 +15,12 @@ from drabridge.errors import ConfigError
 from drabridge.kube.features import POLICIES, FeatureState, feature_rows
 from drabridge.migrate.report.codes import LEFT_ALONE, Code, Severity
 from drabridge.migrate.report.document import (
+    Filter,
     Namespace,
     NamespaceSwitch,
     NamespaceUse,
     Obstacle,
     Report,
-    ReportFilter,
     ResourceUse,
     Unread,
     Workload,
@@ -47,13 +47,6 @@ from drabridge.migrate.report.tally import OwnerChains, ResourceNames, Tally, Us
 from drabridge.migrate.switch import marks
 
 # --- what is shown --------------------------------------------------------------------------------------------------
-
-
-class Filter(Struct, frozen=True):
-    """What the caller asked for; an empty set means all."""
-
-    namespaces: frozenset[str] = frozenset()
-    resources: frozenset[str] = frozenset()
 
 
 class Shown:
@@ -174,7 +167,7 @@ def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -
     rows = sorted({*allocatable, *in_slices, *tally.resources} - {""})
     if not facts.unread:
         spaces = {*(facts.namespaces or ()), *(namespace for namespace, _, _ in tally.workloads)}
-        _check("there is no namespace {}", wanted.namespaces - spaces, spaces, "kubectl get namespaces lists them")
+        _check("there is no namespace {}", {*wanted.namespaces} - spaces, spaces, "kubectl get namespaces lists them")
         resources_there = {*known, *rows, *names.classes}
         unknown = [name for name in wanted.resources if names.of_limit(name) not in resources_there]
         hint = "`drabridge migrate report` without --resource shows all"
@@ -205,7 +198,7 @@ def build(facts: Facts, said_classes: Mapping[str, str], wanted: Filter = ALL) -
         obstacles=obstacles,
         unread=facts.unread,
         features=feature_rows(facts.features),
-        filter=ReportFilter(sorted(wanted.namespaces), sorted(wanted.resources)),
+        filter=wanted,
     )
 
 

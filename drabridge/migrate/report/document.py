@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from drabridge.kube.features import FeatureRow
@@ -112,11 +114,11 @@ class Unread(Struct, rename="camel"):
     reason: str
 
 
-class ReportFilter(Struct, rename="camel"):
-    """The namespaces and resources that the report was limited to; an empty list means all."""
+class Filter(Struct, frozen=True):
+    """The namespaces and resources that the report is limited to, sorted; an empty list means all."""
 
-    namespaces: list[str]
-    resources: list[str]
+    namespaces: Sequence[str] = ()
+    resources: Sequence[str] = ()
 
 
 class Report(Struct, rename="camel"):
@@ -130,7 +132,7 @@ class Report(Struct, rename="camel"):
     workloads: list[Workload]
     obstacles: list[Obstacle]
     unread: list[Unread]
-    filter: ReportFilter
+    filter: Filter
     features: list[FeatureRow]
 
     def count(self, severity: Severity) -> int:

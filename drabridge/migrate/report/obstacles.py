@@ -8,7 +8,7 @@ from drabridge.migrate.installers import counting_operator
 from drabridge.migrate.report.codes import TEXTS, Code
 from drabridge.migrate.report.document import Obstacle, number
 from drabridge.migrate.report.readers import ClassFacts, NodeFacts, QuotaFacts, is_extended
-from drabridge.migrate.report.tally import OwnerChain, ResourceNames, WorkloadTally
+from drabridge.migrate.report.tally import ResourceNames, WorkloadTally
 
 
 def obstacle(
@@ -19,10 +19,6 @@ def obstacle(
     return Obstacle(code, text.severity, namespace, object, resource, seen, pods, text.why, text.action)
 
 
-def object_name(chain: OwnerChain) -> str:
-    return f"{chain.kind}/{chain.name}"
-
-
 def workload_obstacles(
     workload: WorkloadTally, free_in_slices: Mapping[str, int], templates: Collection[tuple[str, str]] | None
 ) -> Iterator[Obstacle]:
@@ -31,7 +27,7 @@ def workload_obstacles(
 
     def about(code: Code, resource: str = "", seen: str = "", pods: int | None = None) -> Obstacle:
         pods = workload.limit_pods if pods is None else pods
-        name = object_name(chain)
+        name = f"{chain.kind}/{chain.name}"
         return obstacle(code, name, namespace=chain.namespace, resource=resource, seen=seen, pods=pods)
 
     for (code, resource), one in workload.signs.items():

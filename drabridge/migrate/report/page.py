@@ -88,10 +88,9 @@ def _sections(report: Report) -> Iterable[Html]:
         yield from _obstacles(severity, codes)
     yield from _table(workloads)
     if lacking := lacking_features(report):
-        yield tag("section", tag("h2", "Not in this cluster"), tag("ul", *(tag("li", one) for one in lacking)))
+        yield sentences("Not in this cluster", lacking)
     if report.unread:
-        items = [tag("li", f"{one.verb} {one.resource}: {one.reason}".strip()) for one in report.unread[:MOST_ROWS]]
-        yield tag("section", tag("h2", "Not read"), tag("ul", *items))
+        yield sentences("Not read", [f"{one.verb} {one.resource}: {one.reason}".strip() for one in report.unread])
 
 
 def _table(table: Table) -> Iterable[Html]:
@@ -132,6 +131,11 @@ def _obstacles(severity: Severity, codes: Iterable[Sequence[Obstacle]]) -> Itera
         advice = tag("p", f"What to do: {same[0].action}.")
         blocks.append(tag("details", words, advice, tag("ul", *items), open=is_open))
     yield tag("section", tag("h2", f"{severity.capitalize()}s"), *blocks, class_=severity)
+
+
+def sentences(title: str, lines: Sequence[str]) -> Html:
+    """Return a section with a list of sentences."""
+    return tag("section", tag("h2", title), tag("ul", *(tag("li", line) for line in lines[:MOST_ROWS])))
 
 
 def section(

@@ -9,16 +9,17 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, TypedDict, TypeVar
+from typing import Any
 
 from msgspec import Struct
 
 from drabridge.config.quantity import parse
 from drabridge.kube.api import NODES, PODS, Kind, device_classes, resource_claims, resource_slices
-from drabridge.kube.json_reader import ObjectView
+from drabridge.kube.json_reader import ObjectView, fields, list_of
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP
+from drabridge.migrate.convert.templates import MOST_DEVICES
 from drabridge.migrate.installers import Installer, installer_of
 from drabridge.migrate.report.codes import Code
 from drabridge.migrate.report.document import NamespaceSwitch
@@ -26,7 +27,6 @@ from drabridge.migrate.switch import marks
 
 # --- which kinds are read -------------------------------------------------------------------------------------------
 
-T = TypeVar("T")
 Json = Mapping[str, Any]
 
 NAMESPACES = Kind("", "v1", "namespaces", namespaced=False)
@@ -50,13 +50,14 @@ def claim_templates(version: str) -> Kind:
     return Kind(RESOURCE_GROUP, version, "resourceclaimtemplates")
 
 
-def all_kinds(version: str = NEWEST_RESOURCE_VERSION) -> tuple[Kind, ...]:
-    """Return every kind that is listed, with this version of resource.k8s.io."""
+def all_kinds() -> tuple[Kind, ...]:
+    """Return every kind that is listed."""
+    version = NEWEST_RESOURCE_VERSION
     dra = (device_classes(version), resource_slices(version), resource_claims(version), claim_templates(version))
     return (NODES, NAMESPACES, PODS, QUOTAS, *WORKLOADS.values(), *dra)
 
 
-def cluster_role(name: str = "drabridge-migrate-report") -> dict[str, Any]:
+def cluster_role() -> dict[str, Any]:
     """Return the ClusterRole. It reads no Secrets and no ConfigMaps, and writes nothing.
 
     Which versions a server has needs no rule: every user may ask (ClusterRole system:discovery).
@@ -68,14 +69,13 @@ def cluster_role(name: str = "drabridge-migrate-report") -> dict[str, Any]:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
-        "metadata": {"name": name},
+        "metadata": {"name": "drabridge-migrate-report"},
         "rules": rules,
     }
 
 
 # --- what is seen in a pod ------------------------------------------------------------------------------------------
 
-MOST_DEVICES_OF_CLAIM = 32  # AllocationResultsMaxSize, staging/src/k8s.io/api/resource/v1/types.go
 _MIRROR = "kubernetes.io/config.mirror"
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _VARIABLE = "NVIDIA_VISIBLE_DEVICES"
@@ -150,7 +150,7 @@ def _signs(meta: Json, spec: Json, limits: Sequence[tuple[str, int]], *, templat
     if template and spec.get("nodeName"):
         yield Sign(Code.FIXED_NODE_NAME, "", str(spec["nodeName"]))
     for name, count in limits:
-        if count > MOST_DEVICES_OF_CLAIM:
+        if count > MOST_DEVICES:
             yield Sign(Code.MORE_THAN_32_DEVICES, name, f"{count} devices")
         yield from _containers(spec, name)
     ephemeral = [one.get("name") or "" for one in spec.get("ephemeralContainers") or ()]
@@ -584,127 +584,110 @@ def _share(wanted: str | int | None, replicas: int) -> Fraction:
 
 # --- how each kind is read ------------------------------------------------------------------------------------------
 
-# The fields that are read. All others are skipped without building objects. A field may be null.
-_OWNERS = [{"apiVersion": str, "kind": str, "name": str, "uid": str, "controller": bool}]
+# The fields that are read. All others are skipped without building objects.
+_OWNERS = list_of(fields(apiVersion=str, kind=str, name=str, uid=str, controller=bool))
 _QUANTITIES = dict[str, str | int | float | None]
 _TEXTS = dict[str, str | None]
-_ID = {"namespace": str, "name": str, "uid": str}
-_POD_META = {**_ID, "ownerReferences": _OWNERS, "annotations": {_MIRROR: str}, "labels": {_QUEUE: str}}
-_CONTAINERS = [
-    {
-        "name": str,
-        "resources": {"limits": _QUANTITIES},
-        "env": [{"name": str, "value": str}],
-        "restartPolicy": str,
-    }
-]
-_TERMS = [{"matchExpressions": [{"key": str, "operator": str, "values": list[str]}]}]
-_POD_CLAIMS = [{"resourceClaimName": str, "resourceClaimTemplateName": str}]
-_POD_SPEC = {
+_ID: dict[str, Any] = {"namespace": str, "name": str, "uid": str}
+_POD_META = fields(**_ID, ownerReferences=_OWNERS, annotations=fields(**{_MIRROR: str}), labels=fields(**{_QUEUE: str}))
+_CONTAINERS = list_of(
+    fields(
+        name=str,
+        resources=fields(limits=_QUANTITIES),
+        env=list_of(fields(name=str, value=str)),
+        restartPolicy=str,
+    )
+)
+_TERMS = list_of(fields(matchExpressions=list_of(fields(key=str, operator=str, values=list[str]))))
+_REQUIRED = fields(requiredDuringSchedulingIgnoredDuringExecution=fields(nodeSelectorTerms=_TERMS))
+_POD_CLAIMS = list_of(fields(resourceClaimName=str, resourceClaimTemplateName=str))
+_POD_SPEC: dict[str, Any] = {
     "containers": _CONTAINERS,
     "initContainers": _CONTAINERS,
-    "ephemeralContainers": [{"name": str}],
+    "ephemeralContainers": list_of(fields(name=str)),
     "resourceClaims": _POD_CLAIMS,
     "nodeName": str,
     "nodeSelector": _TEXTS,
-    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _TERMS}}},
+    "affinity": fields(nodeAffinity=_REQUIRED),
     "runtimeClassName": str,
     "schedulerName": str,
     "priorityClassName": str,
     "preemptionPolicy": str,
 }
-_TOLERATIONS = [{"key": str, "operator": str, "value": str, "effect": str}]
-_TEMPLATE = {"metadata": _POD_META, "spec": {**_POD_SPEC, "tolerations": _TOLERATIONS}}
-_STRATEGY = {"type": str, "rollingUpdate": {"maxSurge": int | str, "maxUnavailable": int | str}}
-_ATTRIBUTES = {"resource": {"string": str}}
-_REQUEST = {"name": str, "deviceClassName": str, "count": int}
-
-
-def _type_of(fields: Any) -> Any:
-    """Return the type of the JSON that has these fields: an object's are a dict, those of a list's items in a list."""
-    if isinstance(fields, dict):
-        typed_dict: Any = TypedDict
-        return typed_dict("Fields", {name: _type_of(one) | None for name, one in fields.items()}, total=False)
-    list_of: Any = list
-    return list_of[_type_of(fields[0])] if isinstance(fields, list) else fields
-
-
-def _view(read: Callable[[Json], T], fields: dict[str, Any]) -> ObjectView[T]:
-    return ObjectView(read, _type_of(fields))
-
+_TOLERATIONS = list_of(fields(key=str, operator=str, value=str, effect=str))
+_TEMPLATE = fields(metadata=_POD_META, spec=fields(**_POD_SPEC, tolerations=_TOLERATIONS))
+_STRATEGY = fields(type=str, rollingUpdate=fields(maxSurge=int | str, maxUnavailable=int | str))
+_ATTRIBUTES = fields(resource=fields(string=str))
+_REQUEST: dict[str, Any] = {"name": str, "deviceClassName": str, "count": int}
 
 # Tolerations of pods are not read: kubelet's own are on each.
-POD = _view(
+POD = ObjectView(
     pod_facts,
-    {
-        "metadata": _POD_META,
-        "spec": _POD_SPEC,
-        "status": {
-            "phase": str,
-            "extendedResourceClaimStatus": {"requestMappings": [{"resourceName": str}]},
-            "resourceClaimStatuses": _POD_CLAIMS,
-        },
-    },
+    fields(
+        metadata=_POD_META,
+        spec=fields(**_POD_SPEC),
+        status=fields(
+            phase=str,
+            extendedResourceClaimStatus=fields(requestMappings=list_of(fields(resourceName=str))),
+            resourceClaimStatuses=_POD_CLAIMS,
+        ),
+    ),
 )
-_WORKLOAD_FIELDS = {
-    "metadata": {
+_WORKLOAD_FIELDS = fields(
+    metadata=fields(
         **_ID,
-        "ownerReferences": _OWNERS,
-        "labels": _TEXTS,
-        "annotations": {"argocd.argoproj.io/tracking-id": str, "meta.helm.sh/release-name": str},
-    },
-    "spec": {
-        "replicas": int,
-        "parallelism": int,
-        "template": _TEMPLATE,
-        "strategy": _STRATEGY,
-        "updateStrategy": _STRATEGY,
-        "jobTemplate": {"spec": {"parallelism": int, "template": _TEMPLATE}},
-    },
-    "status": {"replicas": int, "conditions": [{"type": str, "status": str}]},
-}
-WORKLOAD = {kind: _view(functools.partial(workload_facts, kind), _WORKLOAD_FIELDS) for kind in WORKLOADS}
-NODE = _view(
+        ownerReferences=_OWNERS,
+        labels=_TEXTS,
+        annotations=fields(**{"argocd.argoproj.io/tracking-id": str, "meta.helm.sh/release-name": str}),
+    ),
+    spec=fields(
+        replicas=int,
+        parallelism=int,
+        template=_TEMPLATE,
+        strategy=_STRATEGY,
+        updateStrategy=_STRATEGY,
+        jobTemplate=fields(spec=fields(parallelism=int, template=_TEMPLATE)),
+    ),
+    status=fields(replicas=int, conditions=list_of(fields(type=str, status=str))),
+)
+WORKLOAD = {kind: ObjectView(functools.partial(workload_facts, kind), _WORKLOAD_FIELDS) for kind in WORKLOADS}
+NODE = ObjectView(
     node_facts,
-    {
-        "metadata": {"name": str, "labels": _TEXTS},
-        "spec": {"unschedulable": bool, "taints": [{"key": str, "value": str, "effect": str}]},
-        "status": {"capacity": _QUANTITIES, "allocatable": _QUANTITIES},
-    },
+    fields(
+        metadata=fields(name=str, labels=_TEXTS),
+        spec=fields(unschedulable=bool, taints=list_of(fields(key=str, value=str, effect=str))),
+        status=fields(capacity=_QUANTITIES, allocatable=_QUANTITIES),
+    ),
 )
-SLICE = _view(
+SLICE = ObjectView(
     slice_facts,
-    {
-        "spec": {
-            "driver": str,
-            "nodeName": str,
-            "pool": {"name": str, "generation": int},
-            "devices": [{"attributes": _ATTRIBUTES, "basic": {"attributes": _ATTRIBUTES}}],  # basic: v1beta1
-        }
-    },
+    fields(
+        spec=fields(
+            driver=str,
+            nodeName=str,
+            pool=fields(name=str, generation=int),
+            devices=list_of(fields(attributes=_ATTRIBUTES, basic=fields(attributes=_ATTRIBUTES))),  # basic: v1beta1
+        )
+    ),
 )
-CLASS = _view(
-    class_facts,
-    {"metadata": _ID, "spec": {"extendedResourceName": str, "selectors": [{"cel": {"expression": str}}]}},
+_SELECTORS = list_of(fields(cel=fields(expression=str)))
+CLASS = ObjectView(
+    class_facts, fields(metadata=fields(**_ID), spec=fields(extendedResourceName=str, selectors=_SELECTORS))
 )
-CLAIM = _view(
+# ``exactly`` and ``firstAvailable`` are newer than v1beta1, which has their fields in the request.
+_REQUESTS = list_of(fields(**_REQUEST, exactly=fields(**_REQUEST), firstAvailable=list_of(fields(**_REQUEST))))
+_RESULTS = list_of(fields(request=str, driver=str, pool=str))
+CLAIM = ObjectView(
     claim_facts,
-    {
-        "metadata": _ID,
-        # ``exactly`` and ``firstAvailable`` are newer than v1beta1, which has their fields in the request.
-        "spec": {"devices": {"requests": [{**_REQUEST, "exactly": _REQUEST, "firstAvailable": [_REQUEST]}]}},
-        "status": {"allocation": {"devices": {"results": [{"request": str, "driver": str, "pool": str}]}}},
-    },
+    fields(
+        metadata=fields(**_ID),
+        spec=fields(devices=fields(requests=_REQUESTS)),
+        status=fields(allocation=fields(devices=fields(results=_RESULTS))),
+    ),
 )
-QUOTA = _view(quota_facts, {"metadata": _ID, "spec": {"hard": _QUANTITIES}})
-TEMPLATE = _view(template_name, {"metadata": _ID})
-NAMESPACE = _view(
-    namespace_facts,
-    {
-        "metadata": {
-            "name": str,
-            "labels": {marks.LABEL: str},
-            "annotations": {marks.PERCENT: str, marks.SELECTOR: str},
-        }
-    },
+QUOTA = ObjectView(quota_facts, fields(metadata=fields(**_ID), spec=fields(hard=_QUANTITIES)))
+TEMPLATE = ObjectView(template_name, fields(metadata=fields(**_ID)))
+_SWITCH = fields(**{marks.PERCENT: str, marks.SELECTOR: str})
+NAMESPACE = ObjectView(
+    namespace_facts, fields(metadata=fields(name=str, labels=fields(**{marks.LABEL: str}), annotations=_SWITCH))
 )

@@ -186,14 +186,12 @@ class Tally:
         self._owners = owners
         self._claims: Mapping[tuple[str, str], ClaimFacts] = {(one.namespace, one.name): one for one in claims}
         self._counted_claims: set[tuple[str, str]] = set()
-        self.pods = 0
         self.workloads: dict[tuple[str, str, str], WorkloadTally] = {}
         self.resources: dict[str, Use] = {}
         self.namespaces: dict[str, dict[str, Use]] = {}
 
     def add_pod(self, pod: PodFacts) -> None:
         """Count one pod. A claim that several pods share counts its devices once, but each of the pods."""
-        self.pods += 1
         workload = self._workload(self._owners.of_pod(pod))
         workload.total_pods += 1
         workload.templates.update(pod.templates)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from drabridge.kube.features import AskedBy, FeatureState
@@ -217,8 +215,3 @@ def wrapped(words: str, layout: Layout, indent: str, *, hanging: int = 0) -> Ite
         return
     later = " " * (len(indent) + hanging)
     yield from textwrap.wrap(words, layout.width, initial_indent=indent, subsequent_indent=later)
-
-
-def builtins(report: Report) -> Any:
-    """Return the report as JSON and YAML have it."""
-    return msgspec.to_builtins(report)

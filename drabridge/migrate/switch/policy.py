@@ -18,11 +18,10 @@ from typing import Any
 from msgspec import Struct, field
 
 from drabridge.config.quantity import parse
-from drabridge.migrate.convert.templates import Template
+from drabridge.migrate.convert.templates import MOST_DEVICES, Template
 from drabridge.migrate.switch import marks
 
 Json = dict[str, Any]
-MOST_DEVICES = 32  # AllocationResultsMaxSize, staging/src/k8s.io/api/resource/v1/types.go
 BUCKETS = 100
 MOST_NAME = 253  # characters: the policy reads names before the API server has checked them
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789-."

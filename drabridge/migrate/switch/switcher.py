@@ -23,13 +23,12 @@ from drabridge.kube.api import (
 )
 from drabridge.kube.feature_questions import keeps_extended_names, policy_version
 from drabridge.kube.features import FEATURES
-from drabridge.migrate.convert.templates import Template
+from drabridge.migrate.convert.templates import MOST_DEVICES, Template
 from drabridge.migrate.report.readers import NAMESPACES, WORKLOADS, claim_templates, maker_of_pods
 from drabridge.migrate.switch import marks
 from drabridge.migrate.switch.policy import (
     GROUP,
     MISSING,
-    MOST_DEVICES,
     base_of,
     bucket,
     claims_of_pod,
@@ -58,7 +57,6 @@ def policy_kinds(version: str) -> dict[str, Kind]:
     }
 
 
-POLICIES = policy_kinds("v1")
 EFFECT_SECONDS = 30.0  # an API server compiles a new policy within a second or two; then each pod sees it
 _POLL_SECONDS = 0.5
 _COUNTS = range(1, MOST_DEVICES + 1)  # that a template of ours can have

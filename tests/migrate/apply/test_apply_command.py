@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from drabridge.kube.api import NODES
 from drabridge.kube.client import KubernetesCluster
@@ -79,9 +78,7 @@ async def test_a_plan_of_another_cluster_is_refused(desk: Desk) -> None:
 
 
 async def test_a_step_that_does_not_fit_is_refused(desk: Desk) -> None:
-    found = yaml.safe_load(desk.plan.read_text())
-    found["steps"][0]["missing"] = ["a device"]
-    desk.edit(steps=found["steps"])
+    desk.edit_first_step(missing=["a device"])
     code, _, err = await desk.apply()
     assert code == 1
     assert "step team-a does not fit: a device" in err
@@ -97,9 +94,8 @@ async def test_a_step_that_does_not_fit_is_refused(desk: Desk) -> None:
     ],
 )
 async def test_what_changed_since_the_plan_was_made_stops_a_step(desk: Desk, change: list[Json], said: str) -> None:
-    found = yaml.safe_load(desk.plan.read_text())
-    found["steps"][0]["moves"] = [*change, {"object": "StatefulSet/gone", "pods": 1, "devices": 1, "how": "rollout"}]
-    desk.edit(steps=found["steps"])
+    gone = {"object": "StatefulSet/gone", "pods": 1, "devices": 1, "how": "rollout"}
+    desk.edit_first_step(moves=[*change, gone])
     code, _, err = await desk.apply()
     assert code == 1
     assert said in err
@@ -116,9 +112,7 @@ async def test_a_node_that_lost_devices_stops_a_step(desk: Desk) -> None:
 
 async def test_a_step_that_was_begun_cannot_be_edited(desk: Desk) -> None:
     await desk.apply()
-    found = yaml.safe_load(desk.plan.read_text())
-    found["steps"][0]["lanes"] = {"node-a": 3}
-    desk.edit(steps=found["steps"])
+    desk.edit_first_step(lanes={"node-a": 3})
     code, _, err = await desk.apply()
     assert code == 2
     assert "step team-a was begun with another text" in err
@@ -135,9 +129,7 @@ async def test_a_state_that_is_damaged_or_of_another_plan_is_named(desk: Desk, t
 
 
 async def test_what_a_repository_converts_is_left_alone_on_the_way_back(desk: Desk) -> None:
-    found = yaml.safe_load(desk.plan.read_text())
-    found["steps"][0] |= {"way": "manifests", "lanes": {}}
-    desk.edit(steps=found["steps"])
+    desk.edit_first_step(way="manifests", lanes={})
     code, out, _ = await desk.apply("--lanes-only")
     assert (code, "in your repository" in out) == (0, True)
     assert await desk.states() == ["done", "to do"]

@@ -33,62 +33,31 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def _victim(folder: Path) -> Path:
+# path in the state file; link beside the plan to a file elsewhere, or to its folder
+WAYS = [
+    ("ELSEWHERE/victim.yaml", ""),
+    ("../victim.yaml", ""),
+    ("apps/../../victim.yaml", ""),
+    ("apps/b.yaml", "apps/b.yaml"),
+    ("apps/more/victim.yaml", "apps/more"),
+    ("Makefile", ""),
+    ("apps/run.sh", ""),
+    (f"{manifests.FOLDER}/x.yaml", ""),
+]
+
+
+@pytest.mark.parametrize(("path", "link"), WAYS)
+@pytest.mark.parametrize("before", ["evil\n", ""])
+def test_a_rollback_touches_no_file_that_is_not_the_plan_s(folder: Path, path: str, link: str, before: str) -> None:
     victim = folder.parent / "victim.yaml"
     victim.write_text(KNOWN)
-    return victim
-
-
-def _absolute(folder: Path) -> str:
-    return str(_victim(folder))
-
-
-def _upwards(folder: Path) -> str:
-    return os.path.relpath(_victim(folder), folder)
-
-
-def _through_manifests(folder: Path) -> str:
-    _victim(folder)
-    return "apps/../../victim.yaml"
-
-
-def _link(folder: Path) -> str:
-    (folder / "apps/b.yaml").symlink_to(_victim(folder))
-    return "apps/b.yaml"
-
-
-def _linked_folder(folder: Path) -> str:
-    victim = _victim(folder)
-    (folder / "apps/more").symlink_to(victim.parent)
-    return f"apps/more/{victim.name}"
-
-
-def _beside_the_plan(folder: Path) -> str:
-    (folder / "Makefile").write_text(KNOWN)
-    return "Makefile"
-
-
-def _no_manifest(folder: Path) -> str:
-    (folder / "apps/run.sh").write_text(KNOWN)
-    return "apps/run.sh"
-
-
-def _for_owners(folder: Path) -> str:
-    (folder / manifests.FOLDER).mkdir()
-    (folder / manifests.FOLDER / "x.yaml").write_text(KNOWN)
-    return f"{manifests.FOLDER}/x.yaml"
-
-
-WAYS = [_absolute, _upwards, _through_manifests, _link, _linked_folder, _beside_the_plan, _no_manifest, _for_owners]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("before", ["evil\n", ""])
-def test_a_rollback_touches_no_file_that_is_not_the_plan_s(
-    folder: Path, way: Callable[[Path], str], before: str
-) -> None:
-    path = way(folder)
-    if way is _for_owners:
+    path = path.replace("ELSEWHERE", str(victim.parent))
+    if link:
+        (folder / link).symlink_to(victim if link == path else victim.parent)
+    elif not (folder / path).exists():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(KNOWN)
+    if path.startswith(manifests.FOLDER):
         before = "evil\n"  # what was written for owners may be removed
     mine = FileBefore("apps/a.yaml", "kind: Job\n", "kind: Pod\n")
     with pytest.raises(ConfigError, match="no manifest of this plan"):

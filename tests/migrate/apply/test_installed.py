@@ -16,6 +16,7 @@ from tests.deploy.kubectl import KubectlRefusedError, kubectl
 from tests.migrate.cluster_objects import (
     CLASS,
     GPU,
+    asked,
     claim,
     claim_pod,
     device_class,
@@ -38,10 +39,10 @@ HELM = {"annotations": {"meta.helm.sh/release-name": "web"}, "labels": {"app.kub
 
 
 @asynccontextmanager
-async def desk(tmp_path: Path, installed: Json, text: str = "") -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path, installed: Json, text: str = "", *, lanes: bool = False) -> AsyncIterator[Desk]:
     """A StatefulSet that somebody installed, its manifest, and a plan for both; all devices are for claims already.
 
-    ``text``: instead of its manifest.
+    ``text``: instead of its manifest. ``lanes``: the plan has its lanes, which nobody gives it here.
     """
     labels = {"app": "web"}
     template = {
@@ -55,22 +56,23 @@ async def desk(tmp_path: Path, installed: Json, text: str = "") -> AsyncIterator
     async with serving(*SPACES, node(), web, pod("web-0", owner=web)) as (api, kubeconfig):
         found = Desk(api, kubeconfig, tmp_path / "plan.yaml")
         found.plan.with_name("web.yaml").write_text(text or yaml.safe_dump({**manifest, "spec": web["spec"]}))
-        await planned(found, tmp_path)
+        await planned(found, tmp_path, lanes=lanes)
         yield found
 
 
-async def planned(found: Desk, manifests: Path) -> None:
+async def planned(found: Desk, manifests: Path, *, lanes: bool = False) -> None:
     words = ("--class", f"{GPU}={OURS}", "--driver", OURS, "--manifests", str(manifests), "--write", str(found.plan))
     code, out, err = await migrate("plan", "--kubeconfig", str(found.kubeconfig), *words)
     assert code == 0, err
     found.said = " ".join(out.split())
     plan = yaml.safe_load(found.plan.read_text())
-    for step in plan["steps"]:
+    for step in plan["steps"] if not lanes else ():
         step.pop("lanes", None)  # no agent is here that could change them
     found.plan.write_text(yaml.safe_dump(plan))
 
 
-def asked(api: Any) -> Json:
+def resources_of(api: Any) -> Json:
+    """What the StatefulSet's container asks for, in the cluster."""
     (found,) = api.objects.peek("statefulsets")
     resources: Json = found["spec"]["template"]["spec"]["containers"][0]["resources"]
     return resources
@@ -83,7 +85,7 @@ async def test_what_a_repository_installs_is_converted_there_and_waited_for(tmp_
         assert code == 1
         assert "commit web.yaml: Flux's Kustomization apps brings it to the cluster" in out
         assert "StatefulSet/web still with limits in the cluster" in err
-        assert asked(found.api) == LIMITS, "the cluster is left to Flux"
+        assert resources_of(found.api) == LIMITS, "the cluster is left to Flux"
         assert list(found.api.objects.peek("resourceclaimtemplates")) == []
         text = found.plan.with_name("web.yaml").read_text()
         assert "resourceClaimTemplateName: nvidia-gpu-1" in text
@@ -102,7 +104,7 @@ async def test_for_a_release_of_helm_a_folder_is_written_and_waited_for(tmp_path
         assert code == 1
         assert "Helm's release web: upgrade it with for-owners.claims/helm-s-release-web/" in out
         assert "StatefulSet/web still with limits in the cluster" in err
-        assert asked(found.api) == LIMITS, "the cluster is left to Helm"
+        assert resources_of(found.api) == LIMITS, "the cluster is left to Helm"
         assert list(found.api.objects.peek("resourceclaimtemplates")) == []
         assert found.plan.with_name("web.yaml").read_bytes() == before, "nor is its manifest what Helm reads"
         folder = tmp_path / "for-owners.claims" / "helm-s-release-web"
@@ -160,7 +162,7 @@ async def test_the_release_that_makes_a_workload_is_converted_in_its_file(tmp_pa
         code, out, err = await found.apply()
         assert code == 1, err
         assert "commit web.yaml: Flux's HelmRelease tv brings it to the cluster" in out
-        assert asked(found.api) == LIMITS
+        assert resources_of(found.api) == LIMITS
         text = found.plan.with_name("web.yaml").read_text()
         assert "postRenderers:" in text
         assert "namespace: team-a" in text.partition("kind: ResourceClaimTemplate")[2]
@@ -173,9 +175,8 @@ async def test_what_one_release_makes_is_one_step(tmp_path: Path) -> None:
     for web in webs:
         web["metadata"] |= OF_RELEASE
     (tmp_path / "tv.yaml").write_text(FLUX_RELEASE)
-    async with serving(*SPACES, node(), *webs) as (_, kubeconfig):
-        words = ("--class", f"{GPU}={OURS}", "--driver", OURS, "--manifests", str(tmp_path), "-o", "json")
-        _, out, err = await migrate("plan", "--kubeconfig", str(kubeconfig), *words)
+    words = ("--class", f"{GPU}={OURS}", "--driver", OURS, "--manifests", str(tmp_path), "-o", "json")
+    _, out, err = await asked([*SPACES, node(), *webs], "plan", *words)
     steps = [one for one in json.loads(out)["steps"] if one["way"] == "manifests"]
     assert [[move["object"] for move in one["moves"]] for one in steps] == [["Deployment/one", "Deployment/two"]], err
 
@@ -224,6 +225,33 @@ spec: {{containers: [{{name: c, image: x, resources: {{limits: {{{GPU}: 1}}}}}}]
         assert (tmp_path / "pod.yaml").read_text() == text
 
 
+@pytest.mark.parametrize("status", [422, 403])
+async def test_a_manifest_that_the_api_server_refuses_stops_the_step_before_its_lanes(
+    tmp_path: Path, status: int
+) -> None:
+    async with desk(tmp_path, {}, lanes=True) as found:
+        before = (tmp_path / "web.yaml").read_bytes()
+        found.api.faults.fail(1, status, verb="update", resource="statefulsets")
+        code, _, err = await found.apply()
+        assert code == 1
+        assert "team-a/StatefulSet/web: the API server would refuse the converted manifest" in err
+        assert "Nothing was changed" in err
+        assert await found.annotation() is None
+        assert (tmp_path / "web.yaml").read_bytes() == before
+        assert not found.plan.with_name("plan.yaml.state.json").exists()
+
+
+async def test_the_try_changes_nothing(tmp_path: Path) -> None:
+    async with desk(tmp_path, {}, lanes=True) as found:
+        before = (tmp_path / "web.yaml").read_bytes()
+        code, _, err = await found.apply()
+        assert code == 1
+        assert "node-a offers claims 0 of 1 devices" in err
+        assert resources_of(found.api) == LIMITS
+        assert list(found.api.objects.peek("resourceclaimtemplates")) == []
+        assert (tmp_path / "web.yaml").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("metadata", "words", "from_git"),
     [
@@ -258,9 +286,7 @@ async def test_verify_says_what_is_on_claims_and_what_fell_back() -> None:
         *(claim_pod("good-0", "c1", owner=good), claim_pod("bad-0", "c2", owner=bad)),
         *(pod("bad-1", owner=bad), pod("old-0", owner=old)),
     ]
-    async with serving(*objects) as (_, kubeconfig):
-        words = ("--kubeconfig", str(kubeconfig), "--class", f"{GPU}={CLASS}", "-o", "json")
-        code, out, err = await migrate("verify", *words)
+    code, out, err = await asked(objects, "verify", "--class", f"{GPU}={CLASS}", "-o", "json")
     states = {row["workload"]: row["state"] for row in json.loads(out)}
     assert states == {
         "StatefulSet/bad": "fell back to limits",

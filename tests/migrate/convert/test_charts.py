@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 def test_each_row_has_its_source_and_either_keys_or_a_hint() -> None:
-    assert len({name for chart in CHARTS for name in chart.names}) == sum(len(chart.names) for chart in CHARTS)
+    assert len({chart.name for chart in CHARTS}) == len(CHARTS)
     for chart in CHARTS:
         assert chart.source.count("/") >= 2
         assert bool(chart.hint) is not bool(chart.pods or chart.gpu)
@@ -112,10 +112,10 @@ def test_an_application_of_argo_cd_with_several_sources() -> None:
 BY_PATCH = [chart for chart in CHARTS if any(pod.claims is None for pod in chart.pods)]
 
 
-@pytest.mark.parametrize("chart", BY_PATCH, ids=lambda chart: chart.names[0])
+@pytest.mark.parametrize("chart", BY_PATCH, ids=lambda chart: chart.name)
 def test_a_patch_takes_out_what_the_values_ask_for_and_nothing_else(chart: Chart) -> None:
     values = values_for(chart)
-    found = check(release(chart.names[0], json.dumps(values)))
+    found = check(release(chart.name, json.dumps(values)))
     assert not [one for one in found.findings if one.level is not Level.NOTE]
     assert yaml.safe_load(found.text.partition("---")[0])["spec"]["values"] == values, "the values stay"
     (patch,) = patches_of(found.text)
@@ -130,12 +130,12 @@ def test_a_patch_takes_out_what_the_values_ask_for_and_nothing_else(chart: Chart
     assert State.LEFT not in {one.state for one in found.places}
 
 
-@pytest.mark.parametrize("chart", BY_PATCH, ids=lambda chart: chart.names[0])
+@pytest.mark.parametrize("chart", BY_PATCH, ids=lambda chart: chart.name)
 def test_what_a_chart_asks_for_by_itself_is_in_the_patch(chart: Chart) -> None:
     (pod,) = chart.pods
     if not pod.default:
         return
-    found = check(release(chart.names[0], "{replicas: 1}"))
+    found = check(release(chart.name, "{replicas: 1}"))
     (patch,) = patches_of(found.text)
     assert {"op": "test", "path": AT_LIMIT, "value": pod.default} in yaml.safe_load(patch["patch"])
 

@@ -46,7 +46,7 @@ def tree(tmp_path: Path) -> Path:
 
 def groups(tree: Path, *names: str) -> list[list[str]]:
     found = find([tree / name for name in names], RESOURCES)
-    return [[str(path.relative_to(tree)) for path in group.files] for group in found.groups]
+    return [[str(path.relative_to(tree)) for path in group] for group in found.groups]
 
 
 def said(tree: Path, *names: str) -> list[tuple[Level, str]]:

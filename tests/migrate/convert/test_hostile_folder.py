@@ -23,63 +23,37 @@ spec: {containers: [{name: m, image: x, resources: {limits: {nvidia.com/gpu: 1}}
 """
 
 
-def _link(folder: Path, other: Path) -> None:
-    (folder / "b.yaml").symlink_to(other / "prod.yaml")
+# name of a link in the folder -> where it leads, or the text of its kustomization. UP is the way to another folder.
+WAYS_OUT: list[dict[str, str]] = [
+    {"b.yaml": "UP/prod.yaml"},
+    {"b": "UP"},
+    {"b.yaml": "c.txt", "c.txt": "UP/prod.yaml"},
+    {"b.yaml": "/dev/zero"},
+    {"kustomization.yaml": "resources: [UP/prod.yaml, a.yaml]"},
+    {"kustomization.yaml": "bases: [UP]\nresources: [a.yaml]"},
+    {"kustomization.yaml": "resources: [ROOT/prod.yaml, a.yaml]"},
+]
 
 
-def _linked_folder(folder: Path, other: Path) -> None:
-    (folder / "b").symlink_to(other)
-
-
-def _chain_of_links(folder: Path, other: Path) -> None:
-    (folder / "b.yaml").symlink_to("c.txt")
-    (folder / "c.txt").symlink_to(other / "prod.yaml")
-
-
-def _kustomization_of_file(folder: Path, other: Path) -> None:
-    name = os.path.relpath(other / "prod.yaml", folder)
-    (folder / "kustomization.yaml").write_text(f"resources: [{name}, a.yaml]\n")
-
-
-def _kustomization_of_folder(folder: Path, other: Path) -> None:
-    (other / "kustomization.yaml").write_text("resources: [prod.yaml]\n")
-    (folder / "kustomization.yaml").write_text(f"bases: [{os.path.relpath(other, folder)}]\nresources: [a.yaml]\n")
-
-
-def _absolute_kustomization(folder: Path, other: Path) -> None:
-    (folder / "kustomization.yaml").write_text(f"resources: [{other}/prod.yaml, a.yaml]\n")
-
-
-def _device(folder: Path, _: Path) -> None:
-    (folder / "b.yaml").symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize(
-    "lead",
-    [
-        _link,
-        _linked_folder,
-        _chain_of_links,
-        _kustomization_of_file,
-        _kustomization_of_folder,
-        _absolute_kustomization,
-        _device,
-    ],
-)
+@pytest.mark.parametrize("ways", WAYS_OUT, ids=str)
 @pytest.mark.parametrize("git", [False, True])
-def test_what_leads_out_of_the_folder_is_not_read(
-    tmp_path: Path, lead: Callable[[Path, Path], None], git: bool
-) -> None:
+def test_what_leads_out_of_the_folder_is_not_read(tmp_path: Path, ways: dict[str, str], git: bool) -> None:
     other, folder = tmp_path / "elsewhere", tmp_path / "theirs/apps"
     for one in other, folder:
         one.mkdir(parents=True)
     (other / "prod.yaml").write_text(POD)
+    (other / "kustomization.yaml").write_text("resources: [prod.yaml]\n")
     (folder / "a.yaml").write_text(POD)
     if git:
         (folder.parent / ".git").mkdir()
-    lead(folder, other)
+    for name, way in ways.items():
+        to = way.replace("UP", os.path.relpath(other, folder)).replace("ROOT", str(other))
+        if name == "kustomization.yaml":
+            (folder / name).write_text(to)
+        else:
+            (folder / name).symlink_to(to)
     found = find([folder], NAMES)
-    assert [path for group in found.groups for path in group.files] == [folder / "a.yaml"]
+    assert [path for group in found.groups for path in group] == [folder / "a.yaml"]
     (said,) = found.findings
     assert said.level is Level.ERROR
     assert "leads out of" in said.message
@@ -95,7 +69,7 @@ def test_what_is_in_the_same_work_tree_is_read(tmp_path: Path) -> None:
     (tmp_path / "overlays/prod/kustomization.yaml").write_text("resources: [../../base]\n")
     found = find([tmp_path / "overlays/prod"], NAMES)
     assert not found.findings
-    assert [path for group in found.groups for path in group.files] == [tmp_path / "base/a.yaml"]
+    assert [path for group in found.groups for path in group] == [tmp_path / "base/a.yaml"]
 
 
 def test_nothing_is_written_through_a_linked_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +101,7 @@ def _large(folder: Path) -> None:
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None], said: str) -> None:
     (tmp_path / "a.yaml").write_text(POD)
     make(tmp_path)
-    paths = [path for group in find([tmp_path], NAMES).groups for path in group.files]
+    paths = [path for group in find([tmp_path], NAMES).groups for path in group]
     assert [path.name for path in paths] == ["a.yaml", "b.yaml"]
     assert said in str(files.text_of(paths[1]))
 
@@ -144,7 +118,7 @@ def test_links_in_a_circle_are_followed_once(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(tmp_path)
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     found = find([tmp_path], NAMES)
-    assert [path.name for group in found.groups for path in group.files] == ["a.yaml", "loop.yaml"]
+    assert [path.name for group in found.groups for path in group] == ["a.yaml", "loop.yaml"]
 
 
 def test_kustomizations_that_name_each_other_are_read_once(tmp_path: Path) -> None:
@@ -153,7 +127,7 @@ def test_kustomizations_that_name_each_other_are_read_once(tmp_path: Path) -> No
         (tmp_path / name / "kustomization.yaml").write_text(f"resources: [../{other}, p.yaml]\n")
         (tmp_path / name / "p.yaml").write_text(POD)
     found = find([tmp_path], NAMES)
-    assert [path.parent.name for group in found.groups for path in group.files] == ["b", "a"]
+    assert [path.parent.name for group in found.groups for path in group] == ["b", "a"]
     assert not found.findings
 
 
@@ -198,7 +172,7 @@ def test_very_many_files_are_not_all_read(tmp_path: Path, monkeypatch: pytest.Mo
     for number in range(6):
         (tmp_path / f"{number}.yaml").write_text(POD)
     found = find([tmp_path], NAMES)
-    assert [len(group.files) for group in found.groups] == [3]
+    assert [len(group) for group in found.groups] == [3]
     (said,) = found.findings
     assert "more than 3 files" in said.message
 

@@ -48,7 +48,7 @@ def rendered(chart: Chart, values: Json, file: Path) -> str:
     if helm is None:
         pytest.skip("helm is not installed here")
     file.write_text(yaml.safe_dump(values))
-    command = [helm, "template", "r", str(Path(FOLDER) / chart.names[0]), "-f", str(file), "--kube-version", "1.36.0"]
+    command = [helm, "template", "r", str(Path(FOLDER) / chart.name), "-f", str(file), "--kube-version", "1.36.0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=5 * HANG_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -69,17 +69,15 @@ def said(one: Any) -> Any:
 TRIED = [chart for chart in CHARTS if chart.tried and chart.pods]
 
 
-@pytest.mark.parametrize("chart", TRIED, ids=lambda chart: chart.names[0])
+@pytest.mark.parametrize("chart", TRIED, ids=lambda chart: chart.name)
 def test_values_and_patch_do_what_a_conversion_of_helms_output_does(chart: Chart, tmp_path: Path) -> None:
-    if not (Path(FOLDER) / chart.names[0]).is_dir():
+    if not (Path(FOLDER) / chart.name).is_dir():
         pytest.skip("the chart is not in the folder")
-    values = {**values_for(chart), **MORE.get(chart.names[0], {})}
+    values = {**values_for(chart), **MORE.get(chart.name, {})}
     for model in values.get("servingEngineSpec", {}).get("modelSpec", ()):
         model |= OF_A_MODEL
     before = rendered(chart, values, tmp_path / "values.yaml")
-    found = convert(
-        release(chart.names[0], yaml.safe_dump(values, default_flow_style=True, width=9999).strip()), SETTINGS
-    )
+    found = convert(release(chart.name, yaml.safe_dump(values, default_flow_style=True, width=9999).strip()), SETTINGS)
     (after,) = (one for one in yaml.safe_load_all(found.text) if one and one["kind"] == "HelmRelease")
     text = rendered(chart, after["spec"]["values"], tmp_path / "values.yaml")
     if patches := patches_of(found.text):

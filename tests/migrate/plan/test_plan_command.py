@@ -11,9 +11,21 @@ import yaml
 
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.features import POLICIES, FeatureState
-from drabridge.migrate.plan.build import Choice, plan
+from drabridge.migrate.plan.build import plan
+from drabridge.migrate.plan.document import Plan
 from drabridge.migrate.report.collect import collect
-from tests.migrate.cluster_objects import GPU, device_class, meta, migrate, node, pod, pod_spec, serving, workload
+from tests.migrate.cluster_objects import (
+    GPU,
+    asked,
+    device_class,
+    meta,
+    migrate,
+    node,
+    pod,
+    pod_spec,
+    serving,
+    workload,
+)
 from tests.migrate.example_cluster import example_cluster, moved
 
 Json = dict[str, Any]
@@ -24,8 +36,7 @@ KUBE_SYSTEM: Json = {"apiVersion": "v1", "kind": "Namespace", "metadata": meta("
 
 async def planned(*objects: Json, words: tuple[str, ...] = CLASS, status: int = 0) -> Json:
     """The plan of a cluster that has these objects."""
-    async with serving(KUBE_SYSTEM, *objects) as (_, kubeconfig):
-        code, out, err = await migrate("plan", "--kubeconfig", str(kubeconfig), *words, "-o", "json")
+    code, out, err = await asked([KUBE_SYSTEM, *objects], "plan", *words, "-o", "json")
     assert code == status, err
     found: Json = json.loads(out)
     return found
@@ -100,9 +111,10 @@ async def test_without_policies_in_the_api_server_a_switch_does_not_fit() -> Non
         api = KubernetesCluster.from_kubeconfig(kubeconfig)
         facts = await collect(api, lambda kind, count: None)
         api.close()
+    head = Plan(apiVersion="drabridge.migration/v1alpha1", cluster="uid", resource=GPU, device_class=OURS, driver=OURS)
     for serves in (True, False):
         facts.features[POLICIES] = FeatureState.of(serves)
-        made = plan(facts, Choice(GPU, OURS, OURS), "uid", "now")
+        made = plan(facts, head)
         assert made.fits is serves
     assert "plan with --manifests" in made.steps[0].missing[0]
 
@@ -152,8 +164,7 @@ async def test_the_vendors_class_is_meant_where_the_cluster_has_it() -> None:
     ],
 )
 async def test_bad_words_are_refused_with_what_to_do(words: tuple[str, ...], said: str) -> None:
-    async with serving(KUBE_SYSTEM, node(), *deployment("web")) as (_, kubeconfig):
-        code, _, err = await migrate("plan", "--kubeconfig", str(kubeconfig), *words)
+    code, _, err = await asked([KUBE_SYSTEM, node(), *deployment("web")], "plan", *words)
     assert code == 2
     assert said in err
 
@@ -182,8 +193,7 @@ async def test_an_empty_file_is_no_plan_that_is_there_already(tmp_path: Path, co
     """`plan > plan.yaml` makes one before the command runs."""
     path = tmp_path / "plan.yaml"
     path.write_text(content)
-    async with serving(KUBE_SYSTEM, node(), *deployment("web")) as (_, kubeconfig):
-        code, _, err = await migrate("plan", "--kubeconfig", str(kubeconfig), *CLASS, "--write", str(path))
+    code, _, err = await asked([KUBE_SYSTEM, node(), *deployment("web")], "plan", *CLASS, "--write", str(path))
     assert (code, "is there already" in err) == ((1, True) if content else (0, False))
     assert path.read_text().startswith(content or "apiVersion:")
 
