@@ -21,14 +21,9 @@ import pyudev
 from drabridge.errors import HostError
 from drabridge.inventory import amdgpu, sriov
 from drabridge.inventory.events import Uevent
+from drabridge.inventory.topology import ATTRIBUTES_READ, LINKS_READ
 from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import UdevScope
-
-BASE_ATTRIBUTES = frozenset({"numa_node"})
-"""Attributes that are always read, whatever the configuration asks for: topology needs them."""
-
-BASE_LINKS = frozenset({"physfn", "iommu_group"})
-"""Links that are always read: the physical function (SR-IOV) and the IOMMU group."""
 
 DRAIN_LIMIT = 1024
 """Events taken at once, so that a flood cannot keep the loop from its other work (1024 events: about 30 ms)."""
@@ -170,7 +165,7 @@ class Udev:
             properties = self._list(device, "properties")
             if subsystem == "drm" and above is not None and amdgpu.is_render_node(sysname) and _is_amdgpu(above):
                 properties |= amdgpu.properties_of(sysname, above.syspath, shared.amdgpu)
-            links = _links(syspath, BASE_LINKS | self.scope.links)
+            links = _links(syspath, LINKS_READ | self.scope.links)
             if subsystem == "pci" and "physfn" in links:
                 properties |= sriov.properties_of(syspath, links["physfn"])
             copy = UdevDevice(
@@ -224,7 +219,7 @@ class Udev:
 
     def _attributes(self, device: Any) -> dict[str, str]:
         found = {}
-        for name in BASE_ATTRIBUTES | self.scope.attributes:
+        for name in ATTRIBUTES_READ | self.scope.attributes:
             with contextlib.suppress(OSError):
                 if (value := device.attributes.get(name)) is not None:
                     found[name] = clean(value)

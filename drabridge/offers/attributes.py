@@ -14,12 +14,9 @@ from drabridge.config.published import INT64
 from drabridge.config.quantity import canonical
 from drabridge.inventory.devices import Attribute, Device, Semver
 
-STANDARD_DOMAIN = "resource.kubernetes.io"
-PCIE_ROOT = f"{STANDARD_DOMAIN}/pcieRoot"
-PCI_BUS_ID = f"{STANDARD_DOMAIN}/pciBusID"
 # KEP-6072 (GA in 1.37; older servers keep it as any attribute): the physical node, one number, absent when the firmware
 # says -1. If several nodes are equally near, it is the list of them all, where the API server keeps lists (KEP-5491).
-NUMA_NODE = f"{STANDARD_DOMAIN}/numaNode"
+NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
 def describe(device: Device, *, lists: bool = False) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
@@ -62,13 +59,9 @@ def _dispensable(name: str) -> tuple[bool, bool, bool, str]:
 
 def _standard(device: Device) -> dict[str, Attribute]:
     standard: dict[str, Attribute] = {"type": device.resource.rpartition("/")[2], "resource": device.resource}
-    if device.pcie_root:
-        standard[PCIE_ROOT] = device.pcie_root
-    if device.pci_bus_id:
-        standard[PCI_BUS_ID] = device.pci_bus_id
     if len(device.numa_nodes) == 1:
         standard[NUMA_NODE] = device.numa_nodes[0]
-    return standard
+    return standard | dict(device.standard)
 
 
 def _encode(value: Attribute) -> Mapping[str, Any] | None:
