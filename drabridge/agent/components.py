@@ -259,11 +259,12 @@ class Components:
         self.endpoints = Endpoints(
             Views(partial(agent_state, self), partial(status_document, self), metrics.exposition),
             {
-                "/lanes": desired.set,
-                "/release": release.request,
-                "/drain": drain.request,
-                "/cordon": self.cordons.request,
-                "/history": self.history.request,
+                ("POST", "/lanes"): desired.set,
+                ("POST", "/release"): release.request,
+                ("GET", "/drain"): drain.request,
+                ("POST", "/drain"): drain.request,
+                ("POST", "/cordon"): self.cordons.request,
+                ("POST", "/history"): self.history.request,
             },
             base.port,
             paths.control_socket,
