@@ -40,6 +40,7 @@ class HealthRule(Model, frozen=True):
     """A condition for a present device to be healthy. Give exactly one key."""
 
     one_of = ("nodeExists", "driverBound", "attr", "file", "exec", "nvml")
+    raw_keys = frozenset({"driverBound", "attr", "file"})
 
     node_exists: bool | None = None
     """Whether every node that is not optional must exist and be a device node."""

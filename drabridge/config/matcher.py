@@ -77,6 +77,7 @@ class Matcher(Model, frozen=True):
     """
 
     schema_rules: ClassVar[Mapping[str, Any]] = {"minProperties": 1}
+    raw_keys = frozenset({"match"})  # udev's text: 0403, 1e10, on and 0x10de stay what the operator wrote
 
     subsystem: PatternsText | None = None
     """Subsystem: usb, pci, tty, block, net, misc."""

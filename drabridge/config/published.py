@@ -67,6 +67,7 @@ class Attribute(Model, frozen=True):
     """An attribute that claims can select on. Give `from` or `value`."""
 
     one_of = ("from", "value")
+    raw_keys = frozenset({"map"})
 
     source: FieldText | None = field(default=None, name="from")
     """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... The
@@ -185,7 +186,7 @@ class Capacity(Model, frozen=True):
             yield Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))
 
 
-# Published beside the configured ones: resource.kubernetes.io pcieRoot, pciBusID and numaNode, type, resource.
+# Published beside the configured ones: type, resource, numaNode, and those of STANDARD in inventory/topology.py.
 RESERVED_ATTRIBUTES = 5
 
 

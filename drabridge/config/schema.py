@@ -23,7 +23,7 @@ from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, 
 from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, fabric_resource, is_fabric_pool
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
-from drabridge.config.matcher import Match
+from drabridge.config.matcher import Match, Matcher
 from drabridge.config.model import Model
 from drabridge.config.node_labels import LabelRule, NodeLabels, label_rules
 from drabridge.config.nvidia import Nvidia
@@ -314,6 +314,8 @@ class Resource(Model, frozen=True):
 
 class Config(Model, frozen=True, kw_only=True):
     """The whole file."""
+
+    raw_keys = Matcher.raw_keys | HealthRule.raw_keys | Attribute.raw_keys
 
     api_version: Literal["drabridge/v1alpha1"]
     """`drabridge/v1alpha1`."""

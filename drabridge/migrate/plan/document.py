@@ -113,7 +113,7 @@ class Plan(Model, frozen=True, kw_only=True):
 def load(path: Path) -> Plan:
     """Read a plan. Raises ConfigErrors with all faults and their lines."""
     hint = "drabridge migrate plan --write FILE makes one"
-    return read(Plan, path, raw_keys=frozenset(), hint=hint, largest_bytes=LARGEST_BYTES)
+    return read(Plan, path, hint=hint, largest_bytes=LARGEST_BYTES)
 
 
 def beside(path: Path, folder: Path) -> str:
