@@ -21,9 +21,11 @@ import pyudev
 from drabridge.errors import HostError
 from drabridge.inventory import amdgpu, sriov
 from drabridge.inventory.events import Uevent
-from drabridge.inventory.topology import ATTRIBUTES_READ, LINKS_READ
+from drabridge.inventory.topology import ATTRIBUTES_READ, LINKS_READ, numa_nodes
 from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import UdevScope
+
+NVME_SUBSYSTEM = "nvme-subsystem"
 
 DRAIN_LIMIT = 1024
 """Events taken at once, so that a flood cannot keep the loop from its other work (1024 events: about 30 ms)."""
@@ -179,7 +181,7 @@ class Udev:
                 devlinks=tuple(sorted(self._list(device, "devlinks"))),
                 tags=tuple(sorted(self._list(device, "tags"))),
                 properties=MappingProxyType(properties),
-                attributes=MappingProxyType(self._attributes(device)),
+                attributes=MappingProxyType(self._attributes(device, shared)),
                 links=MappingProxyType(links),
                 initialized=bool(device.is_initialized),
                 above=above,
@@ -203,8 +205,8 @@ class Udev:
         parent = device.parent
         if parent is None:
             return None
-        if parent.subsystem == "nvme-subsystem" and (controller := _only_controller(parent.sys_path)):
-            return self.read(controller, shared)
+        if parent.subsystem == NVME_SUBSYSTEM and len(controllers := _controllers(parent.sys_path)) == 1:
+            return self.read(controllers[0], shared)
         return self._copy(parent, shared)
 
     def _list(self, device: Any, kind: str) -> dict[str, str]:
@@ -217,12 +219,17 @@ class Udev:
             entry = library.udev_list_entry_get_next(entry)
         return found
 
-    def _attributes(self, device: Any) -> dict[str, str]:
+    def _attributes(self, device: Any, shared: Pass) -> dict[str, str]:
         found = {}
         for name in ATTRIBUTES_READ | self.scope.attributes:
             with contextlib.suppress(OSError):
                 if (value := device.attributes.get(name)) is not None:
                     found[name] = clean(value)
+        if device.subsystem == NVME_SUBSYSTEM:  # of several controllers, each with a place of its own
+            controllers = [self.read(path, shared) for path in _controllers(device.sys_path)]
+            nodes = {numa_nodes(controller) if controller else () for controller in controllers}
+            if len(nodes) == 1 and (own := nodes.pop()):
+                found["numa_node"] = str(own[0])
         return found
 
 
@@ -236,10 +243,10 @@ def _devnum(device: Any) -> tuple[int, int] | None:
     return (os.major(number), os.minor(number)) if number else None
 
 
-def _only_controller(subsystem: str) -> str:
-    """Return the path of an NVMe subsystem's controller; "" if it has several, each with a place of its own."""
-    found = [name for name in os.listdir(subsystem) if re.fullmatch("nvme[0-9]+", name)]
-    return os.path.realpath(f"{subsystem}/{found[0]}") if len(found) == 1 else ""
+def _controllers(subsystem: str) -> list[str]:
+    """Return the paths of an NVMe subsystem's controllers."""
+    found = sorted(name for name in os.listdir(subsystem) if re.fullmatch("nvme[0-9]+", name))
+    return [os.path.realpath(f"{subsystem}/{name}") for name in found]
 
 
 def _links(syspath: str, names: Iterable[str]) -> dict[str, str]:
