@@ -318,7 +318,7 @@ class Components:
         yield from samples(state, self.sinks.reconciled_at)
         yield from self.holds.samples()
         names_of = pods.names_of if pods is not None else lambda uid, container: ("", "", "")
-        use = self.inventory.health.gpu_use
+        use = self.inventory.nvml.use
         yield from gpu_use.samples(state.snapshot.devices, state.ledger, use, state.nvml_problem, names_of)
 
     def _owner_of(self, holding: Holding) -> str:
@@ -399,7 +399,7 @@ class Components:
         return self.vendor_managers.paused(devices, self.inventory.udev_device) | self.vfio.paused(devices)
 
     def _pause_nvml(self, why: str) -> None:
-        self.inventory.health.pause_nvml(why or self.vendor_managers.at_work.get(NVIDIA, ""))
+        self.inventory.nvml.pause(why or self.vendor_managers.at_work.get(NVIDIA, ""))
 
     def _managers_changed(self) -> None:
         self._pause_nvml("")

@@ -7,8 +7,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from drabridge.inventory.nvidia import FailureKind, NvidiaFacts
 from drabridge.inventory.nvml import NvmlClient, Timing
 from drabridge.inventory.observer import Fact, NvmlChanged, XidSeen
 from tests.support import machines
+from tests.support.hardware import loops, watching
 from tests.support.nvml import DOUBLE_BIT_ECC_EVENT, StandIn, end, mig_uuid, needs_compiler
 from tests.support.waiting import HANG_SECONDS, until
 
@@ -474,16 +473,10 @@ async def test_other_gpus_or_another_library_make_it_begin_anew(tmp_path: Path) 
         assert not [fact for fact in here.told if isinstance(fact, NvmlChanged)], "that is no trouble"
 
 
-def test_where_nothing_is_of_nvidia_its_code_is_not_even_imported() -> None:
-    code = (
-        "import asyncio, sys; from tests.support.hardware import loops, watching\n"
-        "async def run():\n    async with watching(loops('none')) as here: assert here.inventory.health.notes == []\n"
-        "asyncio.run(run()); print(*[name for name in sys.modules if 'nvml' in name])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
-    )
-    assert done.stdout.strip() == ""
+async def test_where_nothing_is_of_nvidia_nobody_asks() -> None:
+    async with watching(loops("none")) as here:
+        assert (here.inventory.nvml.problem, here.inventory.nvml.notes) == (None, [])
+        assert here.inventory.nvml._process is None
 
 
 def children() -> Iterator[str]:
