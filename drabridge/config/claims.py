@@ -18,7 +18,7 @@ from drabridge.config.base import (
     VariableName,
 )
 from drabridge.config.container import Hook, MountRule
-from drabridge.config.model import Model
+from drabridge.config.declaration import Model
 from drabridge.config.problems import Problem, did_you_mean
 
 

@@ -20,8 +20,8 @@ from drabridge.config.base import (
     Permissions,
     VariableName,
 )
+from drabridge.config.declaration import Model
 from drabridge.config.matcher import Match
-from drabridge.config.model import Model
 from drabridge.config.problems import Problem
 
 COMMAND_MAX = 64  # words of a hook

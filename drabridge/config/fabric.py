@@ -11,7 +11,7 @@ from msgspec.structs import fields
 from drabridge.config.base import AttributeName, EnvName, ProfileName, Template
 from drabridge.config.claims import ClaimConfig, Sharing
 from drabridge.config.container import MountRule, NodeRule, duplicate_targets
-from drabridge.config.model import Model, OneOrMany, form
+from drabridge.config.declaration import Model, OneOrMany, form
 from drabridge.config.problems import Problem
 from drabridge.config.published import Attribute, Capacity, published_problems
 from drabridge.config.template import Template as ParsedTemplate

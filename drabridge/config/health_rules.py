@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from drabridge.config.base import PathKey, PatternsText
 from drabridge.config.base import Template as TemplateText
 from drabridge.config.container import COMMAND_MAX
-from drabridge.config.model import Model
+from drabridge.config.declaration import Model
 from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import Patterns
 from drabridge.config.problems import Problem

@@ -14,9 +14,9 @@ from msgspec import Meta, Struct, field
 from drabridge import yaml_reader
 from drabridge.config import names
 from drabridge.config.base import AbsolutePath, text_of
+from drabridge.config.declaration import Model, Parse
 from drabridge.config.imported import Json, Noted, written
 from drabridge.config.loader import read
-from drabridge.config.model import Model, Parse
 from drabridge.config.problems import Problem, Problems, problems_of, unmet
 from drabridge.config.schema import API_VERSION, KIND, REPLICAS_MAX
 from drabridge.config.yaml_tree import Bare

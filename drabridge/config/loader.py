@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 from typing import TypeVar
 
 from drabridge.config.checker import check, merged
-from drabridge.config.model import Model
+from drabridge.config.declaration import Model
 from drabridge.config.problems import ConfigErrors, Fault, Problem, Problems, path_text, shorten
 from drabridge.config.schema import Config
 from drabridge.config.yaml_tree import (

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from drabridge.config.base import AbsolutePath
-from drabridge.config.model import Model
+from drabridge.config.declaration import Model
 
 Xid = Annotated[int, Meta(ge=1, le=9999)]
 

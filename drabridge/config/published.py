@@ -10,7 +10,7 @@ from msgspec import Meta, field
 
 from drabridge.config import names, quantity
 from drabridge.config.base import FieldText, PatternsText
-from drabridge.config.model import Check, Model
+from drabridge.config.declaration import Check, Model
 from drabridge.config.problems import Problem, unmet
 
 INT64 = 2**63

@@ -20,11 +20,11 @@ from drabridge.config.base import (
 )
 from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
 from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
+from drabridge.config.declaration import Model
 from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, fabric_resource, is_fabric_pool
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match, Matcher
-from drabridge.config.model import Model
 from drabridge.config.node_labels import LabelRule, NodeLabels, label_rules
 from drabridge.config.nvidia import Nvidia
 from drabridge.config.problems import Problem

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from drabridge.config.declaration import Model, to_data
 from drabridge.config.loader import read
-from drabridge.config.model import Model, to_data
 from drabridge.config.problems import Problem
 
 VERSION: Literal["drabridge.migration/v1alpha1"] = "drabridge.migration/v1alpha1"
