@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from drabridge.config.base import (
+from drabridge.config.declaration import Model
+from drabridge.config.field_types import (
     ContainerPath,
     ContainerTemplate,
     FileMode,
@@ -20,7 +21,6 @@ from drabridge.config.base import (
     Permissions,
     VariableName,
 )
-from drabridge.config.declaration import Model
 from drabridge.config.matcher import Match
 from drabridge.config.problems import Problem
 

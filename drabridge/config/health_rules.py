@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from drabridge.config.base import PathKey, PatternsText
-from drabridge.config.base import Template as TemplateText
 from drabridge.config.container import COMMAND_MAX
 from drabridge.config.declaration import Model
+from drabridge.config.field_types import PathKey, PatternsText
+from drabridge.config.field_types import Template as TemplateText
 from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import Patterns
 from drabridge.config.problems import Problem

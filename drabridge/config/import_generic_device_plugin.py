@@ -13,8 +13,8 @@ from msgspec import Meta, Struct, field
 
 from drabridge import yaml_reader
 from drabridge.config import names
-from drabridge.config.base import AbsolutePath, text_of
 from drabridge.config.declaration import Model, Parse
+from drabridge.config.field_types import AbsolutePath, text_of
 from drabridge.config.imported import Json, Noted, written
 from drabridge.config.loader import read
 from drabridge.config.problems import Problem, Problems, problems_of, unmet

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Struct, field
 
 from drabridge.config import udev_rule
-from drabridge.config.base import PatternsText, text_of
 from drabridge.config.declaration import Model, OneOrMany, Parse
+from drabridge.config.field_types import PatternsText, text_of
 from drabridge.config.pattern import Patterns, check_id_width
 from drabridge.config.predicate import All, Ancestor, Exists, Not, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf

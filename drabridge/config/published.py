@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from drabridge.config import names, quantity
-from drabridge.config.base import FieldText, PatternsText
 from drabridge.config.declaration import Check, Model
+from drabridge.config.field_types import FieldText, PatternsText
 from drabridge.config.problems import Problem, unmet
 
 INT64 = 2**63

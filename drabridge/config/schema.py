@@ -7,7 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from drabridge.config.base import (
+from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
+from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
+from drabridge.config.declaration import Model
+from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, fabric_resource, is_fabric_pool
+from drabridge.config.field_types import (
     AttributeName,
     CdiDeviceTemplate,
     ContainerTemplate,
@@ -18,10 +22,6 @@ from drabridge.config.base import (
     ResourceNames,
     VariableName,
 )
-from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
-from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
-from drabridge.config.declaration import Model
-from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, fabric_resource, is_fabric_pool
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
 from drabridge.config.matcher import Match, Matcher
