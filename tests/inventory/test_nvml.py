@@ -48,6 +48,10 @@ class Client:
         return self.nvml.facts(self.proc)
 
     @property
+    def problem(self) -> str:
+        return self.nvml.problem or ""
+
+    @property
     def pid(self) -> int:
         assert self.nvml._process is not None
         return self.nvml._process.pid
@@ -334,10 +338,10 @@ async def test_a_missing_library_is_told(tmp_path: Path) -> None:
     standin = StandIn(tmp_path)
     standin.library.write_text("no library")
     async with client(standin) as here:
-        assert "file too short" in here.nvml.problem
+        assert "file too short" in here.problem
     standin.library.unlink()
     async with client(standin) as here:
-        assert here.nvml.problem.startswith("libnvidia-ml.so.1 was not found")
+        assert here.problem.startswith("libnvidia-ml.so.1 was not found")
 
 
 def test_structures_and_numbers_are_those_of_nvidia_s_own_module() -> None:
@@ -382,7 +386,7 @@ async def test_a_hanging_or_crashing_library_costs_nothing_but_news(function: st
         await here.until(lambda: here.failures(UUIDS[1]) == ["XID 79"])
         standin.add("-", fault, function)
         says = "hangs" if fault == "hang" else "ended by SIGSEGV"
-        await here.until(lambda: says in here.nvml.problem)
+        await here.until(lambda: says in here.problem)
         assert (here.facts.gpus, here.failures(UUIDS[0])) == (before.gpus, [])
         assert here.failures(UUIDS[1]) == ["XID 79"]
         standin.remove("-", fault)
@@ -448,7 +452,7 @@ async def test_a_process_that_writes_nonsense_is_ended(
     source, why = PROGRAMS[program]
     monkeypatch.setattr(nvml, "PROGRAM", source)
     async with client(StandIn(tmp_path)) as here:
-        assert why in here.nvml.problem
+        assert why in here.problem
         assert here.facts is nvidia.NOTHING
 
 
