@@ -89,14 +89,11 @@ class NvmlClient:
         self._settings = Nvidia()
         self._state: State | None = None
         self._xids = Xids()
-        self._expiry: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._answered = asyncio.Event()
-        self._again = asyncio.Event()  # set: start the process again at once
+        self._again = asyncio.Event()  # set: end the process, and start it again at once unless there is a pause
         self._pause = ""  # why no process may run
-        self._allowed = asyncio.Event()
-        self._allowed.set()
         self._addresses: frozenset[str] | None = None  # PCI addresses of the GPUs that the driver's files showed last
         self._notes: list[str] = []
         self.news = False
@@ -127,7 +124,6 @@ class NvmlClient:
         """Start the process, or use other settings from now on. Call it on the loop."""
         library = self._settings.library
         self._settings = settings
-        self._plan_expiry()
         if self._task is None:
             self.problem = ""
             self._task = asyncio.create_task(self._run(), name="nvml")
@@ -143,12 +139,9 @@ class NvmlClient:
 
     def pause(self, why: str) -> None:
         """End the process, which keeps the driver in use, and start none while ``why`` is a reason; "" goes on."""
-        self._pause = why
-        if why:
-            self._allowed.clear()
+        if why != self._pause:
+            self._pause = why
             self._again.set()
-        else:
-            self._allowed.set()
 
     async def stop(self, seconds: float = END_SECONDS) -> None:
         """End the process. Wait ``seconds`` at most for its end: a driver may keep it for ever."""
@@ -157,8 +150,6 @@ class NvmlClient:
             await asyncio.wait((self._task,), timeout=seconds)
 
     def _end_task(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
         if self._task is not None:
             self._task.cancel()
         if self._process is not None:
@@ -181,10 +172,11 @@ class NvmlClient:
     async def _run(self) -> None:
         failures = 0
         while True:
-            if self._pause:
+            while self._pause:
                 self._tell(f"it is not asked because of {self._pause}")
                 self._answered.set()
-                await self._allowed.wait()
+                self._again.clear()
+                await self._again.wait()
             began = time.monotonic()
             self._again.clear()
             why = await self._watch()
@@ -278,16 +270,18 @@ class NvmlClient:
 
     def _take(self, message: nvml_report.Message) -> None:
         self._tell("")
+        now, seconds, changed = time.monotonic(), self._settings.xid_recovery_seconds, isinstance(message, State)
         if isinstance(message, State):
             self._xids.follow(self._state, message)
             self._state = message
             self._answered.set()
-            self._on_change()
         elif isinstance(message, Event):
             self._on_fact(XidSeen(clean(message.gpu), message.xid))
-            if self._xids.add(message, time.monotonic()):
-                self._plan_expiry()
-                self._on_change()
+            changed = self._xids.add(message, now)
+        if seconds and self._xids.expire(now - seconds):  # a GPU of which nothing is heard has not recovered
+            changed = True
+        if changed:
+            self._on_change()
 
     def _on_change(self) -> None:
         self.news = True
@@ -297,26 +291,6 @@ class NvmlClient:
         if problem != self.problem:
             self.problem = problem
             self._on_fact(NvmlChanged(problem))
-
-    def _plan_expiry(self) -> None:
-        """Set the timer that forgets the oldest XID."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
-        seconds = self._settings.xid_recovery_seconds
-        if seconds and self._xids.seen:
-            oldest = min(self._xids.seen.values())
-            pause = max(0.1, oldest + seconds - time.monotonic())
-            if self.problem:  # a GPU that cannot be asked is not known to have recovered
-                pause = max(pause, self._timing.look)
-            self._expiry = asyncio.get_running_loop().call_later(pause, self._expire)
-
-    def _expire(self) -> None:
-        self._expiry = None
-        seconds = self._settings.xid_recovery_seconds
-        if not self.problem and self._xids.expire(time.monotonic() - seconds):
-            self._on_change()
-        self._plan_expiry()
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
