@@ -182,8 +182,6 @@ class NvmlClient:
             why = await self._watch()
             if time.monotonic() - began > STABLE_SECONDS:
                 failures = 0
-            if self._pause:
-                continue
             if why:
                 self._tell(why)
             self._answered.set()
