@@ -277,7 +277,6 @@ GATED: Mapping[Feature, Gated] = {
         off_by_default=True,
     ),
 }
-ALL_FEATURES = frozenset(GATED)
 OFF_BY_DEFAULT = frozenset(feature for feature, row in GATED.items() if row.off_by_default)
 
 
@@ -292,7 +291,7 @@ def _lease_fields(driver: str) -> Json:
 def _sharing_fields(offer: Offer, policies: Mapping[str, Json]) -> Json:
     has = offer.device.capacity
     shared = {name: {"value": canonical(has[name]), "requestPolicy": policies[name]} for name in policies.keys() & has}
-    return {"allowMultipleAllocations": True, "capacity": shared}
+    return {"allowMultipleAllocations": True, **({"capacity": shared} if shared else {})}
 
 
 def _partition_fields(offer: Offer) -> Json:
