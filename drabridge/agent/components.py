@@ -259,11 +259,12 @@ class Components:
         self.endpoints = Endpoints(
             Views(partial(agent_state, self), partial(status_document, self), metrics.exposition),
             {
-                "/lanes": desired.set,
-                "/release": release.request,
-                "/drain": drain.request,
-                "/cordon": self.cordons.request,
-                "/history": self.history.request,
+                ("POST", "/lanes"): desired.set,
+                ("POST", "/release"): release.request,
+                ("GET", "/drain"): drain.request,
+                ("POST", "/drain"): drain.request,
+                ("POST", "/cordon"): self.cordons.request,
+                ("POST", "/history"): self.history.request,
             },
             base.port,
             paths.control_socket,
@@ -317,7 +318,7 @@ class Components:
         yield from samples(state, self.sinks.reconciled_at)
         yield from self.holds.samples()
         names_of = pods.names_of if pods is not None else lambda uid, container: ("", "", "")
-        use = self.inventory.health.gpu_use
+        use = self.inventory.nvml.use
         yield from gpu_use.samples(state.snapshot.devices, state.ledger, use, state.nvml_problem, names_of)
 
     def _owner_of(self, holding: Holding) -> str:
@@ -398,7 +399,7 @@ class Components:
         return self.vendor_managers.paused(devices, self.inventory.udev_device) | self.vfio.paused(devices)
 
     def _pause_nvml(self, why: str) -> None:
-        self.inventory.health.pause_nvml(why or self.vendor_managers.at_work.get(NVIDIA, ""))
+        self.inventory.nvml.pause(why or self.vendor_managers.at_work.get(NVIDIA, ""))
 
     def _managers_changed(self) -> None:
         self._pause_nvml("")

@@ -32,16 +32,6 @@ HEARTBEAT_SECONDS = 30.0  # ten times ``TICK_SECONDS`` of maintenance: the loop 
 Answer = Callable[[bytes], Awaitable[dict[str, Any]]]
 """Takes a request's body, returns the document of the answer. Raises DrabridgeError."""
 
-OPERATOR_ROUTES = (
-    ("POST", "/lanes"),
-    ("POST", "/release"),
-    ("GET", "/drain"),
-    ("POST", "/drain"),
-    ("POST", "/cordon"),
-    ("POST", "/history"),
-)
-"""The operator's requests on the control socket. Only the agent that has the ledger answers them."""
-
 
 class Views(Struct, frozen=True):
     """What is shown; each is made anew for each request."""
@@ -55,9 +45,9 @@ class Endpoints:
     """Routes of the port and of the control socket. Only the operator's requests on the socket change anything."""
 
     def __init__(
-        self, views: Views, requests: Mapping[str, Answer], port: Port, control_socket: Path, page_for: str
+        self, views: Views, requests: Mapping[tuple[str, str], Answer], port: Port, control_socket: Path, page_for: str
     ) -> None:
-        """Answer each path of OPERATOR_ROUTES by ``requests``: path -> answer.
+        """Answer what the operator asks on the control socket by ``requests``: method and path -> answer.
 
         ``port`` is bound already if this agent was a standby that could bind it; else another agent may have it until
         that one ends. ``page_for`` says who gets the page for people on the port: ``local``, ``all`` or ``off``.
@@ -73,7 +63,7 @@ class Endpoints:
 
     async def open(self) -> None:
         """Bind the control socket in the locked state directory; serve on it and, if bound, on the port."""
-        asked = {(method, path): partial(_answer, self._requests[path]) for method, path in OPERATOR_ROUTES}
+        asked = {route: partial(_answer, answer) for route, answer in self._requests.items()}
         status = {("GET", "/"): self._page, ("GET", "/status"): lambda _: Response.json(self._views.document())}
         self._control.routes = {**self._public(), **status, **asked}
         await self._control.listen_unix(self._control_socket)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec import to_builtins
 
 from drabridge.config.schema import Config
 from drabridge.kube import features
 from drabridge.kube.features import FeatureState, feature_rows
-from drabridge.offers.slices import Feature
+from drabridge.offers.slices import GATED
 from drabridge.status.document import Document
 from podresources import KubeletFeatures, Support
 
@@ -27,18 +27,13 @@ def needed_by(config: Config, *, leases: bool) -> frozenset[str]:
     No configuration needs the feature that shows health in a pod's status: only readers of that status do.
     """
     serving = [one for one in config.resources if one.lanes.uses_dra] if config.dra.enabled else []
-    uses: Mapping[str, Callable[[], bool]] = {
-        Feature.TAINTS: lambda: bool(serving),
-        Feature.LEASES: lambda: leases,
-        Feature.SHARING: lambda: any(one.sharing.allow_multiple_allocations for one in serving),
-        Feature.PARTITIONS: lambda: any(one.partition is not None for one in serving),
-        features.EXTENDED_NAMES: lambda: any(
-            one.device_class is not None and one.device_class.extended_resource_name for one in serving
-        ),
-        features.DEVICE_STATUS: lambda: bool(serving) and config.dra.claim_status,
-        features.CLAIMS_IN_LIST: lambda: bool(serving),
+    uses: Mapping[str, bool] = {
+        **{feature: row.needed(serving, leases) for feature, row in GATED.items()},
+        features.EXTENDED_NAMES: any(one.device_class and one.device_class.extended_resource_name for one in serving),
+        features.DEVICE_STATUS: bool(serving) and config.dra.claim_status,
+        features.CLAIMS_IN_LIST: bool(serving),
     }
-    return frozenset(name for name, is_used in uses.items() if is_used())
+    return frozenset(name for name, is_used in uses.items() if is_used)
 
 
 def feature_documents(

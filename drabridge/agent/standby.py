@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from deviceplugin import Watcher
 from drabridge.agent.api_watches import ApiWatches
-from drabridge.agent.endpoints import OPERATOR_ROUTES
 from drabridge.agent.options import Options
 from drabridge.config.schema import Config
 from drabridge.dra.lifecycle import ClaimSide
@@ -140,7 +139,7 @@ class Standby:
         }
         self._port.serve(routes)
         await self._port.bind_unless_taken()  # on the host's network the other agent has it until it ends
-        self._control.routes = routes | dict.fromkeys([("GET", "/status"), *OPERATOR_ROUTES], self._refuse)
+        self._control.routes, self._control.otherwise = routes, self._refuse
         await self._open_control()
         self.cluster = connect(self._config, self._options.kubeconfig)
         if self.cluster is not None:

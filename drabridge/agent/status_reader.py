@@ -36,7 +36,7 @@ def agent_state(parts: Components) -> AgentState:
         ),
         competing=parts.competing.found,
         merge_seconds=LIST_SECONDS,
-        nvml_problem=parts.inventory.health.nvml_problem,
+        nvml_problem=parts.inventory.nvml.problem,
     )
 
 
@@ -125,7 +125,7 @@ def _notes(parts: Components, state: AgentState) -> list[str]:
     notes += parts.inventory.notes
     if parts.inventory.status.unexpected:
         notes.append(f"device events: {parts.inventory.status}")
-    return [*notes, *parts.inventory.health.notes]
+    return [*notes, *parts.inventory.nvml.notes]
 
 
 def _no_slices(parts: Components, state: AgentState) -> str:

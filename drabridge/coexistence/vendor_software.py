@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
-from msgspec import Struct
-
+from drabridge.config.vendors import VENDORS, Vendor
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.dra.sockets import is_dead
 from drabridge.system.paths import Paths
@@ -29,26 +27,6 @@ LOOK_SECONDS = 1.0  # between looks while nothing is served because of it: pods 
 _VENDORS_FILES = frozenset({"checkpoint.json", "pu.lock", "cp.lock", "preparedClaims.json"})
 
 _UID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-
-
-class Vendor(Struct, frozen=True):
-    """A vendor: its name, and how its device plugin names its sockets (glob)."""
-
-    name: str
-    plugin_sockets: str
-
-
-VENDORS: Mapping[str, Vendor] = MappingProxyType(
-    {
-        # NVIDIA/k8s-device-plugin internal/plugin/server.go: nvidia-<resource's name>.sock
-        "gpu.nvidia.com": Vendor("NVIDIA", "nvidia-*.sock"),
-        # ROCm/k8s-device-plugin, kubevirt/device-plugin-manager pkg/dpm/plugin.go: <domain>_<resource's name>
-        "gpu.amd.com": Vendor("AMD", "amd.com_*"),
-        # intel/intel-device-plugins-for-kubernetes pkg/deviceplugin/server.go: <domain>-<resource's name>.sock
-        "gpu.intel.com": Vendor("Intel", "gpu.intel.com-*.sock"),
-    }
-)
-"""Name of the vendor's DRA driver -> vendor. A configuration may use this name as its driver."""
 
 
 class VendorSoftware:

@@ -86,7 +86,7 @@ class VfioBinder:
         devices: Callable[[], Mapping[str, Device]],
         pause_nvml: Callable[[str], None],
     ) -> None:
-        """``boot_id``: the file with the id of this boot. ``pause_nvml``: see HealthWatch."""
+        """``boot_id``: the file with the id of this boot. ``pause_nvml``: see ``NvmlClient.pause``."""
         self._path = state / FILE
         self._boot_id = boot_id
         self._groups = groups

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import Meta
 from msgspec.structs import FieldInfo, fields
 
-from drabridge.config.model import Check, Model, OneOrMany, Parse
+from drabridge.config.declaration import Check, Model, OneOrMany, Parse
 from drabridge.config.problems import Path, Problem, Problems, did_you_mean, refuse_if_any, shorten, unmet
 
 M = TypeVar("M", bound=Model)

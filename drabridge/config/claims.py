@@ -8,7 +8,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from drabridge.config import names
-from drabridge.config.base import (
+from drabridge.config.container import Hook, MountRule
+from drabridge.config.declaration import Model
+from drabridge.config.field_types import (
     ContainerTemplate,
     DeviceClassName,
     EnvName,
@@ -17,8 +19,6 @@ from drabridge.config.base import (
     ResourceName,
     VariableName,
 )
-from drabridge.config.container import Hook, MountRule
-from drabridge.config.model import Model
 from drabridge.config.problems import Problem, did_you_mean
 
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from drabridge.config.base import (
+from drabridge.config.declaration import Model
+from drabridge.config.field_types import (
     ContainerPath,
     ContainerTemplate,
     FileMode,
@@ -21,7 +22,6 @@ from drabridge.config.base import (
     VariableName,
 )
 from drabridge.config.matcher import Match
-from drabridge.config.model import Model
 from drabridge.config.problems import Problem
 
 COMMAND_MAX = 64  # words of a hook

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 from msgspec.structs import fields
 
-from drabridge.config.base import AttributeName, EnvName, ProfileName, Template
 from drabridge.config.claims import ClaimConfig, Sharing
 from drabridge.config.container import MountRule, NodeRule, duplicate_targets
-from drabridge.config.model import Model, OneOrMany, form
+from drabridge.config.declaration import Model, OneOrMany, form
+from drabridge.config.field_types import AttributeName, EnvName, ProfileName, Template
 from drabridge.config.problems import Problem
 from drabridge.config.published import Attribute, Capacity, published_problems
 from drabridge.config.template import Template as ParsedTemplate

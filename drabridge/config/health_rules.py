@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from drabridge.config.base import PathKey, PatternsText
-from drabridge.config.base import Template as TemplateText
 from drabridge.config.container import COMMAND_MAX
-from drabridge.config.model import Model
+from drabridge.config.declaration import Model
+from drabridge.config.field_types import PathKey, PatternsText
+from drabridge.config.field_types import Template as TemplateText
 from drabridge.config.nvidia import NvmlHealth
 from drabridge.config.pattern import Patterns
 from drabridge.config.problems import Problem
@@ -40,6 +40,7 @@ class HealthRule(Model, frozen=True):
     """A condition for a present device to be healthy. Give exactly one key."""
 
     one_of = ("nodeExists", "driverBound", "attr", "file", "exec", "nvml")
+    raw_keys = frozenset({"driverBound", "attr", "file"})
 
     node_exists: bool | None = None
     """Whether every node that is not optional must exist and be a device node."""

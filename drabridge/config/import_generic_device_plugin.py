@@ -13,16 +13,15 @@ from msgspec import Meta, Struct, field
 
 from drabridge import yaml_reader
 from drabridge.config import names
-from drabridge.config.base import AbsolutePath, text_of
+from drabridge.config.declaration import Model, Parse
+from drabridge.config.field_types import AbsolutePath, text_of
 from drabridge.config.imported import Json, Noted, written
 from drabridge.config.loader import read
-from drabridge.config.model import Model, Parse
 from drabridge.config.problems import Problem, Problems, problems_of, unmet
 from drabridge.config.schema import API_VERSION, KIND, REPLICAS_MAX
 from drabridge.config.yaml_tree import Bare
 
 DEFAULT_DOMAIN = "squat.ai"  # generic-device-plugin's own default, config.go
-RAW_KEYS = frozenset({"usb"})  # ids stay as written: the note says what generic-device-plugin makes of them
 
 _MAGIC = re.compile(r"[*?\[]")
 _FOLDERS = {"/dev/dri": "renderD*", "/dev/snd": "controlC*"}  # what stands for one device of a folder
@@ -131,6 +130,8 @@ class _Device(Model, frozen=True):
 class _File(Model, frozen=True):
     """``devices`` and ``device`` are the same to generic-device-plugin; the rest are its flags, which are not ours."""
 
+    raw_keys = frozenset({"usb"})  # ids stay as written: the note says what generic-device-plugin makes of them
+
     domain: str = DEFAULT_DOMAIN
     devices: tuple[_Device, ...] = ()
     device: tuple[_Device, ...] = ()
@@ -210,7 +211,7 @@ def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugi
     """
     if (of_arguments := _file_of_arguments(_text(source))) is not None:
         source, name = of_arguments, f"the --device arguments of {name if isinstance(source, str | bytes) else source}"
-    file = read(_File, source, name=name, raw_keys=RAW_KEYS, hint="generic-device-plugin's file begins with devices:")
+    file = read(_File, source, name=name, hint="generic-device-plugin's file begins with devices:")
     head = [
         "# Made from a configuration of generic-device-plugin. What differs is said above each resource.",
         "# Device ids differ (generic-device-plugin's are hashes of paths): drain the node before changing over.",

@@ -17,10 +17,10 @@ import yaml
 from msgspec import Meta, field
 
 from drabridge.config import names
-from drabridge.config.base import AbsolutePath
+from drabridge.config.declaration import Check, Model, OneOrMany, Parse, to_data
+from drabridge.config.field_types import AbsolutePath
 from drabridge.config.imported import Json, Noted, written
 from drabridge.config.loader import load, read
-from drabridge.config.model import Check, Model, OneOrMany, Parse, to_data
 from drabridge.config.nvidia_profile import GPUS, WITH_MIG, nvidia_profile
 from drabridge.config.problems import Problem, did_you_mean, unmet
 from drabridge.config.schema import REPLICAS_MAX

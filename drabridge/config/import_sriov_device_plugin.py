@@ -17,9 +17,9 @@ import yaml
 from msgspec import Meta, field
 
 from drabridge.config import names
+from drabridge.config.declaration import Model, OneOrMany
 from drabridge.config.imported import Json, written
 from drabridge.config.loader import read
-from drabridge.config.model import Model, OneOrMany
 from drabridge.config.problems import Problem, problems_of
 from drabridge.config.schema import API_VERSION, KIND
 

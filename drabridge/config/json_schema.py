@@ -20,7 +20,7 @@ from msgspec import NODEFAULT, Meta
 from msgspec.structs import fields
 
 from drabridge.config.checker import unwrapped
-from drabridge.config.model import Check, Model, OneOrMany, Parse, to_data
+from drabridge.config.declaration import Check, Model, OneOrMany, Parse, to_data
 from drabridge.config.schema import Config
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"

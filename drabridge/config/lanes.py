@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from drabridge.config.base import text_of
 from drabridge.config.checker import check
+from drabridge.config.declaration import Model, Parse
+from drabridge.config.field_types import text_of
 from drabridge.config.matcher import Match
-from drabridge.config.model import Model, Parse
 from drabridge.config.problems import Problem, unmet
 
 _PERCENT = re.compile(r"(\d{1,3})%", re.ASCII)

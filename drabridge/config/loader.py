@@ -7,13 +7,12 @@ from pathlib import Path as FilePath
 from typing import TypeVar
 
 from drabridge.config.checker import check, merged
-from drabridge.config.model import Model
+from drabridge.config.declaration import Model
 from drabridge.config.problems import ConfigErrors, Fault, Problem, Problems, path_text, shorten
 from drabridge.config.schema import Config
 from drabridge.config.yaml_tree import (
     DOCUMENT_MAX,
     QUOTE_IT,
-    RAW_KEYS,
     PlacedProblem,
     compose,
     plain,
@@ -39,11 +38,10 @@ def read(
     source: FilePath | str | bytes,
     *,
     name: str = "configuration",
-    raw_keys: frozenset[str] = RAW_KEYS,
     hint: str = "",
     largest_bytes: int = DOCUMENT_MAX,
 ) -> M:
-    """Read a document that ``model`` describes. Below ``raw_keys`` every scalar is text."""
+    """Read a document that ``model`` describes."""
     if isinstance(source, FilePath):
         name, source = str(source), _bytes_of(source, largest_bytes)
     root, problems = compose(_decode(source, name, largest_bytes))
@@ -53,7 +51,7 @@ def read(
         problems.append(PlacedProblem(root.place, (), Problem("a mapping", hint, (), _kind(root))))
     result: M | None = None
     if isinstance(root, MappingNode):
-        data = plain(root, problems, raw_keys=raw_keys)
+        data = plain(root, problems, raw_keys=model.raw_keys)
         try:
             result = check(model, data)
         except Problems as error:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Struct, field
 
 from drabridge.config import udev_rule
-from drabridge.config.base import PatternsText, text_of
-from drabridge.config.model import Model, OneOrMany, Parse
+from drabridge.config.declaration import Model, OneOrMany, Parse
+from drabridge.config.field_types import PatternsText, text_of
 from drabridge.config.pattern import Patterns, check_id_width
 from drabridge.config.predicate import All, Ancestor, Exists, Not, Predicate, Source, Test
 from drabridge.config.predicate import Any as AnyOf
@@ -77,6 +77,7 @@ class Matcher(Model, frozen=True):
     """
 
     schema_rules: ClassVar[Mapping[str, Any]] = {"minProperties": 1}
+    raw_keys = frozenset({"match"})  # udev's text: 0403, 1e10, on and 0x10de stay what the operator wrote
 
     subsystem: PatternsText | None = None
     """Subsystem: usb, pci, tty, block, net, misc."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from drabridge.config.model import form
+from drabridge.config.declaration import form
 from drabridge.config.problems import unmet
 
 DNS_LABEL_MAX = 63

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from drabridge.config.base import LabelName, ResourceName, Template
-from drabridge.config.model import Model
+from drabridge.config.declaration import Model
+from drabridge.config.field_types import LabelName, ResourceName, Template
 from drabridge.config.problems import Problem, did_you_mean
 from drabridge.config.resource_names import stands_for
 from drabridge.config.template import Template as ParsedTemplate

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from drabridge.config.base import AbsolutePath
-from drabridge.config.model import Model
+from drabridge.config.declaration import Model
+from drabridge.config.field_types import AbsolutePath
 
 Xid = Annotated[int, Meta(ge=1, le=9999)]
 

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from drabridge.config import names, quantity
-from drabridge.config.base import FieldText, PatternsText
-from drabridge.config.model import Check, Model
+from drabridge.config.declaration import Check, Model
+from drabridge.config.field_types import FieldText, PatternsText
 from drabridge.config.problems import Problem, unmet
 
 INT64 = 2**63
@@ -67,6 +67,7 @@ class Attribute(Model, frozen=True):
     """An attribute that claims can select on. Give `from` or `value`."""
 
     one_of = ("from", "value")
+    raw_keys = frozenset({"map"})
 
     source: FieldText | None = field(default=None, name="from")
     """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... The
@@ -185,7 +186,7 @@ class Capacity(Model, frozen=True):
             yield Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))
 
 
-# Published beside the configured ones: resource.kubernetes.io pcieRoot, pciBusID and numaNode, type, resource.
+# Published beside the configured ones: type, resource, numaNode, and those of STANDARD in inventory/topology.py.
 RESERVED_ATTRIBUTES = 5
 
 

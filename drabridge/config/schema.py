@@ -7,7 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from drabridge.config.base import (
+from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
+from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
+from drabridge.config.declaration import Model
+from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, fabric_resource, is_fabric_pool
+from drabridge.config.field_types import (
     AttributeName,
     CdiDeviceTemplate,
     ContainerTemplate,
@@ -18,13 +22,9 @@ from drabridge.config.base import (
     ResourceNames,
     VariableName,
 )
-from drabridge.config.claims import ClaimConfig, DeviceClass, Partition, Sharing
-from drabridge.config.container import CdiFallback, Group, MountRule, NodeRule, PreStart, duplicate_targets
-from drabridge.config.fabric import DEVICES_MAX, FabricDevice, fabric_problems, fabric_resource, is_fabric_pool
 from drabridge.config.health_rules import HealthRule
 from drabridge.config.lanes import Lanes
-from drabridge.config.matcher import Match
-from drabridge.config.model import Model
+from drabridge.config.matcher import Match, Matcher
 from drabridge.config.node_labels import LabelRule, NodeLabels, label_rules
 from drabridge.config.nvidia import Nvidia
 from drabridge.config.problems import Problem
@@ -314,6 +314,8 @@ class Resource(Model, frozen=True):
 
 class Config(Model, frozen=True, kw_only=True):
     """The whole file."""
+
+    raw_keys = Matcher.raw_keys | HealthRule.raw_keys | Attribute.raw_keys
 
     api_version: Literal["drabridge/v1alpha1"]
     """`drabridge/v1alpha1`."""

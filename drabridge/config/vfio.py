@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
 
+from drabridge.config.declaration import Model, form
 from drabridge.config.matcher import any_of
-from drabridge.config.model import Model, form
 from drabridge.config.predicate import All, Ancestor, Any, Not, Predicate, Source
 from drabridge.config.problems import Problem
 from drabridge.config.template import parse

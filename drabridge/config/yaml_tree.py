@@ -15,9 +15,6 @@ DOCUMENT_MAX = 1024 * 1024  # bytes: the most that a ConfigMap can hold
 DEPTH_MAX = 50  # our own schema needs 12
 NODES_MAX = 100_000  # with aliases written out: aliases of aliases of aliases are an attack, not a configuration
 
-# Below these keys everything is udev's text: 0403, 1e10, on and 0x10de stay what the operator wrote.
-RAW_KEYS = frozenset({"match", "attr", "property", "link", "driverBound", "file", "map"})
-
 QUOTE_IT = "quote it: "
 
 _INT = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
@@ -166,7 +163,7 @@ def plain(
     problems: list[PlacedProblem],
     path: Path = (),
     *,
-    raw_keys: frozenset[str] = RAW_KEYS,
+    raw_keys: frozenset[str],
     raw: bool = False,
 ) -> object:
     """Return the tree as dicts, lists and scalars. Below a key of ``raw_keys`` every scalar stays text."""

@@ -15,8 +15,8 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.config import names
+from drabridge.config.declaration import to_data
 from drabridge.config.fabric import FabricDevice
-from drabridge.config.model import to_data
 from drabridge.config.pattern import Patterns, is_hex_id
 from drabridge.config.problems import Problems
 from drabridge.config.published import INT64, UNITS, parse_quantity

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cache
 from itertools import chain
 from types import MappingProxyType
 
@@ -160,7 +160,7 @@ class DeviceBuilder:
             if match.candidate.key in last_ids
         }
         tree = DeviceTree(udev_devices)
-        functions = _Functions(named)
+        functions = cache(lambda: _by_function(named))  # made only if there are virtual functions
         in_group = vfio.by_group(_parts(each.match, tree) for each in named.values()) if self._vfio else {}
         former_devices = FormerDevices()
         for match in (each.match for each in named.values()):
@@ -352,10 +352,9 @@ class DeviceBuilder:
             cdi_missing="; ".join(cdi.missing) if falls_back else "",
             numa_nodes=topology.numa_nodes(udev) if resource.numa else (),
             near_numa_nodes=topology.near_numa_nodes(udev, self._host.first_line) if resource.numa else (),
-            pci_bus_id=topology.own_pci_bus_id(udev),
-            pcie_root=topology.pcie_root(udev),
             root=root,
             also_at=tuple(sorted(also_at | nodes.places | instead.places | cdi.places)),
+            standard=MappingProxyType(topology.standard_attributes(udev)),
             attributes=MappingProxyType(dict(published.attributes)),
             capacity=MappingProxyType(dict(published.capacity)),
             replicas=next((one.count for one in counts.other_counts if matches(udev, one.match)), counts.count),
@@ -396,7 +395,9 @@ def _parts(match: _Match, tree: DeviceTree) -> tuple[UdevDevice, ...]:
     return handed_out(match.resource, match.udev, tree.companions(match.resource, match.udev))
 
 
-def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_former: bool) -> str:
+def _root(
+    part: _Match, named: Mapping[str, _Named], functions: Callable[[], Mapping[str, str]], any_former: bool
+) -> str:
     """Return the name of the whole device of a part; "" if it is no part.
 
     The whole is what the configuration says (``partition``). Else it is the GPU of a MIG instance, the physical
@@ -417,7 +418,7 @@ def _root(part: _Match, named: Mapping[str, _Named], functions: _Functions, any_
         target = next((node.links["physfn"] for node in udev.lineage() if "physfn" in node.links and not declared), "")
     if not target:
         return ""
-    return named[target].name if target in named else functions.name(target) or name_of(os.path.basename(target))
+    return named[target].name if target in named else functions().get(target) or name_of(os.path.basename(target))
 
 
 def _is_part(config: Config, part: _Match, whole: _Match) -> bool:
@@ -434,21 +435,11 @@ def _resource(config: Config, match: _Match) -> Resource | None:
     return match.resource if match.config is config else resource_of(config, match.udev)
 
 
-class _Functions:
-    """The named devices by the PCI function above them. The table is made only if there are virtual functions."""
-
-    def __init__(self, named: Mapping[str, _Named]) -> None:
-        self._named = named
-
-    def name(self, function: str) -> str:
-        """Return the name of the device below a function, the first of several by place; empty where there is none."""
-        return self._names.get(function, "")
-
-    @cached_property
-    def _names(self) -> Mapping[str, str]:
-        found: dict[str, str] = {}
-        for place in sorted(self._named):
-            udev = self._named[place].match.udev
-            if udev.subsystem != MIG and (function := topology.pci_function(udev)):
-                found.setdefault(function.syspath, self._named[place].name)
-        return found
+def _by_function(named: Mapping[str, _Named]) -> dict[str, str]:
+    """Return PCI function -> name of the device below it, the first of several by place."""
+    found: dict[str, str] = {}
+    for place in sorted(named):
+        udev = named[place].match.udev
+        if udev.subsystem != MIG and (function := topology.pci_function(udev)):
+            found.setdefault(function.syspath, named[place].name)
+    return found

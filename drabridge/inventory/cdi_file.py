@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import yaml
 from msgspec import Struct
@@ -23,6 +23,7 @@ EVENTS_MAX = 1_000_000  # YAML events of one file: half a second
 NAMES_MAX = 16_384  # of one file
 _BREATH = 2_000  # after so many events (1 ms) the thread lets other threads run
 
+_NO_LIST = "it is not a mapping with a list of devices, which are mappings"
 _VERSION = re.compile(r"v?\d+\.\d+\.\d+", re.ASCII)
 
 
@@ -72,100 +73,99 @@ def _checked(version: str | None, kind: str | None, devices: Collection[tuple[st
     return SpecNames(kind, tuple(names))
 
 
-_ITEM = object()  # in place of a key, in a list
-_KEY = object()  # the next scalar is a key
+def _events(data: bytes) -> Iterator[yaml.Event]:
+    """Yield what the first document has; runtimes read no other."""
+    events = yaml.parse(io.BytesIO(data), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for number, event in enumerate(events):
+        if isinstance(event, yaml.DocumentEndEvent):
+            return
+        if number >= EVENTS_MAX:
+            raise SpecError(f"it has more than {EVENTS_MAX} values")
+        if number % _BREATH == 0:
+            time.sleep(0)
+        if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+            yield event
 
 
-class _YamlReader:
-    """Picks the names out of YAML's events. Makes no objects of the rest, and follows no alias.
+def _entries(events: Iterator[yaml.Event]) -> Iterator[tuple[str, yaml.Event]]:
+    """Yield key and value of each entry of a mapping that was opened. Who gets a value takes all its events."""
+    for key in events:
+        if isinstance(key, yaml.MappingEndEvent):
+            return
+        yield _text(key, "it has a list or a mapping as a key"), next(events)
 
-    ``_path`` has one item for each open list or mapping: the key that waits for its value, ``_KEY`` or ``_ITEM``.
+
+def _text(event: yaml.Event, otherwise: str) -> str:
+    if isinstance(event, yaml.AliasEvent):
+        raise SpecError(f"it has the alias *{event.anchor} in place of a key, a kind, a device or its name")
+    if not isinstance(event, yaml.ScalarEvent):
+        raise SpecError(otherwise)
+    return str(event.value)
+
+
+def _pass_over(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> bool:
+    """Take all events of a value, and make no objects of it. Return whether it is a mapping that is not empty.
+
+    An alias is taken for one, and is not followed.
     """
+    if isinstance(event, yaml.CollectionStartEvent) and depth >= DEPTH_MAX:
+        raise SpecError(f"it is nested more than {DEPTH_MAX} deep")
+    if isinstance(event, yaml.SequenceStartEvent):
+        while not isinstance(item := next(events), yaml.SequenceEndEvent):
+            _pass_over(item, events, depth + 1)
+    elif isinstance(event, yaml.MappingStartEvent):
+        entries = [_pass_over(value, events, depth + 1) for _, value in _entries(events)]
+        return bool(entries)
+    return isinstance(event, yaml.AliasEvent)
 
-    def __init__(self) -> None:
-        self.fields: dict[str, str] = {}  # of the top level
-        self.devices: list[dict[str, str | None]] = []  # only the keys matter, and the name's value
-        self._edits: list[bool] = []
-        self._path: list[object] = []
 
-    def names(self) -> SpecNames:
-        devices = [(one.get("name"), edits) for one, edits in zip(self.devices, self._edits, strict=True)]
-        return _checked(self.fields.get("cdiVersion"), self.fields.get("kind"), devices)
+def _once(key: str, keys: set[str]) -> None:
+    if key in keys:
+        raise SpecError(f"it has the key {key!r} twice in one place")
+    keys.add(key)
 
-    def feed(self, event: yaml.Event) -> None:
-        path = self._path
-        if isinstance(event, yaml.ScalarEvent):
-            if path and path[-1] is _KEY:
-                self._key(event.value)
-                return
-            self._scalar(event.value)
-        elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
-            self._open(event)
-            return
-        elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
-            path.pop()
-        elif isinstance(event, yaml.AliasEvent):
-            self._alias(event.anchor)
+
+def _names(events: Iterator[yaml.Event]) -> SpecNames:
+    if not isinstance(root := next(events, None), yaml.MappingStartEvent | None):
+        raise SpecError(_NO_LIST)
+    keys: set[str] = set()
+    fields: dict[str, str] = {}
+    devices: list[tuple[str | None, bool]] = []
+    for key, value in _entries(events) if root is not None else ():
+        _once(key, keys)
+        if key in ("cdiVersion", "kind"):
+            fields[key] = _text(value, f"its {key} is no text")
+        elif key == "devices":
+            devices = list(_devices(value, events))
         else:
-            return
-        if path and path[-1] is not _ITEM:
-            path[-1] = _KEY
+            _pass_over(value, events, 1)
+    for _ in events:  # what is left of the document may be no YAML
+        pass
+    return _checked(fields.get("cdiVersion"), fields.get("kind"), devices)
 
-    def _alias(self, anchor: object) -> None:
-        """Accept an alias in place of edits. Raises SpecError if it stands where a name is read."""
-        path = self._path
-        if self._in_device() and path[2] == "containerEdits":
-            self._edits[-1] = True
-        elif path in (["kind"], ["cdiVersion"], ["devices"], ["devices", _ITEM]) or (
-            path[-1:] == [_KEY] or (self._in_device() and path[2] == "name")
-        ):
-            raise SpecError(f"it has the alias *{anchor} in place of a key, a kind, a device or its name")
 
-    def _key(self, key: str) -> None:
-        path = self._path
-        if len(path) == 1:
-            self._once(self.fields, key)
-            self.fields[key] = ""
-        elif self._in_device():
-            self._once(self.devices[-1], key)
-            self.devices[-1][key] = None
-        elif len(path) == 4 and path[:3] == ["devices", _ITEM, "containerEdits"]:
-            self._edits[-1] = True
-        path[-1] = key
-
-    def _in_device(self) -> bool:
-        return len(self._path) == 3 and self._path[:2] == ["devices", _ITEM]
-
-    @staticmethod
-    def _once(keys: Collection[str], key: str) -> None:
-        if key in keys:
-            raise SpecError(f"it has the key {key!r} twice in one place")
-
-    def _scalar(self, text: str) -> None:
-        path = self._path
-        if len(path) == 1 and isinstance(path[0], str):
-            self.fields[path[0]] = text
-        elif self._in_device() and path[2] == "name":
-            self.devices[-1]["name"] = text
-        elif not path or path == ["devices", _ITEM]:
-            raise SpecError("it is not a mapping with a list of devices, which are mappings")
-
-    def _open(self, event: yaml.Event) -> None:
-        path, mapping = self._path, isinstance(event, yaml.MappingStartEvent)
-        if len(path) >= DEPTH_MAX:
-            raise SpecError(f"it is nested more than {DEPTH_MAX} deep")
-        if path and path[-1] is _KEY:
-            raise SpecError("it has a list or a mapping as a key")
-        if mapping == (path == ["devices"]) and len(path) < 2 and (not path or path == ["devices"]):
-            raise SpecError("it is not a mapping with a list of devices")
-        if path == ["devices", _ITEM]:
-            if not mapping:
-                raise SpecError("a device is not a mapping")
-            self.devices.append({})
-            self._edits.append(False)
-            if len(self.devices) > NAMES_MAX:
-                raise SpecError(f"it has more than {NAMES_MAX} devices")
-        path.append(_KEY if mapping else _ITEM)
+def _devices(value: yaml.Event, events: Iterator[yaml.Event]) -> Iterator[tuple[str | None, bool]]:
+    """Yield the name of each device of a list, and whether it has edits."""
+    if not isinstance(value, yaml.SequenceStartEvent):
+        _text(value, _NO_LIST)  # null, for example
+        return
+    count = 0
+    while not isinstance(device := next(events), yaml.SequenceEndEvent):
+        if not isinstance(device, yaml.MappingStartEvent):
+            _text(device, _NO_LIST)
+            raise SpecError(_NO_LIST)
+        count += 1
+        if count > NAMES_MAX:
+            raise SpecError(f"it has more than {NAMES_MAX} devices")
+        keys: set[str] = set()
+        name, has_edits = None, False
+        for key, value in _entries(events):
+            _once(key, keys)
+            if key == "name":
+                name = _text(value, "a device has no name")
+            elif _pass_over(value, events, 3) and key == "containerEdits":
+                has_edits = True
+        yield name, has_edits
 
 
 def read_spec(data: bytes) -> SpecNames:
@@ -175,21 +175,11 @@ def read_spec(data: bytes) -> SpecNames:
     """
     if len(data) > FILE_BYTES_MAX:
         raise SpecError(f"it has more than {FILE_BYTES_MAX >> 20} MiB")
-    reader = _YamlReader()
     try:
-        events = yaml.parse(io.BytesIO(data), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        for number, event in enumerate(events):
-            if isinstance(event, yaml.DocumentEndEvent):
-                break  # runtimes read the first document
-            if number >= EVENTS_MAX:
-                raise SpecError(f"it has more than {EVENTS_MAX} values")
-            if number % _BREATH == 0:
-                time.sleep(0)
-            reader.feed(event)
+        return _names(_events(data))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
         raise SpecError(f"{where}{error.problem or error.context}") from error
     except (yaml.YAMLError, RecursionError, UnicodeError) as error:  # no UTF-8, or a character that YAML forbids
         raise SpecError(str(error).partition("\n")[0]) from error
-    return reader.names()

@@ -1,4 +1,4 @@
-"""Follow the CDI files of other programs: which devices they define now, looked at in a thread of its own.
+"""Follow the CDI files of other programs while a configuration names one of their devices, in a thread of its own.
 
 Once a second every file's stat(2) is compared, and only changed files are read. On every file system this notices a
 file that is replaced, removed and written anew, or written in place. A disk that hangs blocks only this thread.
@@ -23,6 +23,7 @@ from drabridge.inventory.cdi_file import FILE_BYTES_MAX, SpecError, SpecNames, d
 from drabridge.inventory.cdi_names import CdiNames, resolve
 from drabridge.system.io_thread import IoThread
 from drabridge.system.memory import release_freed_memory
+from drabridge.system.supervise import forever
 from drabridge.system.untrusted import Unreadable, cut
 
 LOOK_SECONDS = 1.0
@@ -161,10 +162,10 @@ def _content(path: str) -> tuple[bytes, Stamp | None]:
 
 
 class CdiIndex:
-    """Which CDI devices of other programs there are. Use it on one loop; its thread starts at the first look.
+    """The CDI devices of other programs that exist, of the kinds (``vendor/class``) that were given to :meth:`follow`.
 
-    ``current`` never waits for a disk. It keeps a name that is gone for ``SETTLE_SECONDS``: so devices do not become
-    unhealthy while a file is removed and written anew.
+    Use it on one loop; its thread starts at the first look. ``current`` never waits for a disk. It keeps a name that is
+    gone for ``SETTLE_SECONDS``: so devices do not become unhealthy while a file is removed and written anew.
     """
 
     def __init__(self, directories: Collection[Path], driver: str, on_change: Callable[[], None]) -> None:
@@ -174,6 +175,23 @@ class CdiIndex:
         self._on_change = on_change
         self.kinds: frozenset[str] = frozenset()  # looked for now
         self._lost: dict[str, float] = {}  # names that are gone, and since when
+        self._task: asyncio.Task[None] | None = None
+
+    async def follow(self, kinds: Callable[[], frozenset[str]]) -> None:
+        """Return when the devices of these kinds are known; follow their files while there are such kinds."""
+        while (wanted := kinds()) != self.kinds:
+            await self.use(wanted)
+        if not self.kinds:
+            await self.stop()
+        elif self._task is None:
+            self._task = asyncio.create_task(forever("CDI files", self.run), name="CDI files")
+
+    async def stop(self) -> None:
+        """Stop following the files; :meth:`confirm` still looks at them."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def use(self, kinds: frozenset[str]) -> None:
         """Look for devices of these kinds (``vendor/class``) from now on; return when they are known.

@@ -13,6 +13,9 @@ REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it: a checkpoint made by o
 
 COMPANION = "+"  # marks the place of a companion's node: two devices may share a companion
 
+PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+
 CDI_PLACE = "cdi:"  # marks the qualified name of a CDI device that gives access to the hardware
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
@@ -113,11 +116,10 @@ class Device(Struct, frozen=True):
     cdi_missing: str = ""  # why the fallback is given, for people; ``cdi_devices`` is empty then
     numa_nodes: tuple[int, ...] = ()  # never holds -1: unknown is empty
     near_numa_nodes: tuple[int, ...] = ()  # that node first, then the nearest ones on its socket
-    pci_bus_id: str = ""  # "0000:3b:00.0", lower case; "" for a device on another bus (USB) behind it
-    pcie_root: str = ""  # "pci0000:3a"
     root: str = ""  # name of the whole device that this is a part of; "" for a whole device
     also_at: tuple[str, ...] = ()  # other places of this hardware (overlap.py): syspaths, nodes as "c188:0", CDI names
-    attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))
+    standard: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))  # topology.STANDARD
+    attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))  # of the configuration
     capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replicas: int = 1
     serial: str = ""  # of the hardware, where the resource evicts holders of an exchanged device
@@ -125,6 +127,16 @@ class Device(Struct, frozen=True):
     reason: str = ""  # why it is not PRESENT, for people
     fault: str = ""  # the worst that NVML reports: "lost", "reset", "xid-79", "ecc", "thermal"
     former: bool = False  # held under an earlier configuration's name; nobody new gets it under that name
+
+    @property
+    def pci_bus_id(self) -> str:
+        """``0000:3b:00.0``, in lower case; "" for a device on another bus (USB) behind it."""
+        return str(self.standard.get(PCI_BUS_ID, ""))
+
+    @property
+    def pcie_root(self) -> str:
+        """``pci0000:3a``; "" for a device on no PCI bus."""
+        return str(self.standard.get(PCIE_ROOT, ""))
 
     @property
     def units(self) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Follow the files of NVIDIA's driver once a configuration wants them; before, cost nothing."""
+"""Follow the files of NVIDIA's driver while a configuration wants them.
+
+A look that finds nothing new costs some calls of stat(2), in a thread: 0.1 ms with the files of an H100's driver.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,10 @@ class DriverFollower:
 
     async def follow(self, configs: Iterable[Config], settings: Nvidia) -> None:
         """Follow the files if a configuration gives them. Return when they are known, or after ``FIRST_SECONDS``."""
-        wanted = any(one.cdi_fallback and one.cdi_fallback.driver_files for each in configs for one in each.resources)
-        if not wanted or settings == self._settings:
+        if not any(one.cdi_fallback and one.cdi_fallback.driver_files for each in configs for one in each.resources):
+            await self.stop()
+            return
+        if settings == self._settings:
             return
         self._settings, self.current = settings, None
         look = asyncio.create_task(self._look())
@@ -42,6 +47,7 @@ class DriverFollower:
 
     async def stop(self) -> None:
         """Stop following the files."""
+        self._settings, self.current = None, None
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

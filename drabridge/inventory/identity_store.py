@@ -10,8 +10,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from drabridge.config.declaration import to_data
 from drabridge.config.loader import load
-from drabridge.config.model import to_data
 from drabridge.config.problems import ConfigErrors
 from drabridge.config.schema import Config
 from drabridge.inventory.attribute_values import LastValues

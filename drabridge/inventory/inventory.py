@@ -21,7 +21,7 @@ from drabridge.errors import HostError
 from drabridge.inventory import event_source, mig, nvidia
 from drabridge.inventory.attribute_values import LastKnown
 from drabridge.inventory.builder import DeviceBuilder
-from drabridge.inventory.cdi_follower import CdiFollower
+from drabridge.inventory.cdi_index import CdiIndex
 from drabridge.inventory.cdi_names import other_drivers
 from drabridge.inventory.container_edits import resolve_again
 from drabridge.inventory.devices import Device, Presence, Snapshot
@@ -30,10 +30,10 @@ from drabridge.inventory.event_source import EventKind, EventSource
 from drabridge.inventory.events import Pacer, RecheckQueue, Uevent, latest_per_device
 from drabridge.inventory.exec_checks import ExecChecks
 from drabridge.inventory.fallbacks import Fallbacks
-from drabridge.inventory.health_watch import HealthWatch
 from drabridge.inventory.host import Host, HostPaths
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
 from drabridge.inventory.named_resources import NamedResources
+from drabridge.inventory.nvml import NvmlClient
 from drabridge.inventory.observer import EventSeen, MonitorRestarted, OnFact, Reconciled, ReconcileFailed, SourceChanged
 from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
@@ -85,7 +85,7 @@ class Inventory:
         self._on_fact = on_fact
         self._tracker = DeviceTracker(held, tombstone_seconds)
         self._wake = asyncio.Event()
-        self.health = HealthWatch(self._wake.set, on_fact, self._paths.proc)
+        self.nvml = NvmlClient(self._wake.set, on_fact, proc=self._paths.proc)
         self._checks = ExecChecks(self._wake.set)
         held_by = self._held_ones(known.named_by)
         self._builder = DeviceBuilder(
@@ -106,7 +106,7 @@ class Inventory:
         self._stale = True  # everything must be enumerated again
         self._resync_at = 0.0
         self._recheck_at: float | None = None
-        self.cdi = CdiFollower(self._paths.cdi, config.driver, self._wake.set)
+        self.cdi = CdiIndex(self._paths.cdi, config.driver, self._wake.set)
         self.driver = DriverFollower(self._paths, self._wake.set)
         self.status = EventSource(EventKind.NONE, "not started")
         self.notes: tuple[str, ...] = ()  # sentences for people about hardware that is not offered
@@ -198,8 +198,8 @@ class Inventory:
     async def run(self, on_snapshot: Callable[[Snapshot], None]) -> None:
         """Watch until cancelled; ``on_snapshot`` gets every snapshot that differs from the one before, on the loop."""
         try:
-            self.health.use_nvml(self._scoped(), self._config.nvidia)
-            await self.health.nvml_answered()
+            self.nvml.follow(self._scoped(), self._config.nvidia)
+            await self.nvml.answered()
             while True:
                 await self.cdi.follow(lambda: cdi_kinds(self._scoped()))
                 await self.driver.follow(self._scoped(), self._config.nvidia)
@@ -209,7 +209,7 @@ class Inventory:
             self._close()
             self._host.close()
             await self._checks.stop()
-            await self.health.stop()
+            await self.nvml.stop()
             await self.cdi.stop()
             await self.driver.stop()
 
@@ -271,7 +271,7 @@ class Inventory:
             self._udev.scope = scope
             self._close()  # the sockets filter by the scope's subsystems
             self._cache.devices.clear()
-        self.health.use_nvml(self._scoped(), self._config.nvidia)
+        self.nvml.follow(self._scoped(), self._config.nvidia)
 
     def _prepare(self, now: float) -> bool:
         """Open or replace the event sockets; return whether everything has to be enumerated."""
@@ -299,8 +299,8 @@ class Inventory:
         touched = self._cache.enumerate() if full else set()
         touched |= self._apply(news, now, enumerated=full)
         touched |= self._run_due_rechecks(now)
-        if (full or touched or self.health.news) and any(map(needs_nvidia, self._scoped())):
-            found = self.health.with_nvml(nvidia.read(self._paths.proc / "driver/nvidia"))
+        if (full or touched or self.nvml.news) and any(map(needs_nvidia, self._scoped())):
+            found = self.nvml.facts(nvidia.read(self._paths.proc / "driver/nvidia"))
             self._nvidia = mig.with_capabilities(found, self._paths.proc)
         if full:
             self._stale = False

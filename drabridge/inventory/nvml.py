@@ -1,8 +1,7 @@
-"""Run the process that asks NVML, and keep what it said last.
+"""Run the process that asks NVML while a configuration reads what NVIDIA's driver says, and keep what it said last.
 
-The process is started when a configuration reads what NVIDIA's driver says. It is started again after it ends; it is
-killed when it is silent for too long or writes something that is no message. Its last message stays valid meanwhile:
-if NVML does not answer, that says nothing about a GPU.
+The process is started again after it ends; it is killed when it is silent for too long or writes something that is no
+message. Its last message stays valid meanwhile: if NVML does not answer, that says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -13,18 +12,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from msgspec import Struct
 
 from drabridge.config.nvidia import Nvidia
+from drabridge.config.schema import Config
 from drabridge.inventory import gpu_use, nvml_report
 from drabridge.inventory.gpu_use import GpuUse
 from drabridge.inventory.nvidia import NvidiaFacts
 from drabridge.inventory.nvml_report import Event, Failed, State, Use, Xids
 from drabridge.inventory.observer import NvmlChanged, OnFact, XidSeen
 from drabridge.inventory.udev_device import clean
+from drabridge.inventory.udev_scope import needs_nvidia
 
 PROGRAM = """\
 import sys; sys.path.append(sys.argv.pop(1)); from drabridge.inventory.nvml_worker import main; main(*sys.argv[1:])
@@ -61,86 +62,109 @@ class Timing(Struct, frozen=True):
 
 
 TIMING = Timing()
+FIRST_SECONDS = 10.0
+"""How long the first snapshot waits for NVML. It initialises GPUs that nothing else has open: about a second each."""
+
+END_SECONDS = 0.5
+"""How long the end waits for the killed process; part of the 3 s in which SIGTERM ends the agent."""
+
 STABLE_SECONDS = 60.0  # after a run of so long, the pauses start from the first again
 _NAMED_SIGNALS = frozenset(signal.Signals)  # real-time signals have no names
 
 
 class NvmlClient:
-    """Runs a process that asks NVML, and keeps its answers. Use it on one loop."""
+    """Runs a process that asks NVML, and keeps its answers. Use it on one loop.
+
+    ``news``: the result of :meth:`facts` has changed since it was called last.
+    """
 
     def __init__(
         self, on_change: Callable[[], None], on_fact: OnFact, timing: Timing = TIMING, proc: Path = Path("/proc")
     ) -> None:
-        """``on_change`` is called when the result of :meth:`facts` changes."""
-        self._on_change = on_change
+        """``on_change`` is called when the result of :meth:`facts` changes. ``proc``: where procfs is mounted."""
+        self._told = on_change
         self._on_fact = on_fact
         self._timing = timing
         self._proc = proc
         self._settings = Nvidia()
         self._state: State | None = None
         self._xids = Xids()
-        self._expiry: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._answered = asyncio.Event()
-        self._again = asyncio.Event()  # set: start the process again at once
+        self._again = asyncio.Event()  # set: end the process, and start it again at once unless there is a pause
         self._pause = ""  # why no process may run
-        self._allowed = asyncio.Event()
-        self._allowed.set()
         self._addresses: frozenset[str] | None = None  # PCI addresses of the GPUs that the driver's files showed last
-        self.notes: list[str] = []
-        self.problem = ""
-        """Why NVML is not asked, or does not answer; empty while it does."""
+        self._notes: list[str] = []
+        self.news = False
+        self.problem: str | None = None
+        """Why NVML does not answer; "" while it does; None while no configuration needs it."""
         self.use: GpuUse | None = None
         """What containers use of the GPUs; None if the node's processes are not visible, or NVML does not answer."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for people about NVML's answers."""
+        return [*([f"NVML: {self.problem}"] if self.problem else []), *self._notes]
+
+    def follow(self, configs: Iterable[Config], settings: Nvidia) -> None:
+        """Ask NVML if a configuration needs it and ``settings`` allow it; else end the process and forget its answers.
+
+        Call it on the loop.
+        """
+        if settings.nvml and any(map(needs_nvidia, configs)):
+            self.start(settings)
+        elif self._task is not None:
+            self._end_task()
+            self._task, self._state, self._xids, self._notes, self.problem = None, None, Xids(), [], None
+            self._answered.clear()
+            self._on_change()
 
     def start(self, settings: Nvidia) -> None:
         """Start the process, or use other settings from now on. Call it on the loop."""
         library = self._settings.library
         self._settings = settings
-        self._plan_expiry()
         if self._task is None:
+            self.problem = ""
             self._task = asyncio.create_task(self._run(), name="nvml")
         elif settings.library != library:
             self._again.set()
 
-    async def answered(self, seconds: float) -> None:
+    async def answered(self, seconds: float = FIRST_SECONDS) -> None:
         """Wait ``seconds`` at most for the first answer, or until it is known that none will come."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._answered.wait()
+        if self._task is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._answered.wait()
 
     def pause(self, why: str) -> None:
         """End the process, which keeps the driver in use, and start none while ``why`` is a reason; "" goes on."""
-        self._pause = why
-        if why:
-            self._allowed.clear()
+        if why != self._pause:
+            self._pause = why
             self._again.set()
-        else:
-            self._allowed.set()
 
-    def stop(self) -> None:
-        """End the process. Does not wait for it."""
-        if self._expiry is not None:
-            self._expiry.cancel()
+    async def stop(self, seconds: float = END_SECONDS) -> None:
+        """End the process. Wait ``seconds`` at most for its end: a driver may keep it for ever."""
+        if self._task is not None:
+            self._end_task()
+            await asyncio.wait((self._task,), timeout=seconds)
+
+    def _end_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        self._kill()
-
-    async def ended(self, seconds: float) -> None:
-        """Wait ``seconds`` at most for the end of the process: a driver may keep it for ever."""
-        if self._task is not None:
-            await asyncio.wait((self._task,), timeout=seconds)
+        if self._process is not None:
+            _kill(self._process)
 
     def facts(self, proc: NvidiaFacts) -> NvidiaFacts:
         """Return ``proc`` (of ``/proc/driver/nvidia``) with NVML's answers. If GPUs came or went, restart NVML."""
+        self.news = False
         addresses = frozenset(proc.gpus)
         if self._state is not None and self._addresses not in (None, addresses):
             self._again.set()
         self._addresses = addresses
         if self._state is None:
             return proc
-        self.notes = list(nvml_report.notes(proc, self._state))
+        self._notes = list(nvml_report.notes(proc, self._state))
         return nvml_report.merged(proc, self._state, self._xids)
 
     # --- the process --------------------------------------------------------------------------------------------------
@@ -148,17 +172,16 @@ class NvmlClient:
     async def _run(self) -> None:
         failures = 0
         while True:
-            if self._pause:
+            while self._pause:
                 self._tell(f"it is not asked because of {self._pause}")
                 self._answered.set()
-                await self._allowed.wait()
+                self._again.clear()
+                await self._again.wait()
             began = time.monotonic()
             self._again.clear()
             why = await self._watch()
             if time.monotonic() - began > STABLE_SECONDS:
                 failures = 0
-            if self._pause:
-                continue
             if why:
                 self._tell(why)
             self._answered.set()
@@ -233,7 +256,7 @@ class NvmlClient:
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         """Kill the process and wait for its end, however long: a new process would hang in the same way."""
-        self._kill()
+        _kill(process)
         try:
             async with asyncio.timeout(self._timing.kill):
                 await process.wait()
@@ -241,47 +264,34 @@ class NvmlClient:
             self._tell("it hangs in the driver, and its process cannot be ended")
             await process.wait()
 
-    def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)  # Process.kill() may take its status away from asyncio
-
     # --- what it says -------------------------------------------------------------------------------------------------
 
     def _take(self, message: nvml_report.Message) -> None:
         self._tell("")
+        now, seconds, changed = time.monotonic(), self._settings.xid_recovery_seconds, isinstance(message, State)
         if isinstance(message, State):
             self._xids.follow(self._state, message)
             self._state = message
             self._answered.set()
-            self._on_change()
         elif isinstance(message, Event):
             self._on_fact(XidSeen(clean(message.gpu), message.xid))
-            if self._xids.add(message, time.monotonic()):
-                self._plan_expiry()
-                self._on_change()
+            changed = self._xids.add(message, now)
+        if seconds and self._xids.expire(now - seconds):  # a GPU of which nothing is heard has not recovered
+            changed = True
+        if changed:
+            self._on_change()
+
+    def _on_change(self) -> None:
+        self.news = True
+        self._told()
 
     def _tell(self, problem: str) -> None:
         if problem != self.problem:
             self.problem = problem
             self._on_fact(NvmlChanged(problem))
 
-    def _plan_expiry(self) -> None:
-        """Set the timer that forgets the oldest XID."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
-        seconds = self._settings.xid_recovery_seconds
-        if seconds and self._xids.seen:
-            oldest = min(self._xids.seen.values())
-            pause = max(0.1, oldest + seconds - time.monotonic())
-            if self.problem:  # a GPU that cannot be asked is not known to have recovered
-                pause = max(pause, self._timing.look)
-            self._expiry = asyncio.get_running_loop().call_later(pause, self._expire)
 
-    def _expire(self) -> None:
-        self._expiry = None
-        seconds = self._settings.xid_recovery_seconds
-        if not self.problem and self._xids.expire(time.monotonic() - seconds):
-            self._on_change()
-        self._plan_expiry()
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)  # Process.kill() may take its status away from asyncio

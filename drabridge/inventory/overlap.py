@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from msgspec.structs import replace
 
@@ -99,8 +100,6 @@ class DeviceTree:
 
     def __init__(self, udev_devices: Mapping[str, UdevDevice]) -> None:
         self._devices = udev_devices
-        self._sorted: list[str] | None = None
-        self._groups: dict[str, list[UdevDevice]] | None = None
 
     def companions(self, resource: Resource, device: UdevDevice) -> Iterator[UdevDevice]:
         """Yield the companions of a device, in the order of syspaths."""
@@ -120,21 +119,23 @@ class DeviceTree:
         elif scope == "parent":
             yield from device.ancestors()
         elif scope == "iommuGroup" and (group := topology.iommu_group(device)):
-            yield from self._iommu_groups().get(group, ())
+            yield from self._iommu_groups.get(group, ())
 
     def _below(self, syspath: str) -> Iterator[UdevDevice]:
-        if self._sorted is None:
-            self._sorted = sorted(self._devices)
         prefix = syspath + "/"
         for index in range(bisect_left(self._sorted, prefix), len(self._sorted)):
             if not self._sorted[index].startswith(prefix):
                 return
             yield self._devices[self._sorted[index]]
 
+    @cached_property
+    def _sorted(self) -> list[str]:
+        return sorted(self._devices)
+
+    @cached_property
     def _iommu_groups(self) -> Mapping[str, list[UdevDevice]]:
-        if self._groups is None:
-            self._groups = {}
-            for device in self._devices.values():
-                if device.links.get("iommu_group"):
-                    self._groups.setdefault(topology.iommu_group(device), []).append(device)
-        return self._groups
+        found: dict[str, list[UdevDevice]] = defaultdict(list)
+        for device in self._devices.values():
+            if device.links.get("iommu_group"):
+                found[topology.iommu_group(device)].append(device)
+        return found

@@ -15,6 +15,7 @@ from drabridge.config.names import DNS_LABEL_MAX
 from drabridge.config.nvidia_profile import nvidia_profile
 from drabridge.config.pattern import WHITESPACE, Glob, check_id_width
 from drabridge.config.problems import Problems
+from drabridge.config.vendors import EXAMPLES
 from drabridge.inventory.match import holds
 from drabridge.inventory.topology import place_template
 from drabridge.inventory.udev_device import UdevDevice
@@ -31,11 +32,6 @@ SUGGESTED = frozenset({
 """The attributes of the device or an ancestor that an entry may use."""
 
 NVIDIA = "nvidia"
-EXAMPLES = {
-    "amdgpu": "amd-gpu.yaml", "i915": "intel-gpu.yaml", "xe": "intel-gpu.yaml",
-    "dfl-pci": "fpga.yaml", "xclmgmt": "fpga.yaml", "xocl": "fpga.yaml",
-}  # fmt: skip
-"""Driver of a PCI function -> example. NVIDIA's GPUs get the profile itself."""
 _OTHER_HARDWARE = frozenset({"ata_port", "block", "i2c", "input", "nvme", "pci", "ptp", "scsi", "usb", "watchdog"})
 """Subsystems of devices below a PCI function that are other hardware, or that only the host uses."""
 

@@ -1,12 +1,19 @@
-"""Tell where a device sits: NUMA node, PCI address, PCIe root, IOMMU group. Pure."""
+"""Tell where a device sits: NUMA node, PCI address, PCIe root, IOMMU group. Pure.
+
+To add an attribute of every device: a function here, and its row in ``STANDARD``.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import PurePosixPath
+from types import MappingProxyType
 
+from msgspec import Struct
+
+from drabridge.inventory.devices import PCI_BUS_ID, PCIE_ROOT, Attribute
 from drabridge.inventory.udev_device import UdevDevice
 
 NUMA_NODES = 1024
@@ -132,3 +139,33 @@ def iommu_group(device: UdevDevice) -> str:
         if target := node.links.get("iommu_group"):
             return PurePosixPath(target).name
     return ""
+
+
+class StandardAttribute(Struct, frozen=True):
+    """An attribute of every device. ``value`` returns None or "" where a device has none; it must not wait.
+
+    ``attributes`` and ``links``: the names of what it reads in sysfs, of the device or of those above it.
+    """
+
+    value: Callable[[UdevDevice], Attribute | None]
+    attributes: frozenset[str] = frozenset()
+    links: frozenset[str] = frozenset()
+
+
+STANDARD: Mapping[str, StandardAttribute] = MappingProxyType(
+    {
+        PCIE_ROOT: StandardAttribute(pcie_root),
+        PCI_BUS_ID: StandardAttribute(own_pci_bus_id),
+    }
+)
+"""Name in a ResourceSlice -> attribute. ``numaNode`` has no row: it may be a list, and ``numa: false`` omits it."""
+
+ATTRIBUTES_READ = frozenset({"numa_node"}).union(*(row.attributes for row in STANDARD.values()))
+LINKS_READ = frozenset({"physfn", "iommu_group"}).union(*(row.links for row in STANDARD.values()))
+"""What udev is asked for of every device, whatever the configuration reads."""
+
+
+def standard_attributes(device: UdevDevice) -> dict[str, Attribute]:
+    """Return the attributes of ``STANDARD`` for which a device has a value, by name."""
+    found = {name: row.value(device) for name, row in STANDARD.items()}
+    return {name: value for name, value in found.items() if value is not None and value != ""}

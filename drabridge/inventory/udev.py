@@ -21,14 +21,11 @@ import pyudev
 from drabridge.errors import HostError
 from drabridge.inventory import amdgpu, sriov
 from drabridge.inventory.events import Uevent
+from drabridge.inventory.topology import ATTRIBUTES_READ, LINKS_READ, numa_nodes
 from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import UdevScope
 
-BASE_ATTRIBUTES = frozenset({"numa_node"})
-"""Attributes that are always read, whatever the configuration asks for: topology needs them."""
-
-BASE_LINKS = frozenset({"physfn", "iommu_group"})
-"""Links that are always read: the physical function (SR-IOV) and the IOMMU group."""
+NVME_SUBSYSTEM = "nvme-subsystem"
 
 DRAIN_LIMIT = 1024
 """Events taken at once, so that a flood cannot keep the loop from its other work (1024 events: about 30 ms)."""
@@ -170,7 +167,7 @@ class Udev:
             properties = self._list(device, "properties")
             if subsystem == "drm" and above is not None and amdgpu.is_render_node(sysname) and _is_amdgpu(above):
                 properties |= amdgpu.properties_of(sysname, above.syspath, shared.amdgpu)
-            links = _links(syspath, BASE_LINKS | self.scope.links)
+            links = _links(syspath, LINKS_READ | self.scope.links)
             if subsystem == "pci" and "physfn" in links:
                 properties |= sriov.properties_of(syspath, links["physfn"])
             copy = UdevDevice(
@@ -184,7 +181,7 @@ class Udev:
                 devlinks=tuple(sorted(self._list(device, "devlinks"))),
                 tags=tuple(sorted(self._list(device, "tags"))),
                 properties=MappingProxyType(properties),
-                attributes=MappingProxyType(self._attributes(device)),
+                attributes=MappingProxyType(self._attributes(device, shared)),
                 links=MappingProxyType(links),
                 initialized=bool(device.is_initialized),
                 above=above,
@@ -208,8 +205,8 @@ class Udev:
         parent = device.parent
         if parent is None:
             return None
-        if parent.subsystem == "nvme-subsystem" and (controller := _only_controller(parent.sys_path)):
-            return self.read(controller, shared)
+        if parent.subsystem == NVME_SUBSYSTEM and len(controllers := _controllers(parent.sys_path)) == 1:
+            return self.read(controllers[0], shared)
         return self._copy(parent, shared)
 
     def _list(self, device: Any, kind: str) -> dict[str, str]:
@@ -222,12 +219,17 @@ class Udev:
             entry = library.udev_list_entry_get_next(entry)
         return found
 
-    def _attributes(self, device: Any) -> dict[str, str]:
+    def _attributes(self, device: Any, shared: Pass) -> dict[str, str]:
         found = {}
-        for name in BASE_ATTRIBUTES | self.scope.attributes:
+        for name in ATTRIBUTES_READ | self.scope.attributes:
             with contextlib.suppress(OSError):
                 if (value := device.attributes.get(name)) is not None:
                     found[name] = clean(value)
+        if device.subsystem == NVME_SUBSYSTEM:  # of several controllers, each with a place of its own
+            controllers = [self.read(path, shared) for path in _controllers(device.sys_path)]
+            nodes = {numa_nodes(controller) if controller else () for controller in controllers}
+            if len(nodes) == 1 and (own := nodes.pop()):
+                found["numa_node"] = str(own[0])
         return found
 
 
@@ -241,10 +243,10 @@ def _devnum(device: Any) -> tuple[int, int] | None:
     return (os.major(number), os.minor(number)) if number else None
 
 
-def _only_controller(subsystem: str) -> str:
-    """Return the path of an NVMe subsystem's controller; "" if it has several, each with a place of its own."""
-    found = [name for name in os.listdir(subsystem) if re.fullmatch("nvme[0-9]+", name)]
-    return os.path.realpath(f"{subsystem}/{found[0]}") if len(found) == 1 else ""
+def _controllers(subsystem: str) -> list[str]:
+    """Return the paths of an NVMe subsystem's controllers."""
+    found = sorted(name for name in os.listdir(subsystem) if re.fullmatch("nvme[0-9]+", name))
+    return [os.path.realpath(f"{subsystem}/{name}") for name in found]
 
 
 def _links(syspath: str, names: Iterable[str]) -> dict[str, str]:

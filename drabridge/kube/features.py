@@ -1,7 +1,7 @@
 """List the features that some clusters lack: how each is detected, what is missing without it, what provides it.
 
 No version numbers are compared: the server or kubelet is asked, or its answers are examined. To add a feature, add a
-row here, and its question where it is asked.
+row here, and its question where it is asked; a feature of slices is a row of ``GATED`` in ``offers/slices.py``.
 
 Metadata files in containers (KEP-5304) have no row: no server takes part in them.
 """
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from drabridge.offers.slices import Feature
+from drabridge.offers.slices import GATED
 
 
 class FeatureState(StrEnum):
@@ -71,7 +71,6 @@ HEALTH_IN_PODS = "ResourceHealthStatus"
 CLAIMS_IN_LIST = "KubeletPodResourcesDynamicResources"
 GET_OF_ONE_POD = "KubeletPodResourcesGet"
 
-_ON_IN_1_36 = "gate {}, on by default from Kubernetes 1.36"
 _ON_IN_1_34 = "kubelet's gate {}, on by default from Kubernetes 1.34"
 
 FEATURES: Mapping[str, ClusterFeature] = {
@@ -89,43 +88,12 @@ FEATURES: Mapping[str, ClusterFeature] = {
             EXTENDED_NAMES,
             AskedBy.DEVICE_CLASS,
             "the API server keeps no extendedResourceName of a DeviceClass",
-            _ON_IN_1_36.format(EXTENDED_NAMES),
+            f"gate {EXTENDED_NAMES}, on by default from Kubernetes 1.36",
             "pods with limits get devices from kubelet alone, and only pods that name claims get them from DRA",
         ),
-        ClusterFeature(
-            Feature.LEASES,
-            AskedBy.SLICE,
-            "the API server keeps no binding conditions",
-            f"gates {Feature.LEASES} and {DEVICE_STATUS}, on by default from Kubernetes 1.36, in the scheduler as well",
-            "no device can be leased, so those of lanes.shared are for pods with limits only",
-        ),
-        ClusterFeature(
-            Feature.TAINTS,
-            AskedBy.SLICE,
-            "the API server keeps no device taints",
-            _ON_IN_1_36.format(Feature.TAINTS),
-            "a faulty device leaves the ResourceSlices, and the pods whose claims have it are not evicted",
-        ),
-        ClusterFeature(
-            Feature.SHARING,
-            AskedBy.SLICE,
-            "the API server keeps no allowMultipleAllocations of devices",
-            _ON_IN_1_36.format(Feature.SHARING),
-            "a device that claims are to share goes to one claim at a time",
-        ),
-        ClusterFeature(
-            Feature.PARTITIONS,
-            AskedBy.SLICE,
-            "the API server keeps no shared counters of devices",
-            _ON_IN_1_36.format(Feature.PARTITIONS),
-            "the parts of a device are not offered to claims while the whole device is",
-        ),
-        ClusterFeature(
-            Feature.LISTS,
-            AskedBy.SLICE,
-            "the API server keeps no attributes of several values",
-            f"gate {Feature.LISTS} of Kubernetes 1.36 and later, off by default",
-            "numaNode is the device's own node alone, also where others are as near",
+        *(
+            ClusterFeature(feature, AskedBy.SLICE, row.lacks, row.given_by, row.without)
+            for feature, row in GATED.items()
         ),
         ClusterFeature(
             DEVICE_STATUS,

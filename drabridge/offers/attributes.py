@@ -14,20 +14,16 @@ from drabridge.config.published import INT64
 from drabridge.config.quantity import canonical
 from drabridge.inventory.devices import Attribute, Device, Semver
 
-STANDARD_DOMAIN = "resource.kubernetes.io"
-PCIE_ROOT = f"{STANDARD_DOMAIN}/pcieRoot"
-PCI_BUS_ID = f"{STANDARD_DOMAIN}/pciBusID"
 # KEP-6072 (GA in 1.37; older servers keep it as any attribute): the physical node, one number, absent when the firmware
-# says -1. If several nodes are equally near, it is the list of them all, where the API server keeps lists (KEP-5491).
-NUMA_NODE = f"{STANDARD_DOMAIN}/numaNode"
+# says -1. If several nodes are equally near, slices have the list of them where the API server keeps lists (KEP-5491).
+NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
-def describe(device: Device, *, lists: bool = False) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+def describe(device: Device) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return ``(attributes, capacity, notes)`` of a device in the API's form. Notes tell the operator what is left out.
 
-    ``lists``: an attribute may have several values. When there are too many attributes, those that most claims select
-    on stay: ``type``, ``uuid`` and the standard ones. ``resource`` goes first, then the others from the end of the
-    alphabet.
+    When there are too many attributes, those that most claims select on stay: ``type``, ``uuid`` and the standard ones.
+    ``resource`` goes first, then the others from the end of the alphabet.
     """
     notes: list[str] = []
     attributes: dict[str, Any] = {}
@@ -37,8 +33,6 @@ def describe(device: Device, *, lists: bool = False) -> tuple[dict[str, Any], di
             notes.append(f"device {device.name}: the attribute {name!r} = {value!r} does not fit the API; left out")
         else:
             attributes[name] = encoded
-    if lists and len(device.near_numa_nodes) > 1:
-        attributes[NUMA_NODE] = {"ints": list(device.near_numa_nodes)}
     capacity = {}
     for name, amount in device.capacity.items():
         if names.is_attribute_name(name) and 0 <= amount < INT64:
@@ -62,13 +56,9 @@ def _dispensable(name: str) -> tuple[bool, bool, bool, str]:
 
 def _standard(device: Device) -> dict[str, Attribute]:
     standard: dict[str, Attribute] = {"type": device.resource.rpartition("/")[2], "resource": device.resource}
-    if device.pcie_root:
-        standard[PCIE_ROOT] = device.pcie_root
-    if device.pci_bus_id:
-        standard[PCI_BUS_ID] = device.pci_bus_id
     if len(device.numa_nodes) == 1:
         standard[NUMA_NODE] = device.numa_nodes[0]
-    return standard
+    return standard | dict(device.standard)
 
 
 def _encode(value: Attribute) -> Mapping[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.config.quantity import parse
-from drabridge.offers.slices import Feature, Json
+from drabridge.offers.slices import GATED, Feature, Json
 
 
 class Verb(StrEnum):
@@ -135,11 +135,10 @@ def _lists(device: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 _DEVICE_FIELDS = {
-    "taints": Feature.TAINTS,
-    "bindingConditions": Feature.LEASES,
-    "bindsToNode": Feature.LEASES,
-    "allowMultipleAllocations": Feature.SHARING,
-    "consumesCounters": Feature.PARTITIONS,
+    key: feature
+    for feature, row in GATED.items()
+    for key in row.fields("", row.probe)
+    if key not in ("attributes", "capacity")  # which every server keeps
 }
 _QUANTITY_KEYS = frozenset({"value", "default", "min", "max", "step"})
 _QUANTITY_PARENTS = frozenset({"capacity", "counters", "requestPolicy", "validRange"})

@@ -1,5 +1,8 @@
 """Lay out the ResourceSlices that this node should have. Pure.
 
+To add a field of a device: its value in ``Offer``, and its place in ``_device``, or in ``GATED`` if some servers drop
+it because a feature gate is off.
+
 There is one pool for each node. Devices are in the order in which the scheduler should take them: the allocator goes
 through slices by name and through devices as listed, and takes the first that fits.
 """
@@ -7,7 +10,7 @@ through slices by name and through devices as listed, and takes the first that f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -15,8 +18,9 @@ from typing import Any
 from msgspec import Struct, field
 
 from drabridge.config.quantity import canonical
+from drabridge.config.schema import Resource
 from drabridge.inventory.devices import Device
-from drabridge.offers.attributes import describe
+from drabridge.offers.attributes import NUMA_NODE, describe
 
 # resource.k8s.io limits in 1.36.2. 128 devices are allowed in a slice without taints, counters and list attributes;
 # with 64 always, a device that becomes faulty never forces a new layout.
@@ -38,7 +42,6 @@ class Feature(StrEnum):
 
 
 ALL_FEATURES = frozenset(Feature)
-OFF_BY_DEFAULT = frozenset({Feature.LISTS})  # in every release so far: that they are missing is no news
 
 
 class Effect(StrEnum):
@@ -156,25 +159,11 @@ def feature_probe(driver: str, node: str, pool: str, features: Iterable[Feature]
 
     ``node`` is empty for a slice of all nodes.
     """
-    fields: Mapping[Feature, Json] = {
-        Feature.TAINTS: {"taints": [_taint(Taint(f"{driver}/probe"))]},
-        Feature.LEASES: _lease_fields(driver),
-        Feature.SHARING: {"allowMultipleAllocations": True},
-        Feature.PARTITIONS: {"consumesCounters": [_counter_set("probe", {"probe": 1}, key="counterSet")]},
-        Feature.LISTS: {"attributes": {"probe": {"ints": [0]}}},
-    }
     place: Json = {"nodeName": node} if node else {"allNodes": True}
-    devices = [{"name": feature.name.lower(), **fields[feature]} for feature in sorted(features)]
+    rows = {feature: GATED[feature] for feature in sorted(features)}
+    devices = [{"name": one.name.lower(), **row.fields(driver, row.probe)} for one, row in rows.items()]
     names = {"name": pool, "generation": 1, "resourceSliceCount": 1}
     return {"driver": driver, **place, "pool": names, "devices": devices}
-
-
-def _lease_fields(driver: str) -> Json:
-    return {
-        "bindsToNode": True,
-        "bindingConditions": [lease_condition(driver)],
-        "bindingFailureConditions": [lease_denied_condition(driver)],
-    }
 
 
 def _left_out(offer: Offer, names: set[str], features: frozenset[Feature]) -> str:
@@ -189,21 +178,17 @@ def _left_out(offer: Offer, names: set[str], features: frozenset[Feature]) -> st
 
 
 def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Json, list[str]]:
-    attributes, capacity, remarks = describe(offer.device, lists=Feature.LISTS in features)
+    attributes, capacity, remarks = describe(offer.device)
     entry: Json = {"name": offer.device.name, "attributes": attributes}
     if capacity:
         entry["capacity"] = capacity
-    if offer.taints and Feature.TAINTS in features:
-        entry["taints"] = [_taint(taint) for taint in offer.taints]
-    if offer.lease:
-        entry |= _lease_fields(driver)
-    if offer.policies is not None and Feature.SHARING in features:
-        entry["allowMultipleAllocations"] = True
-        for name, policy in offer.policies.items():
-            if name in capacity:
-                capacity[name]["requestPolicy"] = policy
-    if offer.consumes and Feature.PARTITIONS in features:
-        entry["consumesCounters"] = [_counter_set(n, c, key="counterSet") for n, c in sorted(offer.consumes.items())]
+    for feature in features:
+        for key, value in GATED[feature].fields(driver, offer).items():
+            if key in ("attributes", "capacity"):  # of those that fit into the slice
+                there = entry.get(key, {})
+                there |= {name: one for name, one in value.items() if name in there}
+            else:
+                entry[key] = value
     return entry, list(remarks)
 
 
@@ -223,3 +208,96 @@ def _counter_set(name: str, counters: Mapping[str, int], key: str = "name") -> J
 def _chunks(entries: Sequence[Json]) -> Iterable[list[Json]]:
     for start in range(0, len(entries), DEVICES_PER_SLICE):
         yield list(entries[start : start + DEVICES_PER_SLICE])
+
+
+# --- what needs a feature gate ----------------------------------------------------------------------------------------
+
+
+class Gated(Struct, frozen=True):
+    """What a feature stands for: fields of a device, and what is told where the server drops them.
+
+    ``fields``: those of an offer, for the agent's driver; no feature has a field of another, except single attributes
+    and capacities. ``probe``: the offer of the dry run that asks for them. ``lacks``, ``given_by`` and ``without`` are
+    phrases for people. ``needed``: whether the configuration of resources that serve claims needs the feature;
+    ``leases``: a device shall be offered to both sides.
+    """
+
+    fields: Callable[[str, Offer], Json]
+    probe: Offer
+    lacks: str
+    given_by: str
+    without: str
+    needed: Callable[[Sequence[Resource], bool], bool] = lambda serving, leases: False
+    off_by_default: bool = False  # in every release so far: that it is missing is no news
+
+
+_PROBED = Device("probe", "probe", "probe", near_numa_nodes=(0, 1))
+_ON_IN_1_36 = "gate {}, on by default from Kubernetes 1.36"
+
+GATED: Mapping[Feature, Gated] = {
+    Feature.LEASES: Gated(
+        lambda driver, offer: _lease_fields(driver) if offer.lease else {},
+        Offer(_PROBED, lease=True),
+        "the API server keeps no binding conditions",
+        f"gates {Feature.LEASES} and DRAResourceClaimDeviceStatus, on by default from Kubernetes 1.36, "
+        "in the scheduler as well",
+        "no device can be leased, so those of lanes.shared are for pods with limits only",
+        lambda serving, leases: leases,
+    ),
+    Feature.TAINTS: Gated(
+        lambda driver, offer: {"taints": [_taint(taint) for taint in offer.taints]} if offer.taints else {},
+        Offer(_PROBED, taints=(Taint("drabridge.invalid/probe"),)),
+        "the API server keeps no device taints",
+        _ON_IN_1_36.format(Feature.TAINTS),
+        "a faulty device leaves the ResourceSlices, and the pods whose claims have it are not evicted",
+        lambda serving, leases: bool(serving),
+    ),
+    Feature.SHARING: Gated(
+        lambda driver, offer: {} if offer.policies is None else _sharing_fields(offer, offer.policies),
+        Offer(_PROBED, policies={}),
+        "the API server keeps no allowMultipleAllocations of devices",
+        _ON_IN_1_36.format(Feature.SHARING),
+        "a device that claims are to share goes to one claim at a time",
+        lambda serving, leases: any(one.sharing.allow_multiple_allocations for one in serving),
+    ),
+    Feature.PARTITIONS: Gated(
+        lambda driver, offer: _partition_fields(offer) if offer.consumes else {},
+        Offer(_PROBED, consumes={"probe": {"probe": 1}}),
+        "the API server keeps no shared counters of devices",
+        _ON_IN_1_36.format(Feature.PARTITIONS),
+        "the parts of a device are not offered to claims while the whole device is",
+        lambda serving, leases: any(one.partition is not None for one in serving),
+    ),
+    Feature.LISTS: Gated(
+        lambda driver, offer: _list_fields(offer.device.near_numa_nodes),
+        Offer(_PROBED),
+        "the API server keeps no attributes of several values",
+        f"gate {Feature.LISTS} of Kubernetes 1.36 and later, off by default",
+        "numaNode is the device's own node alone, also where others are as near",
+        off_by_default=True,
+    ),
+}
+OFF_BY_DEFAULT = frozenset(feature for feature, row in GATED.items() if row.off_by_default)
+
+
+def _lease_fields(driver: str) -> Json:
+    return {
+        "bindsToNode": True,
+        "bindingConditions": [lease_condition(driver)],
+        "bindingFailureConditions": [lease_denied_condition(driver)],
+    }
+
+
+def _sharing_fields(offer: Offer, policies: Mapping[str, Json]) -> Json:
+    has = offer.device.capacity
+    shared = {name: {"value": canonical(has[name]), "requestPolicy": policies[name]} for name in policies.keys() & has}
+    return {"allowMultipleAllocations": True, **({"capacity": shared} if shared else {})}
+
+
+def _partition_fields(offer: Offer) -> Json:
+    sets = [_counter_set(name, counters, key="counterSet") for name, counters in sorted(offer.consumes.items())]
+    return {"consumesCounters": sets}
+
+
+def _list_fields(nodes: Sequence[int]) -> Json:
+    return {"attributes": {NUMA_NODE: {"ints": list(nodes)}}} if len(nodes) > 1 else {}

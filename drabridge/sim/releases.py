@@ -22,7 +22,7 @@ class Gate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One row. Only gates that a simulated part looks at are listed."""
+    """One row. Of gates only those of DRA, and those that a simulated part looks at, are listed."""
 
     minor: int
     """36 for Kubernetes 1.36."""

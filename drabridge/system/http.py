@@ -153,6 +153,7 @@ class HttpServer:
 
     def __init__(self, routes: Mapping[tuple[str, str], Handler]) -> None:
         self.routes = dict(routes)
+        self.otherwise: Handler | None = None  # answers what has no route; None: it is not found
         self._servers: list[asyncio.Server] = []
         self._closed = False
         self._path: Path | None = None  # of the unix socket
@@ -265,7 +266,7 @@ class HttpServer:
 
     async def _answer(self, request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        handler = self.routes.get((method, request.path))
+        handler = self.routes.get((method, request.path), self.otherwise)
         if handler is None:
             known = any(path == request.path for _, path in self.routes)
             status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from drabridge.containers.cdi_store import CdiStore
-from drabridge.inventory.devices import Attribute, Device, Semver
+from drabridge.inventory.devices import PCI_BUS_ID, PCIE_ROOT, Attribute, Device, Semver
 from drabridge.kube.api import NotFoundError, UnreachableError
 from drabridge.offers.slice_writes import plan
 from drabridge.offers.slices import Offer, Pool, desired_slices
@@ -105,8 +105,9 @@ def _gpu(index: int) -> Device:
         "driverVersion": Semver("580.95.5"),
         "uuid": f"GPU-{index:08}",
     }
+    standard = {PCI_BUS_ID: f"0000:{index % 256:02x}:00.0", PCIE_ROOT: "pci0000:00"}
     device = replace(gpu(index), attributes=attributes, capacity={"memory": 141 * 2**30})
-    return replace(device, pci_bus_id=f"0000:{index % 256:02x}:00.0", pcie_root="pci0000:00", numa_nodes=(index % 2,))
+    return replace(device, standard=standard, numa_nodes=(index % 2,))
 
 
 def slices_1000_plan_ms() -> float:

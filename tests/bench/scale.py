@@ -21,7 +21,7 @@ from pathlib import Path
 
 from drabridge.dra.publisher import Publisher
 from drabridge.evidence.apiserver_pods import PodWatch
-from drabridge.inventory.devices import Semver
+from drabridge.inventory.devices import PCI_BUS_ID, PCIE_ROOT, Semver
 from drabridge.kube.client import KubernetesCluster
 from drabridge.kube.node_annotation import NodeAnnotationWatch
 from drabridge.kube.versions import RESOURCE_GROUP, choose_version
@@ -59,8 +59,9 @@ class ApiPart:
         version = choose_version([entry["version"] for entry in group["versions"]])
         assert version is not None
         attributes = {"productName": "NVIDIA H200", "driverVersion": Semver("580.95.5"), "uuid": "GPU-0123456789abcdef"}
-        one = {"attributes": attributes, "capacity": {"memory": 141 * 2**30}, "pcie_root": "pci0000:00"}
-        offers = tuple(Offer(gpu(index, pci_bus_id=f"0000:{index:02x}:00.0", **one)) for index in range(self._devices))
+        one = {"attributes": attributes, "capacity": {"memory": 141 * 2**30}}
+        places = [{PCI_BUS_ID: f"0000:{i:02x}:00.0", PCIE_ROOT: "pci0000:00"} for i in range(self._devices)]
+        offers = tuple(Offer(gpu(index, standard=place, **one)) for index, place in enumerate(places))
         self._publisher = Publisher(
             cluster,
             version,

@@ -9,8 +9,8 @@ from msgspec.structs import fields
 
 from drabridge.config import import_generic_device_plugin, import_nvidia_device_plugin
 from drabridge.config.checker import check
+from drabridge.config.declaration import Model
 from drabridge.config.json_schema import all_models
-from drabridge.config.model import Model
 from drabridge.config.problems import Problems
 from drabridge.config.schema import Config
 from drabridge.migrate.plan.document import Plan

@@ -122,18 +122,14 @@ NEAR_MISSES: dict[str, list[UdevDevice]] = {
 }
 
 
-def test_every_example_has_its_devices() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(WANTED) == set(NEAR_MISSES)
-
-
-@pytest.mark.parametrize("name", sorted(WANTED))
-def test_an_agent_serves_every_device_of_an_example(name: str) -> None:
-    path = EXAMPLES / f"{name}.yaml"
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_example_matches_its_devices_and_no_similar_ones(path: Path) -> None:
+    """Of an example whose machine was recorded, ``tests/agent/umockdev_examples.py`` says more."""
     match = [matcher for resource in load(path).resources for matcher in resource.match]
     assert path.read_text().startswith("# "), "an example opens with a comment that says what it does"
-    for view in WANTED[name]:
+    for view in WANTED.get(path.stem, ()):
         assert matches(view, match), explain(view, match)
-    for view in NEAR_MISSES[name]:
+    for view in NEAR_MISSES.get(path.stem, ()):
         assert not matches(view, match), explain(view, match)
 
 

@@ -13,8 +13,8 @@ import yaml
 from msgspec.structs import fields
 
 from drabridge.config import ConfigErrors, load
+from drabridge.config.declaration import to_data
 from drabridge.config.json_schema import all_models, field_docs, json_schema
-from drabridge.config.model import to_data
 from drabridge.config.schema import Config
 from tests.support.configurations import document
 from tests.support.waiting import HANG_SECONDS

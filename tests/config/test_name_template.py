@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drabridge.config import load
-from drabridge.config.model import to_data
+from drabridge.config.declaration import to_data
 from drabridge.config.name_template import VALUES_MAX, expanded
 from drabridge.config.problems import ConfigErrors
 from drabridge.config.resource_names import name_for, stands_for

@@ -92,9 +92,9 @@ def test_signs_that_are_quoted_stand_for_themselves(pattern: str, value: str) ->
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)*b", "(.*a){500}b", "(a?){900}b", r"(?:(?:\w{0,30}){30}-?)c"])
 def test_a_hostile_value_of_the_greatest_length_costs_no_time(pattern: str) -> None:
     regex = Regex.compile(pattern)
-    start = time.perf_counter()
+    start = time.process_time()
     assert not regex.matches("a" * VALUE_MAX)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 def test_the_greatest_length_of_a_value() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from drabridge.config.declaration import to_data
 from drabridge.config.loader import load
-from drabridge.config.model import to_data
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.support.dra_node import NODE, DraNode
 from tests.support.inventory_and_ledger import Machine

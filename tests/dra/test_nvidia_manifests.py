@@ -16,8 +16,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from drabridge.config.declaration import to_data
 from drabridge.config.loader import load
-from drabridge.config.model import to_data
 from drabridge.sim.cluster import ClusterTimings, SimCluster
 from tests.docs.pages import blocks
 from tests.support.dra_node import NODE, DraNode

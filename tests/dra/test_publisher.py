@@ -16,6 +16,7 @@ from drabridge.inventory.devices import Presence, Snapshot
 from drabridge.kube.api import UnreachableError
 from drabridge.ledger.entries import ClaimRef, Lane, Owner
 from drabridge.ledger.events import AgentStarted, SetLane
+from drabridge.offers.slices import ALL_FEATURES, OFF_BY_DEFAULT
 from drabridge.sim.apiserver.store import Change
 from tests.support.dra_node import CONFIG, DRIVER, NODE, DraNode, a_node, add_node, gpu
 from tests.support.waiting import PATIENCE, until
@@ -360,6 +361,9 @@ class Shown:
             self.untainted |= any(d["name"] == self._device and not d.get("taints") for d in devices)
 
 
+ONE_LOOK = 1 + len(OFF_BY_DEFAULT)  # dry runs: one for what is on by default, one for each other feature
+
+
 def dry_runs(node: DraNode) -> int:
     return sum("dryRun" in request.query for request in node.api.requests)
 
@@ -388,10 +392,10 @@ async def test_a_server_is_asked_once_after_each_list_whatever_changes() -> None
             await until(lambda: node.slices()[0]["spec"]["devices"][1].get("taints"), why="the taint")
             await node.change(gpu_1=(Presence.PRESENT, ""))
             await until(lambda: not node.slices()[0]["spec"]["devices"][1].get("taints"), why="its end")
-        assert dry_runs(node) == 2
+        assert dry_runs(node) == ONE_LOOK
         await node.restart()
         await node.until_published(ALL)
-        assert dry_runs(node) == 4
+        assert dry_runs(node) == 2 * ONE_LOOK
 
 
 async def test_slices_that_are_refused_as_invalid_are_not_sent_again_until_others_are_desired() -> None:
@@ -445,7 +449,7 @@ async def test_a_server_that_refuses_all_fields_together_is_asked_for_each() -> 
         node.api.faults.fail(1, 400, verb="create", resource="resourceslices")
         await node.start()
         await node.until_published(ALL)
-        assert (node.missing(), dry_runs(node)) == ((), 6)
+        assert (node.missing(), dry_runs(node)) == ((), 1 + len(ALL_FEATURES))
 
 
 async def test_without_the_gate_a_shared_device_goes_to_one_claim_and_that_is_reported() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drabridge.config.base import as_patterns
+from drabridge.config.field_types import as_patterns
 from drabridge.inventory import attribute_values
 from drabridge.inventory.devices import Semver
 

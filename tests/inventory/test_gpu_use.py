@@ -11,7 +11,7 @@ import pytest
 
 from drabridge.config.nvidia import Nvidia
 from drabridge.inventory import gpu_use
-from drabridge.inventory.devices import Device
+from drabridge.inventory.devices import PCI_BUS_ID, Device
 from drabridge.inventory.gpu_use import GpuUse, container_of
 from drabridge.inventory.nvml import NvmlClient, Timing
 from drabridge.inventory.nvml_report import DeviceUse, Process, Use
@@ -137,8 +137,8 @@ def test_a_node_full_of_containers_costs_prometheus_a_bounded_number_of_series(t
 
 
 def test_what_is_not_known_of_a_gpu_is_said_with_the_reason() -> None:
-    whole = Device("gpu-0", "GPU-1", "example.com/gpu", pci_bus_id=GPU, attributes={"uuid": "GPU-1"})
-    part = Device("mig-0", "MIG-1", "example.com/mig", pci_bus_id=GPU)
+    whole = Device("gpu-0", "GPU-1", "example.com/gpu", standard={PCI_BUS_ID: GPU}, attributes={"uuid": "GPU-1"})
+    part = Device("mig-0", "MIG-1", "example.com/mig", standard={PCI_BUS_ID: GPU})
     stick = Device("stick", "0001", "example.com/stick")
 
     def told(use: GpuUse | None, problem: str | None) -> set[tuple[str, ...]]:
@@ -161,7 +161,7 @@ def test_what_is_not_known_of_a_gpu_is_said_with_the_reason() -> None:
 
 def test_containers_of_a_pod_whose_names_nobody_knows_are_one_series_with_the_sum() -> None:
     """Two samples of one name and the same labels are an error to whoever reads them."""
-    whole = Device("gpu-0", "GPU-1", "example.com/gpu", pci_bus_id=GPU, attributes={"uuid": "GPU-1"})
+    whole = Device("gpu-0", "GPU-1", "example.com/gpu", standard={PCI_BUS_ID: GPU}, attributes={"uuid": "GPU-1"})
     use = GpuUse({GPU: (True, True)}, {(GPU, (POD_A, ONE)): (MIB, 10), (GPU, (POD_A, TWO)): (2 * MIB, 20)})
     found = sorted(samples([whole], Ledger(), use, "", lambda uid, container: ("", "", "")))
     labels = ("gpu-0", "example.com/gpu", "", "", "", POD_A)

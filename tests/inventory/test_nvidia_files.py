@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.support import nvidia_h100 as h100
 from tests.support.cdi_files import KIND, write_spec
 from tests.support.hardware import config, watching
 from tests.support.nvidia_h100 import ELF, ELF_32, VERSION, libraries, link, put
+from tests.support.waiting import until
 
 DEBIAN, RED_HAT = LIBRARY_FOLDERS
 
@@ -259,3 +261,8 @@ async def test_a_gpu_without_libraries_is_not_given_out_until_they_come(
         assert only(await watched.snapshot_with(lambda s: bool(only(s).cdi_devices))).cdi_devices == (
             f"{KIND}=GPU-zero",
         )
+        followers = {"CDI files", "driver files"}
+        assert followers <= {task.get_name() for task in asyncio.all_tasks()}
+        plain = {key: value for key, value in resource.items() if not key.startswith("cdi")}
+        watched.inventory.reconfigure(config(plain, resyncSeconds=3600, udevEvents="kernel"))
+        await until(lambda: not followers & {task.get_name() for task in asyncio.all_tasks()}, why="nothing to follow")

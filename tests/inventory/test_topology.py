@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from drabridge.config.published import RESERVED_ATTRIBUTES
 from drabridge.inventory import topology
 from tests.support.hardware import record
 
@@ -62,6 +63,11 @@ def test_pci_address_and_root(syspath: str, subsystem: str, address: str, root: 
     device = record(syspath, subsystem)
     assert topology.pci_bus_id(device) == address
     assert topology.pcie_root(device) == root
+
+
+def test_the_configuration_leaves_room_for_what_every_device_has() -> None:
+    """Beside the standard ones: ``numaNode``, ``type`` and ``resource``."""
+    assert len(topology.STANDARD) + 3 == RESERVED_ATTRIBUTES
 
 
 def test_a_device_below_a_pci_function_has_its_place() -> None:

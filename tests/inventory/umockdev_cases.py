@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from drabridge.errors import HostError
-from drabridge.inventory.devices import Presence, Semver
+from drabridge.inventory.devices import PCI_BUS_ID, PCIE_ROOT, Presence, Semver
 from drabridge.inventory.dump import dump
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity import KnownIdentities
@@ -86,6 +86,30 @@ async def a_disk_with_paths_is_one_device_in_the_place_of_its_controller() -> No
         assert (device.numa_nodes, device.pci_bus_id, device.pcie_root) == ((1,), "0000:00:03.0", "pci0000:00")
 
 
+async def _disk_with_two_controllers(second: str, nodes: tuple[int, ...]) -> None:
+    """Which of the two PCI functions leads to it changes with the path. ``second``: the NUMA node of the other one."""
+    link = "L: nvme0=../../../pci0000:00/0000:00:03.0/nvme/nvme0\n"
+    Testbed(
+        machines.device("/devices/pci0000:80/0000:80:03.0", "pci", attributes={"numa_node": second}),
+        machines.device("/devices/pci0000:80/0000:80:03.0/nvme/nvme1", "nvme"),
+        NVME_WITH_PATHS.replace(link, link + link.replace("0000:00", "0000:80").replace("nvme0", "nvme1")),
+    )
+    disk = {"match": {"subsystem": "block", "sysname": "nvme*"}, "id": ["{property:ID_SERIAL_SHORT}"]}
+    async with watching(config({"name": "example.com/nvme", "nodes": [{"from": "devnode"}], **disk})) as watched:
+        (found,) = watched.inventory.current.devices
+        assert (found.numa_nodes, found.pci_bus_id) == (nodes, "")
+
+
+@case
+async def a_disk_with_two_controllers_on_one_socket_is_there() -> None:
+    await _disk_with_two_controllers("1", (1,))
+
+
+@case
+async def a_disk_with_controllers_on_two_sockets_is_on_none() -> None:
+    await _disk_with_two_controllers("0", ())
+
+
 @case
 async def eight_gpus_on_two_sockets() -> None:
     Testbed(machines.eight_gpus())
@@ -98,8 +122,8 @@ async def eight_gpus_on_two_sockets() -> None:
             assert gpu.name == gpu.id.lower()
             assert gpu.presence is Presence.PRESENT, gpu.reason
             assert gpu.numa_nodes == (index // 4,), "every second GPU has it from its bridge only"
-            assert gpu.pci_bus_id == machines.gpu_address(index)
-            assert gpu.pcie_root == f"pci0000:{machines.GPU_BUSES[index]}"
+            root = f"pci0000:{machines.GPU_BUSES[index]}"
+            assert gpu.standard == {PCIE_ROOT: root, PCI_BUS_ID: machines.gpu_address(index)}
             assert [(node.path, node.major, node.minor) for node in gpu.nodes] == [
                 (f"/dev/nvidia{index}", 195, index),
                 ("/dev/nvidiactl", 195, 255),

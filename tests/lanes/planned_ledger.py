@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from drabridge.inventory.devices import Device
+from drabridge.inventory.devices import PCIE_ROOT, Device
 from drabridge.lanes.plan import (
     LaneTarget,
     destination_lane,
@@ -26,7 +26,7 @@ POLICY = LedgerPolicy()
 
 def devices(count: int, per_root: int = 1000) -> list[Device]:
     return [
-        Device(f"gpu-{n:02}", f"GPU-{n}", "r", pcie_root=f"pci{n // per_root}", numa_nodes=(n // per_root,))
+        Device(f"gpu-{n:02}", f"GPU-{n}", "r", standard={PCIE_ROOT: f"pci{n // per_root}"}, numa_nodes=(n // per_root,))
         for n in range(count)
     ]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drabridge.config.names import ATTRIBUTES_AND_CAPACITY_MAX, is_attribute_name
 from drabridge.config.quantity import canonical, parse
-from drabridge.inventory.devices import Attribute, Device, Semver
+from drabridge.inventory.devices import PCI_BUS_ID, PCIE_ROOT, Attribute, Device, Semver
 from drabridge.kube.versions import choose_version, slice_from_v1, slice_to_v1
 from drabridge.offers.attributes import describe
 from drabridge.offers.slices import slice_name
@@ -54,8 +54,7 @@ def test_the_standard_attributes_come_with_every_pci_device() -> None:
         "gpu-a",
         "GPU-a",
         "nvidia.com/gpu",
-        pci_bus_id="0000:3b:00.0",
-        pcie_root="pci0000:3a",
+        standard={PCI_BUS_ID: "0000:3b:00.0", PCIE_ROOT: "pci0000:3a"},
         numa_nodes=(1,),
         attributes={"productName": "NVIDIA H200", "cudaComputeCapability": Semver("9.0.0"), "ecc": True, "index": 1},
         capacity={"memory": 80 * 1024**3},
@@ -102,7 +101,7 @@ def test_what_the_api_would_refuse_is_left_out_with_a_note(name: str, value: Att
 def test_too_many_attributes_keep_the_standard_ones() -> None:
     many: dict[str, Attribute] = {f"a{i:02d}": i for i in range(60)}
     attributes, capacity, notes = describe(
-        Device("a", "a", "r/a", pcie_root="pci0000:00", attributes=many, capacity={"memory": 1})
+        Device("a", "a", "r/a", standard={PCIE_ROOT: "pci0000:00"}, attributes=many, capacity={"memory": 1})
     )
 
     assert len(attributes) + len(capacity) == ATTRIBUTES_AND_CAPACITY_MAX

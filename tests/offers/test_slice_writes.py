@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from drabridge.inventory.devices import Device, Semver
+from drabridge.inventory.devices import PCIE_ROOT, Device, Semver
 from drabridge.offers.slice_writes import Accepted, SliceOwner, Verb, Write, accept, dropped, plan, same
 from drabridge.offers.slices import (
     ALL_FEATURES,
@@ -218,7 +218,7 @@ def test_a_slice_that_a_real_server_stored_is_equal_to_the_one_we_would_write() 
             f"gpu-{i}",
             f"GPU-{i}",
             "obs.example.com/gpu",
-            pcie_root="pci0000:00",
+            standard={PCIE_ROOT: "pci0000:00"},
             attributes={
                 "type": "gpu",
                 "uuid": f"GPU-{i}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drabridge.inventory.devices import Collision, Device, DeviceNode, Presence, Snapshot
+from drabridge.inventory.devices import PCI_BUS_ID, Collision, Device, DeviceNode, Presence, Snapshot
 from drabridge.ledger.entries import (
     ClaimHold,
     ClaimPhase,
@@ -47,7 +47,7 @@ def gpu(number: int, **more: Any) -> Device:
         resource=GPU,
         nodes=(DeviceNode(f"/dev/nvidia{number}", f"/dev/nvidia{number}"),),
         numa_nodes=(number // 4 % 2,),
-        pci_bus_id=f"0000:{bus:02x}:00.0",
+        standard={PCI_BUS_ID: f"0000:{bus:02x}:00.0"},
         **more,
     )
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from drabridge.config.declaration import Model, to_data
 from drabridge.config.loader import read
-from drabridge.config.model import Model, to_data
 from drabridge.config.problems import Problem
 
 VERSION: Literal["drabridge.migration/v1alpha1"] = "drabridge.migration/v1alpha1"
@@ -113,7 +113,7 @@ class Plan(Model, frozen=True, kw_only=True):
 def load(path: Path) -> Plan:
     """Read a plan. Raises ConfigErrors with all faults and their lines."""
     hint = "drabridge migrate plan --write FILE makes one"
-    return read(Plan, path, raw_keys=frozenset(), hint=hint, largest_bytes=LARGEST_BYTES)
+    return read(Plan, path, hint=hint, largest_bytes=LARGEST_BYTES)
 
 
 def beside(path: Path, folder: Path) -> str:

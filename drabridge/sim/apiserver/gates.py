@@ -1,74 +1,28 @@
-"""The fields that the server drops, in silence, where a feature gate is off."""
+"""Drop the fields, in silence, that a feature gate guards and that is off (``gated`` of the schemas)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from drabridge.sim.apiserver.status import JSON
+from drabridge.sim.apiserver.schema import Schema
+from drabridge.sim.apiserver.schema_dra import TOLERATIONS
 from drabridge.sim.releases import Release
 
-Paths = Mapping[str, Sequence[str]]
-"""Gate -> the fields that it guards; a star stands for every item of a list or map."""
 
-
-def _under(place: str, *names: str) -> Sequence[str]:
-    return [f"{place}.{name}" for name in names]
-
-
-def _requests(spec: str) -> dict[str, Sequence[str]]:
-    one, sub = f"{spec}.devices.requests.*.exactly", f"{spec}.devices.requests.*.firstAvailable.*"
-    return {
-        "DRAPrioritizedList": [f"{spec}.devices.requests.*.firstAvailable"],
-        "DRAAdminAccess": _under(one, "adminAccess"),
-        "DRADeviceTaints": [*_under(one, "tolerations"), *_under(sub, "tolerations")],
-        "DRAConsumableCapacity": [*_under(one, "capacity"), *_under(sub, "capacity")],
-    }
-
-
-_DEVICE, _RESULT = "spec.devices.*", "status.allocation.devices.results.*"
-_WHERE = ("nodeName", "nodeSelector", "allNodes")
-_SLICE: Paths = {
-    "DRADeviceTaints": _under(_DEVICE, "taints"),
-    "DRAPartitionableDevices": [
-        *_under("spec", "sharedCounters", "perDeviceNodeSelection"),
-        *_under(_DEVICE, "consumesCounters", *_WHERE),
-    ],
-    "DRADeviceBindingConditions": _under(_DEVICE, "bindsToNode", "bindingConditions", "bindingFailureConditions"),
-    "DRAConsumableCapacity": _under(_DEVICE, "allowMultipleAllocations", "capacity.*.requestPolicy"),
-    "DRAListTypeAttributes": _under(f"{_DEVICE}.attributes.*", "bools", "ints", "strings", "versions"),
-}
-_CLAIM_STATUS: Paths = {
-    "DRAResourceClaimDeviceStatus": ["status.devices"],
-    "DRAAdminAccess": _under(_RESULT, "adminAccess"),
-    "DRADeviceTaints": _under(_RESULT, "tolerations"),
-    "DRADeviceBindingConditions": _under(_RESULT, "bindingConditions", "bindingFailureConditions"),
-    "DRAConsumableCapacity": _under(_RESULT, "shareID", "consumedCapacity"),
-}
-_GUARDED: Mapping[str, Sequence[Paths]] = {
-    "resourceslices": [_SLICE],
-    "resourceclaims": [_requests("spec"), _CLAIM_STATUS],
-    "resourceclaimtemplates": [_requests("spec.spec")],
-    "deviceclasses": [{"DRAExtendedResource": ["spec.extendedResourceName"]}],
-}
-
-
-def drop_disabled(plural: str, obj: JSON, gates: Mapping[str, bool], release: Release) -> None:
+def drop_disabled(schema: Schema, obj: Any, gates: Mapping[str, bool], release: Release) -> None:
     """Delete from ``obj`` what disabled gates guard."""
-    for paths in _GUARDED.get(plural, ()):
-        for gate, fields in paths.items():
-            kept = gate == "DRADeviceTaints" and plural != "resourceslices" and not release.drops_tolerations
-            if not gates[gate] and not kept:
-                for field in fields:
-                    _drop(obj, field.split("."))
+    _drop(schema, obj, {**gates, TOLERATIONS: gates["DRADeviceTaints"] or not release.drops_tolerations})
 
 
-def _drop(value: Any, path: Sequence[str]) -> None:
-    name, rest = path[0], path[1:]
-    if name == "*":
-        for item in value.values() if isinstance(value, dict) else value:
-            _drop(item, rest)
-    elif not rest:
-        value.pop(name, None)
-    elif name in value:
-        _drop(value[name], rest)
+def _drop(schema: Schema, value: Any, gates: Mapping[str, bool]) -> None:
+    if isinstance(value, list) and schema.items is not None:
+        for item in value:
+            _drop(schema.items, item, gates)
+    elif isinstance(value, dict):
+        for name in list(value):
+            child = schema.child(name)
+            if child is not None and child.gate and not gates[child.gate]:
+                del value[name]
+            elif child is not None:
+                _drop(child, value[name], gates)

@@ -134,7 +134,7 @@ class Objects:
         if managers is None:  # so dropped fields have an owner as well (recorded)
             writer = self._manager(resource, by, "Update", "")
             managers = after_update([], writer, resource.schema, resource.blank_object(), new)
-        drop_disabled(resource.plural, new, self.gates, self.release)
+        drop_disabled(resource.schema, new, self.gates, self.release)
         self._check(resource, new, None, "", by)
         meta["managedFields"] = write_managers(managers)
         return self._shown(resource, self._put(resource, new, by))
@@ -300,7 +300,7 @@ class Objects:
             old["metadata"], body["metadata"], frozen=bool(subresource) and resource.group == DRA_GROUP
         )
         set_defaults(resource.plural, new, timestamp())
-        drop_disabled(resource.plural, new, self.gates, self.release)
+        drop_disabled(resource.schema, new, self.gates, self.release)
         admission.forget_deallocated(resource, new, old)
         if resource.counts_generations and _counted_spec(resource, new) != _counted_spec(resource, old):
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1

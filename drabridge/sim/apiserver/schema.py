@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 
@@ -28,6 +28,8 @@ class Schema:
     """Fields beyond the declared ones are kept as they come (kinds that this server does not know in full)."""
     atomic: bool = False
     """Replaced as a whole by apply, whatever is inside."""
+    gate: str = ""
+    """The feature gate that guards this field: where it is off, the server drops the field in silence."""
 
     def child(self, name: str) -> Schema | None:
         """Return the schema of one field or map value; None means undeclared."""
@@ -75,9 +77,12 @@ def keyed(items: Schema, *keys: str) -> Schema:
 
 
 def atomic(schema: Schema) -> Schema:
-    return Schema(
-        schema.type, schema.fields, schema.values, schema.items, schema.keys, schema.unique, schema.open, atomic=True
-    )
+    return replace(schema, atomic=True)
+
+
+def gated(gate: str, **fields: Schema) -> dict[str, Schema]:
+    """Return fields that a feature gate guards."""
+    return {name: replace(schema, gate=gate) for name, schema in fields.items()}
 
 
 OWNER = struct(apiVersion=STRING, kind=STRING, name=STRING, uid=STRING, controller=BOOL, blockOwnerDeletion=BOOL)

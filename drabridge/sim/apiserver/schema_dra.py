@@ -12,12 +12,16 @@ from drabridge.sim.apiserver.schema import (
     STRING,
     Schema,
     atomic,
+    gated,
     keyed,
     kind,
     listed,
     mapping,
     struct,
 )
+
+TOLERATIONS = "DRADeviceTaints of claims"
+"""The same gate; in claims it guards nothing in some releases (``Release.drops_tolerations``)."""
 
 _NODE_SELECTOR = atomic(
     struct(
@@ -34,17 +38,23 @@ _ATTRIBUTE = struct(
     bool=BOOL,
     string=STRING,
     version=STRING,
-    ints=listed(INT),
-    bools=listed(BOOL),
-    strings=listed(STRING),
-    versions=listed(STRING),
+    **gated(
+        "DRAListTypeAttributes",
+        ints=listed(INT),
+        bools=listed(BOOL),
+        strings=listed(STRING),
+        versions=listed(STRING),
+    ),
 )
 _CAPACITY = struct(
     value=QUANTITY,
-    requestPolicy=struct(
-        default=QUANTITY,
-        validValues=listed(QUANTITY),
-        validRange=struct(min=QUANTITY, max=QUANTITY, step=QUANTITY),
+    **gated(
+        "DRAConsumableCapacity",
+        requestPolicy=struct(
+            default=QUANTITY,
+            validValues=listed(QUANTITY),
+            validRange=struct(min=QUANTITY, max=QUANTITY, step=QUANTITY),
+        ),
     ),
 )
 _COUNTERS = mapping(struct(value=QUANTITY))
@@ -54,15 +64,21 @@ _TOLERATION = struct(key=STRING, operator=STRING, value=STRING, effect=STRING, t
 DEVICE_FIELDS: dict[str, Schema] = {
     "attributes": mapping(_ATTRIBUTE),
     "capacity": mapping(_CAPACITY),
-    "consumesCounters": listed(struct(counterSet=STRING, counters=_COUNTERS)),
-    "nodeName": STRING,
-    "nodeSelector": _NODE_SELECTOR,
-    "allNodes": BOOL,
-    "taints": listed(_TAINT),
-    "bindsToNode": BOOL,
-    "bindingConditions": listed(STRING),
-    "bindingFailureConditions": listed(STRING),
-    "allowMultipleAllocations": BOOL,
+    **gated(
+        "DRAPartitionableDevices",
+        consumesCounters=listed(struct(counterSet=STRING, counters=_COUNTERS)),
+        nodeName=STRING,
+        nodeSelector=_NODE_SELECTOR,
+        allNodes=BOOL,
+    ),
+    **gated("DRADeviceTaints", taints=listed(_TAINT)),
+    **gated(
+        "DRADeviceBindingConditions",
+        bindsToNode=BOOL,
+        bindingConditions=listed(STRING),
+        bindingFailureConditions=listed(STRING),
+    ),
+    **gated("DRAConsumableCapacity", allowMultipleAllocations=BOOL),
     "nodeAllocatableResourceMappings": mapping(OPAQUE),
 }
 RESOURCE_SLICE = kind(
@@ -72,9 +88,12 @@ RESOURCE_SLICE = kind(
         nodeName=STRING,
         nodeSelector=_NODE_SELECTOR,
         allNodes=BOOL,
-        perDeviceNodeSelection=BOOL,
         devices=listed(struct(name=STRING, **DEVICE_FIELDS)),
-        sharedCounters=listed(struct(name=STRING, counters=_COUNTERS)),
+        **gated(
+            "DRAPartitionableDevices",
+            perDeviceNodeSelection=BOOL,
+            sharedCounters=listed(struct(name=STRING, counters=_COUNTERS)),
+        ),
     )
 )
 
@@ -89,10 +108,10 @@ _ANY_REQUEST = {
     "selectors": _SELECTORS,
     "allocationMode": STRING,
     "count": INT,
-    "tolerations": listed(_TOLERATION),
-    "capacity": struct(requests=mapping(QUANTITY)),
+    **gated(TOLERATIONS, tolerations=listed(_TOLERATION)),
+    **gated("DRAConsumableCapacity", capacity=struct(requests=mapping(QUANTITY))),
 }
-EXACT_FIELDS: dict[str, Schema] = _ANY_REQUEST | {"adminAccess": BOOL}
+EXACT_FIELDS: dict[str, Schema] = _ANY_REQUEST | gated("DRAAdminAccess", adminAccess=BOOL)
 _OPAQUE_CONFIG = struct(driver=STRING, parameters=OPAQUE)
 _CLAIM_SPEC = struct(
     devices=struct(
@@ -100,7 +119,7 @@ _CLAIM_SPEC = struct(
             struct(
                 name=STRING,
                 exactly=struct(**EXACT_FIELDS),
-                firstAvailable=listed(struct(name=STRING, **_ANY_REQUEST)),
+                **gated("DRAPrioritizedList", firstAvailable=listed(struct(name=STRING, **_ANY_REQUEST))),
             )
         ),
         constraints=listed(struct(requests=listed(STRING), matchAttribute=STRING, distinctAttribute=STRING)),
@@ -112,12 +131,14 @@ _RESULT = struct(
     driver=STRING,
     pool=STRING,
     device=STRING,
-    adminAccess=BOOL,
-    tolerations=listed(_TOLERATION),
-    bindingConditions=listed(STRING),
-    bindingFailureConditions=listed(STRING),
-    shareID=STRING,
-    consumedCapacity=mapping(QUANTITY),
+    **gated("DRAAdminAccess", adminAccess=BOOL),
+    **gated(TOLERATIONS, tolerations=listed(_TOLERATION)),
+    **gated(
+        "DRADeviceBindingConditions",
+        bindingConditions=listed(STRING),
+        bindingFailureConditions=listed(STRING),
+    ),
+    **gated("DRAConsumableCapacity", shareID=STRING, consumedCapacity=mapping(QUANTITY)),
 )
 _ALLOCATION = struct(
     devices=struct(
@@ -141,7 +162,7 @@ RESOURCE_CLAIM = kind(
     status=struct(
         allocation=_ALLOCATION,
         reservedFor=keyed(struct(apiGroup=STRING, resource=STRING, name=STRING, uid=STRING), "uid"),
-        devices=keyed(_DEVICE_STATUS, "driver", "device", "pool", "shareID"),
+        **gated("DRAResourceClaimDeviceStatus", devices=keyed(_DEVICE_STATUS, "driver", "device", "pool", "shareID")),
     ),
 )
 RESOURCE_CLAIM_TEMPLATE = kind(spec=struct(metadata=METADATA, spec=_CLAIM_SPEC))
@@ -149,6 +170,6 @@ DEVICE_CLASS = kind(
     spec=struct(
         selectors=_SELECTORS,
         config=listed(struct(opaque=_OPAQUE_CONFIG)),
-        extendedResourceName=STRING,
+        **gated("DRAExtendedResource", extendedResourceName=STRING),
     )
 )

@@ -127,7 +127,7 @@ class StandIn:
 async def end(client: NvmlClient) -> None:
     """End a client and its process, pipes included: on a busy machine the loop may be closed before them."""
     task, process = client._task, client._process
-    client.stop()
+    await client.stop()
     assert task is not None
     await asyncio.gather(task, return_exceptions=True)
     if process is not None:

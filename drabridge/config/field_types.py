@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from drabridge.config import names
-from drabridge.config.model import Check, Parse
+from drabridge.config.declaration import Check, Parse
 from drabridge.config.pattern import Glob, Patterns
 from drabridge.config.problems import Problem, Problems, unmet
 from drabridge.config.regex import Regex

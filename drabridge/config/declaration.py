@@ -21,10 +21,12 @@ class Model(Struct, frozen=True, rename="camel"):
     """Base of all models. Python names are snake_case, the file has camelCase; keys that are not declared are refused.
 
     ``one_of``: keys of the file of which exactly one must be given. ``schema_rules``: what else its JSON Schema says.
+    ``raw_keys``, of the model of a file or of a part: below these keys every scalar is text, as it is written.
     """
 
     one_of: ClassVar[tuple[str, ...]] = ()
     schema_rules: ClassVar[Mapping[str, Any]] = {}
+    raw_keys: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         """Raise Problems for fields that are right one by one and do not fit together."""
