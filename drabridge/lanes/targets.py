@@ -131,13 +131,14 @@ class LaneTargets:
         )
         alone = sum(leasable(ledger, entry) for one in devices if (entry := ledger.entries.get(one.name)))
         count, why = min(asked, alone), "devices with parts, and their parts, cannot be leased"
+        off = self._api_server.claims_off
         if not alone:
             pass
-        elif self._slices.keeps_leases is False:
-            count, why = 0, "the API server does not keep binding conditions"
-        elif self._slices.keeps_leases is None or self._api_server.claims_off is not None:
+        elif off is not None or self._slices.keeps_leases is None:
             count = min(count, shared_now(ledger, devices))
-            why = "it is not known yet whether the API server keeps binding conditions"
+            why = off.why if off else "it is not known yet whether the API server keeps binding conditions"
+        elif not self._slices.keeps_leases:
+            count, why = 0, "the API server does not keep binding conditions"
         elif left < count:
             count, why = max(0, left), "dra.leases.maxDevices allows no more"
         return count, [f"{asked - count} of {asked} shared devices are for pods only: {why}"] if count < asked else []
