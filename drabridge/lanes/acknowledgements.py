@@ -6,6 +6,7 @@ slice at the API server shows the device; then, after a quiet time, a LIST of cl
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Protocol
@@ -89,8 +90,9 @@ class KubeletAcknowledgements:
         holder.
         """
         since = self._ledger_service.ledger.seq
-        resources = {entry.device.resource for entry in revoked}  # one that kubelet does not read stops no other
-        heard = {name for name in resources if await self._lists.delivered({name}, DELIVERY_SECONDS)}
+        resources = list({entry.device.resource for entry in revoked})  # one that kubelet does not read stops no other
+        answers = await asyncio.gather(*(self._lists.delivered({name}, DELIVERY_SECONDS) for name in resources))
+        heard = {name for name, delivered in zip(resources, answers, strict=True) if delivered}
         if not heard:
             return RETRY_SECONDS
         busy = self._lists.busy_ids
