@@ -198,7 +198,7 @@ class Components:
         self.events = Announcer(
             api_server.cluster, options.node_name, config.driver, base.now, partial(metrics.count, "events_dropped")
         )
-        writer = NodeLabelWriter(lambda: api_server.cluster, options.node_name, config.driver)
+        writer = NodeLabelWriter(api_server, options.node_name, config.driver)
         self.node_labels = NodeLabels(config_in_use, devices, inventory.lookup, writer, base.now)
         self.desired = desired = DesiredLanes(
             paths.state, config_in_use, self._desired_changed, api_server, base.state_worker
@@ -217,9 +217,7 @@ class Components:
             self._kubelet_has_lists,
             base.state_worker,
         )
-        self.claim_queries = queries = ClaimQueries(
-            api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
-        )
+        self.claim_queries = queries = ClaimQueries(api_server, config.driver, options.node_name, claims)
         self.vendor = VendorSoftware(paths, config.driver, claims)
         self.vendor_managers = VendorManagers(self._managers_changed)
         self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)

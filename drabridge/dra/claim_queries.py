@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TypeVar
 
+from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Listing, UnreachableError, resource_claims, served_version
 from drabridge.kube.connection import ApiServer
@@ -20,20 +20,12 @@ log = logging.getLogger(__name__)
 class ClaimQueries:
     """LISTs of the cluster's claims, each for one question. Every call costs the API server a whole LIST."""
 
-    def __init__(
-        self,
-        api_server: ApiServer,
-        driver: str,
-        node: str,
-        pool: Callable[[], str],
-        version: Callable[[], str] = str,
-    ) -> None:
-        """``pool`` returns this node's pool; ``version`` the version of resource.k8s.io in use, "" if not known yet."""
+    def __init__(self, api_server: ApiServer, driver: str, node: str, claims: ClaimSide) -> None:
+        """``claims`` says which pool is this node's, and which version of resource.k8s.io is in use."""
         self._api_server = api_server
         self._driver = driver
         self._node = node
-        self._pool = pool
-        self._version = version
+        self._claims = claims
 
     @property
     def nobody_to_ask(self) -> bool:
@@ -44,7 +36,7 @@ class ClaimQueries:
         """Return the claims allocated with devices of this node. None: the API server cannot be asked."""
         from drabridge.dra.allocation import allocation_here
 
-        pool = self._pool()
+        pool = self._claims.pool
         try:
             listed = await self._list(ObjectView(lambda claim: allocation_here(claim, self._driver, pool), ClaimFields))
             if listed.unreadable:  # the API allows such a claim, and it may have any device
@@ -85,5 +77,5 @@ class ClaimQueries:
         cluster = self._api_server.cluster
         if cluster is None:
             raise UnreachableError("there is no API server to talk to")
-        version = self._version() or await served_version(cluster)
+        version = self._claims.api_version or await served_version(cluster)
         return await cluster.list(resource_claims(version), view=view) if version else Listing((), "")
