@@ -268,10 +268,8 @@ class ServingAgent:
         parts.follow_holds()
         if self._behind and parts.ledger_service.health.ok:
             self._snapshot_taken.set()
-        parts.claims.wake()
         parts.evidence.changed()
-        parts.lanes_changed.set()
-        parts.legacy.follow_ledger()
+        parts.look_again()
 
     async def _reconfigure(self, config: Config) -> None:
         self._parts.current.config_error = ""
