@@ -69,7 +69,7 @@ class LaneMover:
             self._desired.unmet[resource.name] = made.notes or self._targets.divided(made)
 
     async def _accompany(self) -> float | None:
-        """Fetch acknowledgements; return the seconds until the next attempt or plan, None if neither is due."""
+        """Fetch what entries wait for; return the seconds until the next attempt or plan, None if neither is due."""
         pauses: list[float] = []
         waiting: dict[WaitsFor | None, list[Entry]] = {}
         for entry in self._ledger_service.ledger.entries.values():
