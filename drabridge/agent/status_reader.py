@@ -87,7 +87,7 @@ def _claims(parts: Components) -> ClaimsState:
         published=claims.published,
         waits_for=waits_for,
         records_error=claims.records_error,
-        stranded=claims.stranded,
+        stranded=parts.claim_demand.stranded,
         off=off.why if off is not None else "",
     )
 
