@@ -65,7 +65,8 @@ class TurnKeeper:
         told: Mapping[str, int] = {}
         sent = self._sent
         if self.watches is not None:
-            told, self._sent = self.watches.allocatable, dict(self.watches.pods.sent)
+            told = self.watches.node.allocatable if self.watches.node else {}
+            self._sent = dict(self.watches.pods.sent)
         asked = {resource for resource, count in self._sent.items() if count != sent.get(resource)}
         self.turns = follow(before, Change(seen, self._seen, self._ledger_service.now(), told, asked))
         return self.turns is not before

@@ -129,7 +129,7 @@ async def test_what_pods_may_have_on_the_node_is_told_of_extended_resources(
 ) -> None:
     server, cluster = api
     seen: list[Mapping[str, int]] = []
-    watch = NodeAnnotationWatch(cluster, "node-a", "d", lambda value: None, take_allocatable=seen.append)
+    watch = NodeAnnotationWatch(cluster, "node-a", "d", lambda node: seen.append(node.allocatable if node else {}))
     amounts = {"cpu": "2", "memory": "4Gi", "example.com/gpu": "3", "example.com/strange": 7}
     async with running(watch):
         await until(lambda: seen == [{}])
@@ -146,7 +146,9 @@ async def test_the_annotation_is_followed_through_every_trouble(
 ) -> None:
     server, cluster = api
     seen: list[str | None] = []
-    watch = NodeAnnotationWatch(cluster, "node-a", "gpu.example.com", seen.append)
+    watch = NodeAnnotationWatch(
+        cluster, "node-a", "gpu.example.com", lambda node: seen.append(node.lanes if node else "gone")
+    )
 
     def annotate(value: str) -> None:
         def change(node: dict[str, Any]) -> None:

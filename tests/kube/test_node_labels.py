@@ -32,7 +32,7 @@ async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         server.objects.create(NODE)
         cluster = KubernetesCluster.from_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))
         writer = NodeLabelWriter(SimpleNamespace(cluster=cluster), "node-a", DRIVER)  # type: ignore[arg-type]
-        watch = NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda value: None, writer.seen)
+        watch = NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda node: writer.seen(node.labels if node else None))
         tasks = [asyncio.create_task(watch.run()), asyncio.create_task(writer.run())]
         try:
             yield server, cluster, writer
@@ -93,7 +93,7 @@ async def test_nothing_is_written_before_it_is_known_what_is_wanted(place: Place
     writer.want(WANTED)
     await until(lambda: has(server, WANTED))
     after = NodeLabelWriter(SimpleNamespace(cluster=cluster), "node-a", DRIVER)  # type: ignore[arg-type]
-    watch = NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda value: None, after.seen)
+    watch = NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda node: after.seen(node.labels if node else None))
     before = writes(server)
     tasks = [asyncio.create_task(watch.run()), asyncio.create_task(after.run())]
     try:
@@ -111,7 +111,7 @@ async def test_nothing_is_written_before_it_is_known_what_is_wanted(place: Place
 async def test_the_labels_of_a_node_that_went_while_nobody_watched_are_not_kept(place: Place) -> None:
     _, cluster, _ = place
     seen: list[Any] = []
-    NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda value: None, seen.append).listed(())
+    NodeAnnotationWatch(cluster, "node-a", DRIVER, seen.append).listed(())
     assert seen == [None]
 
 
