@@ -196,7 +196,7 @@ class Components:
         connected = standby.cluster if standby is not None else None
         self.api_server = api_server = ApiServer(config_in_use, options.kubeconfig, connected)
         self.events = Announcer(
-            api_server.cluster, options.node_name, config.driver, base.now, partial(metrics.count, "events_dropped")
+            api_server, options.node_name, config.driver, base.now, partial(metrics.count, "events_dropped")
         )
         writer = NodeLabelWriter(api_server, options.node_name, config.driver)
         self.node_labels = NodeLabels(config_in_use, devices, inventory.lookup, writer, base.now)

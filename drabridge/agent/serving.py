@@ -197,7 +197,6 @@ class ServingAgent:
         parts, cluster = self._parts, self._parts.api_server.cluster
         if cluster is None or self._watches is not None:
             return
-        parts.events.cluster = cluster
         watches = self._standby.take_watches() if self._standby is not None else None
         watches = watches or ApiWatches(cluster, parts.options.node_name, parts.current.config.driver, self._resources)
         watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds
@@ -212,7 +211,6 @@ class ServingAgent:
         """Disconnect from the API server, as a reload says. What it said last no longer counts."""
         await self._end_watches()
         self._parts.api_server.disconnect()
-        self._parts.events.cluster = None
         self._parts.others.pods = self._parts.others.claims = None
         self._parts.desired.forget_annotation()
         self._parts.cordons.forget_annotation()
