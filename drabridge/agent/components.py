@@ -236,10 +236,8 @@ class Components:
             self.targets,
             desired,
             claims,
-            (
-                KubeletAcknowledgements(ledger_service, legacy, kubelet, self.evidence.hurry),
-                ApiServerAcknowledgements(ledger_service, claims, api_server, queries.allocated),
-            ),
+            KubeletAcknowledgements(ledger_service, legacy, kubelet, self.evidence.hurry),
+            ApiServerAcknowledgements(ledger_service, claims, api_server, queries.allocated),
             self.competing.found,
             self.lanes_changed,
         )
