@@ -266,6 +266,11 @@ class Entry(Struct, frozen=True):
         return self.device.name
 
     @property
+    def target(self) -> Lane:
+        """The lane that it is on its way to; the one that it is in if it does not move."""
+        return self.move.target if self.move else self.lane
+
+    @property
     def waits_for(self) -> WaitsFor | None:
         """Whose word it waits for, because its move has begun or claims wait for its lease; None: nobody's."""
         if any(held.waits_for for held in self.claims):
