@@ -384,6 +384,7 @@ class Components:
     def _kubelet_known(self) -> None:
         self.turns.follow()
         self.legacy.follow_ledger()
+        self.evidence.hurry()  # kubelet now writes its checkpoint when it is sent a list, and that names the pods
 
     def paused(self) -> Mapping[str, str]:
         """Return device -> why no new holder gets it now: its vendor's manager is at work, or vfio-pci has it."""
