@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from deviceplugin.broadcast import Versioned
-from deviceplugin.model import ContainerAllocation, ListedDevice, ListedHealth
+from deviceplugin.model import ContainerAllocation, ListedDevice
 from deviceplugin.wire import v1beta1_pb2 as pb
 
 VERSION = "v1beta1"
@@ -103,7 +103,3 @@ def encode_allocation(allocation: ContainerAllocation) -> pb.ContainerAllocateRe
 def unique_sorted(ids: Iterable[str]) -> list[str]:
     """Return the ids of a request, each once, sorted: kubelet's order is that of a Go map, random."""
     return sorted(set(ids))
-
-
-def count_healthy(devices: Sequence[ListedDevice]) -> int:
-    return sum(device.health is ListedHealth.HEALTHY for device in devices)

@@ -15,7 +15,7 @@ from deviceplugin import codec
 from deviceplugin.api import Allocator, Plugin, Preferrer, PreStarter, require_healthy
 from deviceplugin.errors import AllocationError
 from deviceplugin.inflight import Inflight
-from deviceplugin.model import ContainerAllocation
+from deviceplugin.model import ContainerAllocation, ListedHealth
 from deviceplugin.observer import Allocated, ListSent, Notifier, Preferred, PreStarted
 from deviceplugin.streams import ListStream, ListStreams
 from deviceplugin.timeouts import Timeouts
@@ -103,7 +103,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
                     self._plugin.resource,
                     snapshot.version,
                     len(message.devices),
-                    codec.count_healthy(snapshot.value),
+                    sum(device.health == ListedHealth.HEALTHY for device in message.devices),
                     self._clock() - started,
                 )
             )

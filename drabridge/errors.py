@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 
 class DrabridgeError(Exception):
     """Root of the tree. ``code`` is the name of the gRPC status that a peer gets; ``hint`` says what to do next."""
@@ -45,3 +48,12 @@ class RefusedError(DrabridgeError):
     """Nobody's fault: the ledger refuses because the device is held. The message names the holder."""
 
     code = "FAILED_PRECONDITION"
+
+
+@contextlib.contextmanager
+def host_errors(what: str, *, hint: str = "") -> Iterator[None]:
+    """Turn an OSError into a HostError that says ``what`` cannot be done, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise HostError(f"{what}: {error.strerror or error}", hint=hint) from error

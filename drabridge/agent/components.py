@@ -165,7 +165,7 @@ class Components:
             devices,
             self._pause_nvml,
         )
-        self.turns = TurnKeeper(ledger_service, self._turns_changed)
+        self.turns = TurnKeeper(ledger_service, self.look_again)
         self._cdi = cdi = CdiStore(paths.cdi, config.driver)
         self.legacy_files = LegacyCdiFiles(cdi)
         self.podresources = Client(paths.podresources_socket, observe=self.sinks.asked)
@@ -196,12 +196,12 @@ class Components:
         connected = standby.cluster if standby is not None else None
         self.api_server = api_server = ApiServer(config_in_use, options.kubeconfig, connected)
         self.events = Announcer(
-            api_server.cluster, options.node_name, config.driver, base.now, partial(metrics.count, "events_dropped")
+            api_server, options.node_name, config.driver, base.now, partial(metrics.count, "events_dropped")
         )
-        writer = NodeLabelWriter(lambda: api_server.cluster, options.node_name, config.driver)
+        writer = NodeLabelWriter(api_server, options.node_name, config.driver)
         self.node_labels = NodeLabels(config_in_use, devices, inventory.lookup, writer, base.now)
         self.desired = desired = DesiredLanes(
-            paths.state, config_in_use, self._desired_changed, api_server, base.state_worker
+            paths.state, config_in_use, self.look_again, api_server, base.state_worker
         )
         self.cordons = Cordons(
             paths.state, config_in_use, ledger_service, base.snapshot_taken.set, api_server, base.state_worker
@@ -217,9 +217,7 @@ class Components:
             self._kubelet_has_lists,
             base.state_worker,
         )
-        self.claim_queries = queries = ClaimQueries(
-            api_server, config.driver, options.node_name, lambda: claims.pool, lambda: claims.api_version
-        )
+        self.claim_queries = queries = ClaimQueries(api_server, config.driver, options.node_name, claims)
         self.vendor = VendorSoftware(paths, config.driver, claims)
         self.vendor_managers = VendorManagers(self._managers_changed)
         self.competing = CompetingPlugins(legacy, self.podresources, kubelet, ledger_service, devices)
@@ -238,10 +236,8 @@ class Components:
             self.targets,
             desired,
             claims,
-            (
-                KubeletAcknowledgements(ledger_service, legacy, kubelet, self.evidence.hurry),
-                ApiServerAcknowledgements(ledger_service, claims, api_server, queries.allocated),
-            ),
+            KubeletAcknowledgements(ledger_service, legacy, kubelet, self.evidence.hurry),
+            ApiServerAcknowledgements(ledger_service, claims, api_server, queries.allocated),
             self.competing.found,
             self.lanes_changed,
         )
@@ -271,7 +267,7 @@ class Components:
             options.page,
         )
         self.cdi_maintenance = CdiMaintenance(
-            config_in_use, devices, cdi, self.legacy_files, ledger_service, api_server, self._cdi_written_again
+            config_in_use, devices, cdi, self.legacy_files, ledger_service, api_server, claims.renew_files
         )
         self.evictor = Evictor(
             config_in_use,
@@ -380,18 +376,16 @@ class Components:
         records, ledger = self.paths.claim_records, self.ledger_service.ledger
         await self._state_worker.promptly(lambda: forget_device(records, self._cdi, ledger, device, uids))
 
-    def _desired_changed(self) -> None:
+    def look_again(self) -> None:
+        """Let moves and offers follow what has changed: ledger, desired lanes, turns. Cheap, never blocks."""
         self.lanes_changed.set()
         self.claims.wake()
+        self.legacy.follow_ledger()
 
     def _kubelet_known(self) -> None:
         self.turns.follow()
         self.legacy.follow_ledger()
-
-    def _turns_changed(self) -> None:
-        self.lanes_changed.set()
-        self.claims.wake()
-        self.legacy.follow_ledger()
+        self.evidence.hurry()  # kubelet now writes its checkpoint when it is sent a list, and that names the pods
 
     def paused(self) -> Mapping[str, str]:
         """Return device -> why no new holder gets it now: its vendor's manager is at work, or vfio-pci has it."""
@@ -403,12 +397,7 @@ class Components:
 
     def _managers_changed(self) -> None:
         self._pause_nvml("")
-        self.claims.wake()
-        self.legacy.follow_ledger()
-
-    def _cdi_written_again(self) -> None:
-        self.claims.wake()
-        self.claims.renew_files()
+        self.look_again()
 
     async def _look_for_competing_plugins(self) -> None:
         before = set(self.competing.found)

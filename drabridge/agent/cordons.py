@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from drabridge.agent.requests import read_request
 from drabridge.config.schema import Config
-from drabridge.errors import ConfigError, HostError
+from drabridge.errors import ConfigError, HostError, host_errors
 from drabridge.kube.connection import ApiServer
 from drabridge.ledger.events import Cordoned
 from drabridge.ledger.refusals import holder
@@ -118,15 +118,10 @@ class Cordons:
                     f"the Node's annotation {annotation} has {name} out of service",
                     hint=f"Take it out there: kubectl annotate node NODE {annotation}- removes it all",
                 )
-            try:
-                await self._files.promptly(
-                    lambda: write_atomically(self._path, json.dumps(commands, indent=1).encode())
-                )
-            except OSError as error:
-                raise HostError(
-                    f"that cannot be kept in {self._path}: {error.strerror or error}; nothing is changed",
-                    hint="Make room or mend the disk, and try again",
-                ) from error
+            text = json.dumps(commands, indent=1).encode()
+            hint = "Make room or mend the disk, and try again"
+            with host_errors(f"nothing is changed, it cannot be kept in {self._path}", hint=hint):
+                await self._files.promptly(lambda: write_atomically(self._path, text))
             self._commands, self._lost = commands, ""
             service = self._ledger_service
             decision = await service.apply(Cordoned(self.devices, service.now()))

@@ -42,27 +42,26 @@ UNPREPARED = "unprepared"  # phase of a claim whose pod is gone: processes may r
 Document = dict[str, Any]
 
 
-class DriverFiles:
+class DriverFiles(Struct, frozen=True):
     """The CDI files of this driver. Calls run in the thread that writes them: a hanging disk blocks no loop."""
 
-    def __init__(self, cdi: CdiStore, legacy_files: LegacyCdiFiles) -> None:
-        self._cdi = cdi
-        self._legacy_files = legacy_files
+    cdi: CdiStore
+    legacy_files: LegacyCdiFiles
 
     async def paths(self) -> list[str]:
         """Return their paths, sorted; [] if the directory cannot be read."""
-        return await self._cdi.thread.promptly(lambda: files_of(self._cdi))
+        return await self.cdi.thread.promptly(lambda: files_of(self.cdi))
 
     async def remove(self, paths: Sequence[str], ledger: Ledger) -> None:
         """Remove those of ``paths`` that claims use, and every file for limits that no pod needs."""
-        await self._cdi.thread.promptly(lambda: self._legacy_files.sweep(ledger))
-        legacy = self._cdi.prefix(Family.LEGACY)
+        await self.cdi.thread.promptly(lambda: self.legacy_files.sweep(ledger))
+        legacy = self.cdi.prefix(Family.LEGACY)
         names = [name for path in paths if not (name := Path(path).name).startswith(legacy)]
-        await self._cdi.thread.promptly(lambda: self._remove(names))
+        await self.cdi.thread.promptly(lambda: self._remove(names))
 
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:
-            self._cdi.remove_file(name)
+            self.cdi.remove_file(name)
 
 
 class ClaimsLeft:
@@ -120,24 +119,15 @@ class _Asked(Struct):
     clean: bool = False
 
 
-class Drain:
+class Drain(Struct, frozen=True):
     """``drabridge drain``: begins or undoes a drain, reports its progress, and removes files that nobody needs."""
 
-    def __init__(
-        self,
-        config: Callable[[], Config],
-        node: str,
-        ledger_service: LedgerService,
-        desired: DesiredLanes,
-        claims_left: ClaimsLeft,
-        files: DriverFiles,
-    ) -> None:
-        self._config = config
-        self._node = node
-        self._ledger_service = ledger_service
-        self._desired = desired
-        self._claims_left = claims_left
-        self._files = files
+    config: Callable[[], Config]
+    node: str
+    ledger_service: LedgerService
+    desired: DesiredLanes
+    claims_left: ClaimsLeft
+    files: DriverFiles
 
     async def request(self, body: bytes) -> Document:
         """Answer ``drabridge drain``: ``{"drain": true}`` begins, ``{"drain": false}`` undoes; empty: only report.
@@ -149,47 +139,47 @@ class Drain:
             return await self.document()
         asked = read_request(body, _Asked, '{"drain": true or false, "clean": true or false} was expected')
         if not asked.drain:
-            await self._desired.undo_drain()
+            await self.desired.undo_drain()
             return await self.document()
-        if not self._desired.drained:
-            await self._desired.drain()
+        if not self.desired.drained:
+            await self.desired.drain()
             log.warning("node drained by the operator: no device is for claims from now on")
-        self._claims_left.ask_anew()
-        before = await self._files.paths()  # files that are written from here on are needed
+        self.claims_left.ask_anew()
+        before = await self.files.paths()  # files that are written from here on are needed
         document = await self.document()
         if asked.clean:
             if not document["complete"]:
                 raise RefusedError(
                     f"nothing is removed: {'; '.join(document['because'])}", hint="Run drabridge drain until it is done"
                 )
-            await self._desired.drain(clean=True)
-            await self._files.remove(before, self._ledger_service.ledger)
-            document["files"] = await self._files.paths()
+            await self.desired.drain(clean=True)
+            await self.files.remove(before, self.ledger_service.ledger)
+            document["files"] = await self.files.paths()
             document["removed"] = sorted(set(before) - set(document["files"]))
         return document
 
     async def document(self) -> Document:
         """Return the progress. ``because`` says in words what is left to do; it is empty when the node is drained."""
-        config, ledger = self._config(), self._ledger_service.ledger
+        config, ledger = self.config(), self.ledger_service.ledger
         astray = _astray(ledger, {one.name for one in config.resources})
-        claims = await self._claims_left.rows(ask_api_server=not astray)
+        claims = await self.claims_left.rows(ask_api_server=not astray)
         moving = [_moving(entry) for entry in astray]
         doubt = [_doubt(entry) for entry in ledger.entries.values() if entry.owner in DOUBTFUL]
-        because = [] if self._desired.drained else ["the node is not drained: drabridge drain"]
+        because = [] if self.desired.drained else ["the node is not drained: drabridge drain"]
         if not ledger.node.merged:
             because.append("the ledger has not been compared with what kubelet says yet")
         because += [_claim_words(claim) for claim in claims]
         because += [f"{one['device']} is in doubt ({one['owner']}): {one['evidence']}" for one in doubt]
         because += [f"{one['device']} is in lane {one['lane']}: {one['reason']}" for one in moving if not one["held"]]
-        if not because and await self._claims_left.allocated() is None:
+        if not because and await self.claims_left.allocated() is None:
             because.append("the API server cannot be asked whether claims have devices of this node")
         in_legacy = sum(entry.lane is Lane.LEGACY for entry in ledger.entries.values())
         return {
             "apiVersion": API_VERSION,
             "kind": "Drain",
-            "node": self._node,
+            "node": self.node,
             "driver": config.driver,
-            "drained": self._desired.drained,
+            "drained": self.desired.drained,
             "complete": not because,
             "because": because,
             "devices": len(ledger.entries),
@@ -198,7 +188,7 @@ class Drain:
             "claims": claims,
             "doubt": doubt,
             "pods": [pod for entry in ledger.entries.values() for pod in _pods(entry)],
-            "files": await self._files.paths(),
+            "files": await self.files.paths(),
         }
 
 

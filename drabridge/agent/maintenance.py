@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+from msgspec import Struct
 
 from drabridge.agent.api_watches import ApiWatches
 from drabridge.config.schema import Config
@@ -28,16 +30,15 @@ TICK_SECONDS = 3.0  # so soon a disk that works again is noticed; kubelet's own 
 Job = Callable[[], Awaitable[None]]
 
 
-class Maintenance:
+class Maintenance(Struct, frozen=True):
     """Runs each job every ``TICK_SECONDS``. A job that waits for a disk delays no other."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self._jobs = tuple(jobs)
+    jobs: Sequence[Job]
 
     async def run(self) -> None:
         """Run until cancelled. An error of one job ends all of them."""
         async with asyncio.TaskGroup() as group:
-            for job in self._jobs:
+            for job in self.jobs:
                 group.create_task(_repeat(job))
 
 
@@ -65,7 +66,8 @@ class TurnKeeper:
         told: Mapping[str, int] = {}
         sent = self._sent
         if self.watches is not None:
-            told, self._sent = self.watches.allocatable, dict(self.watches.pods.sent)
+            told = self.watches.node.allocatable if self.watches.node else {}
+            self._sent = dict(self.watches.pods.sent)
         asked = {resource for resource, count in self._sent.items() if count != sent.get(resource)}
         self.turns = follow(before, Change(seen, self._seen, self._ledger_service.now(), told, asked))
         return self.turns is not before
@@ -88,24 +90,21 @@ class TurnKeeper:
             self._changed()
 
 
-class LedgerMaintenance:
+class LedgerMaintenance(Struct, frozen=True):
     """Tells the ledger what is over: claims that have lingered long enough, devices that are gone for good."""
 
-    def __init__(
-        self, ledger_service: LedgerService, inventory: Inventory, legacy: LegacyManager, others: OtherEvidence
-    ) -> None:
-        self._ledger_service = ledger_service
-        self._inventory = inventory
-        self._legacy = legacy
-        self._others = others
+    ledger_service: LedgerService
+    inventory: Inventory
+    legacy: LegacyManager
+    others: OtherEvidence
 
     async def retry(self) -> None:
         """Try a failing disk again: nothing is offered while grants would fail, so no request would try it."""
-        self._ledger_service.retry_write()
+        self.ledger_service.retry_write()
 
     async def end_lingering(self) -> None:
         """End claims that were unprepared a grace period ago, or whose pods were seen to end after that."""
-        service, pods = self._ledger_service, self._others.pods
+        service, pods = self.ledger_service, self.others.pods
         now = service.now()
         holds = [held for entry in service.ledger.entries.values() for held in entry.claims if held.lingers]
         ends = {held.claim: held.lingers_until for held in holds}
@@ -116,11 +115,11 @@ class LedgerMaintenance:
 
     async def forget_gone(self) -> None:
         """Drop gone devices that nobody holds, the inventory does not know, and kubelet no longer has in its lists."""
-        self._legacy.follow_inventory()  # a device that left its lane some time ago may now leave kubelet's list
-        if not self._inventory.current.complete:
+        self.legacy.follow_inventory()  # a device that left its lane some time ago may now leave kubelet's list
+        if not self.inventory.current.complete:
             return
-        service, known = self._ledger_service, self._inventory.current.by_name()
-        recent = {device_id_of(unit) for unit in self._legacy.recent_ids}
+        service, known = self.ledger_service, self.inventory.current.by_name()
+        recent = {device_id_of(unit) for unit in self.legacy.recent_ids}
         now = service.now()
         gone = [
             entry.name

@@ -30,26 +30,16 @@ class _Asked(Struct):
     device: str
 
 
-class OperatorRelease:
+class OperatorRelease(Struct, frozen=True):
     """``drabridge lanes release``: asks every source once more, then ends the holds that no source confirms."""
 
-    def __init__(
-        self,
-        ledger_service: LedgerService,
-        evidence: EvidenceLoop,
-        kubelet: KubeletEvidence,
-        others: OtherEvidence,
-        claims: ClaimSide,
-        queries: ClaimQueries,
-        forget_device: ForgetDevice,
-    ) -> None:
-        self._ledger_service = ledger_service
-        self._evidence = evidence
-        self._kubelet = kubelet
-        self._others = others
-        self._claims = claims
-        self._queries = queries
-        self._forget_device = forget_device
+    ledger_service: LedgerService
+    evidence: EvidenceLoop
+    kubelet: KubeletEvidence
+    others: OtherEvidence
+    claims: ClaimSide
+    queries: ClaimQueries
+    forget_device: ForgetDevice
 
     async def request(self, body: bytes) -> dict[str, Any]:
         """End the holds of a device in QUARANTINE or CONFLICT, or of a claim left prepared: ``{"device": NAME}``.
@@ -57,9 +47,9 @@ class OperatorRelease:
         Returns the device as it is afterwards. Raises ConfigError for a malformed body or an unknown device;
         RefusedError while a source says that the device is in use, or cannot be asked about its claim.
         """
-        service = self._ledger_service
+        service = self.ledger_service
         entry = self._entry(body)
-        await self._evidence.run_once()
+        await self.evidence.run_once()
         before = service.ledger.entries.get(entry.name, entry)
         if before.owner is Owner.LEGACY:
             raise RefusedError(
@@ -74,8 +64,8 @@ class OperatorRelease:
         prepared = [held for held in before.holders if held.phase is ClaimPhase.PREPARED]
         ended = [held.claim.uid for held in prepared if await self._has_ended(before, held)]
         if ended:  # before the ledger is told: a crash between the two leaves a hold that can be released again
-            await self._forget_device(before.name, ended)
-            self._claims.renew_files()
+            await self.forget_device(before.name, ended)
+            self.claims.renew_files()
         decision = await service.apply(ManualRelease(before.name, service.now(), frozenset(ended)))
         if not decision.accepted:
             raise RefusedError(str(decision))
@@ -91,7 +81,7 @@ class OperatorRelease:
         }
 
     def _entry(self, body: bytes) -> Entry:
-        entries = self._ledger_service.ledger.entries
+        entries = self.ledger_service.ledger.entries
         known = f"It has {', '.join(sorted(entries)) or 'none'}"
         asked = read_request(body, _Asked, "a device of this node was expected", known)
         if asked.device not in entries:
@@ -103,8 +93,8 @@ class OperatorRelease:
 
         Kubelet before 1.34 shows no claims, so the API server is asked. It need not answer where no claims are served.
         """
-        allocated = await self._queries.allocated()
-        if allocated is None and self._claims.wanted:
+        allocated = await self.queries.allocated()
+        if allocated is None and self.claims.wanted:
             raise RefusedError(
                 f"{entry.name} may be a claim's, and the API server could not be asked",
                 hint="try again when it answers ('drabridge status' says what claims wait for)",
@@ -125,31 +115,31 @@ class OperatorRelease:
         claim = held.claim
         try:
             if not claim.name:  # all that is known of it is its CDI file
-                found = await self._queries.find(claim.uid)
+                found = await self.queries.find(claim.uid)
                 if found is not None:
                     raise RefusedError(
                         f"{entry.name} is prepared for claim {found}, which the API server shows allocated",
                         hint="delete the pod that uses the claim",
                     )
             else:
-                await self._claims.release_if_deallocated(claim)
+                await self.claims.release_if_deallocated(claim)
         except ClusterError as error:
             raise RefusedError(
                 f"{entry.name} is prepared for claim {claim}, and the API server could not be asked about it: {error}",
                 hint="try again when it answers ('drabridge status' says what claims wait for)",
             ) from error
-        now = self._ledger_service.ledger.entries[entry.name].claim(claim.uid)
+        now = self.ledger_service.ledger.entries[entry.name].claim(claim.uid)
         if now is None or now.api_allocated:
             return False
-        users = await self._kubelet.users(claim, entry.name)
+        users = await self.kubelet.users(claim, entry.name)
         if users is None:
             raise RefusedError(
                 f"{entry.name} is prepared for claim {claim}, and kubelet could not be asked who uses it: "
-                f"{self._kubelet.error}",
+                f"{self.kubelet.error}",
                 hint="try again when it answers",
             )
         # In a conflict the pod may have the device open, not the claim: the pod's hold then stays until it closes it.
-        opened = await self._others.in_use({entry.name}) if entry.hold is None else {}
+        opened = await self.others.in_use({entry.name}) if entry.hold is None else {}
         if users or opened:
             who = ", ".join([*(f"pod {user}" for user in users), *opened.values()])
             raise RefusedError(f"claim {claim} is gone, but {entry.name} is still used by {who}", hint="stop it first")

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from drabridge.agent.api_watches import CORDONS, LABELS, LANES, ApiWatches
+from drabridge.agent.api_watches import ApiWatches
 from drabridge.agent.components import Components, Foundation, release_policy
 from drabridge.agent.standby import Standby
 from drabridge.coexistence.vendor_software import LOOK_SECONDS
 from drabridge.config.follower import ConfigFollower
 from drabridge.config.schema import Config
 from drabridge.inventory.devices import Collision, Snapshot
-from drabridge.kube.node_labels import LabelsSeen
+from drabridge.kube.node_annotation import NodeSeen
 from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
 from drabridge.ledger.entries import Ledger
 from drabridge.ledger.events import NodeBooted
@@ -198,17 +197,11 @@ class ServingAgent:
         parts, cluster = self._parts, self._parts.api_server.cluster
         if cluster is None or self._watches is not None:
             return
-        parts.events.cluster = cluster
         watches = self._standby.take_watches() if self._standby is not None else None
         watches = watches or ApiWatches(cluster, parts.options.node_name, parts.current.config.driver, self._resources)
         watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds
         watches.begin()
-        on_node: Mapping[str, Callable[[Any], None]] = {
-            LANES: parts.desired.annotate,
-            CORDONS: parts.cordons.annotate,
-            LABELS: self._labels_seen,
-        }
-        watches.notify(parts.evidence.hurry, on_node, self._resources)
+        watches.notify(parts.evidence.hurry, self._node_seen, self._resources)
         parts.turns.watches = watches
         parts.others.pods = watches.pods
         parts.others.claims = parts.claim_queries.allocated
@@ -218,18 +211,22 @@ class ServingAgent:
         """Disconnect from the API server, as a reload says. What it said last no longer counts."""
         await self._end_watches()
         self._parts.api_server.disconnect()
-        self._parts.events.cluster = None
         self._parts.others.pods = self._parts.others.claims = None
         self._parts.desired.forget_annotation()
         self._parts.cordons.forget_annotation()
-        self._labels_seen(None)
+        self._node_seen(None)
 
     async def _end_watches(self) -> None:
         watches, self._watches = self._watches, None
         if watches is not None:
             await watches.end()
 
-    def _labels_seen(self, labels: LabelsSeen | None) -> None:
+    def _node_seen(self, node: NodeSeen | None) -> None:
+        """Take what the Node says. None: it is not known any more; what its annotations said stays in force."""
+        if node is not None:
+            self._parts.desired.annotate(node.lanes)
+            self._parts.cordons.annotate(node.cordoned)
+        labels = node.labels if node is not None else None
         self._parts.node_labels.writer.seen(labels)
         self._parts.vendor_managers.take(labels)
 
@@ -268,10 +265,8 @@ class ServingAgent:
         parts.follow_holds()
         if self._behind and parts.ledger_service.health.ok:
             self._snapshot_taken.set()
-        parts.claims.wake()
         parts.evidence.changed()
-        parts.lanes_changed.set()
-        parts.legacy.follow_ledger()
+        parts.look_again()
 
     async def _reconfigure(self, config: Config) -> None:
         self._parts.current.config_error = ""

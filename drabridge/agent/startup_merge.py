@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from deviceplugin import kubelet_process
@@ -47,18 +48,17 @@ NAMED = 4  # unknown ids in a message: enough to see how they differ from ours
 _SHARE = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")  # the API server's share ids
 
 
-class StartupMerge:
-    """Brings snapshots to the ledger, and merges the ledger with the other sources."""
+class StartupMerge(Struct, frozen=True):
+    """Brings snapshots to the ledger, and merges the ledger with the other sources.
 
-    def __init__(
-        self, ledger_service: LedgerService, kubelet: KubeletEvidence, cdi: CdiStore, paths: Paths, boot_id: Path
-    ) -> None:
-        """``boot_id`` is the file with the id of this boot."""
-        self._ledger_service = ledger_service
-        self._kubelet = kubelet
-        self._cdi = cdi
-        self._paths = paths
-        self._boot_id = boot_id
+    ``boot_id`` is the file with the id of this boot.
+    """
+
+    ledger_service: LedgerService
+    kubelet: KubeletEvidence
+    cdi: CdiStore
+    paths: Paths
+    boot_id: Path
 
     async def merge(self, config: Config, names: Collection[str], *, rebooted: bool) -> bool:
         """Merge once; return whether the result is on disk. If not, the caller tries again.
@@ -68,14 +68,14 @@ class StartupMerge:
         If kubelet is away, the other sources decide. On a new node they may be empty: if kubelet has no checkpoint, no
         plugin has ever registered; if the directory is not kubelet's, no kubelet asks for devices.
         """
-        service = self._ledger_service
+        service = self.ledger_service
         node = service.ledger.node
         # If the ledger is not whole, only kubelet may know of a claim, or of its end: wait longer for kubelet's answer.
         listed = await self._listed(FIRST_LIST_SECONDS if node.whole else LIST_SECONDS)
-        checkpoint = self._kubelet.read_checkpoint()
+        checkpoint = self.kubelet.read_checkpoint()
         if not node.ever_merged and not node.lost:
             doubt = self._doubt_from_files()
-            if not doubt and checkpoint is None and checkpoint_file.exists(self._paths.device_plugins):
+            if not doubt and checkpoint is None and checkpoint_file.exists(self.paths.device_plugins):
                 doubt = "kubelet's checkpoint of devices is not understood, and it alone knows every pod"
             doubt = doubt or self._doubt_from_ids(names, listed, checkpoint)
             if doubt and not await self._lose(doubt):
@@ -83,7 +83,7 @@ class StartupMerge:
         elif not await self._doubt_strangers(config, listed, checkpoint):
             return False
         found = self._findings(listed, checkpoint, service.ledger.entries, rebooted=rebooted)
-        found = replace(found, kubelet=kubelet_process(self._paths.device_plugins))
+        found = replace(found, kubelet=kubelet_process(self.paths.device_plugins))
         claims = _in_use(service.ledger, found)
         if rebooted:
             self._remove_claim_files(claims)
@@ -108,7 +108,7 @@ class StartupMerge:
         A running claim may have a device that was absent at the merge, or that only the new configuration names: so
         records and CDI files are read again.
         """
-        service, devices = self._ledger_service, snapshot.by_name()
+        service, devices = self.ledger_service, snapshot.by_name()
         shareable = {r.name: r.sharing.allow_multiple_allocations for r in config.resources}
         facts = tuple(
             LedgerDevice.of(device, shareable=shareable.get(device.resource, False)) for device in snapshot.devices
@@ -127,7 +127,7 @@ class StartupMerge:
 
     def _doubt_from_files(self) -> str:
         """Return a sentence if there are CDI files or claim records, whatever is in them; "" if there are none."""
-        cdi, records = self._cdi, self._paths.claim_records
+        cdi, records = self.cdi, self.paths.claim_records
         try:
             left = any(cdi.keys(family) for family in Family)
         except HostError as error:
@@ -143,7 +143,7 @@ class StartupMerge:
 
         These pods have some of the hardware, and nobody can say which: an earlier driver named it otherwise.
         """
-        devices = [entry.device for entry in self._ledger_service.ledger.entries.values()]
+        devices = [entry.device for entry in self.ledger_service.ledger.entries.values()]
         ids, shown = {device.id for device in devices}, _units_of_pods(listed, checkpoint)
         ours = {name for name, _ in shown if any(stands_for(template, name) for template in names)}
         unknown = {f"{name} {unit}" for name, unit in shown if name in ours and device_id_of(unit) not in ids}
@@ -158,7 +158,7 @@ class StartupMerge:
         return f"kubelet shows pods with devices that this configuration calls otherwise or does not match: {words}"
 
     async def _lose(self, doubt: str) -> bool:
-        service = self._ledger_service
+        service = self.ledger_service
         message = f"there is no ledger of this node, and {doubt}: every device without a known holder is quarantined"
         log.error("ledger lost", extra={"found": str(Loaded.LOST), "reason": message})
         if not (await service.apply(RecordLost(service.now(), reason=doubt))).accepted:
@@ -173,7 +173,7 @@ class StartupMerge:
 
         Returns whether the result is on disk.
         """
-        service, shown = self._ledger_service, _units_of_pods(listed, checkpoint)
+        service, shown = self.ledger_service, _units_of_pods(listed, checkpoint)
         for resource in config.resources:
             if units := unknown_units(service.ledger, resource.name, shown):
                 lost = record_lost_by_unknown_units(service.ledger, resource.name, units, service.now())
@@ -186,7 +186,7 @@ class StartupMerge:
     async def _listed(self, seconds: float) -> KubeletList | None:
         try:
             async with asyncio.timeout(seconds):  # wait_for of Python 3.11 may swallow a cancellation
-                return await self._kubelet.list_pods()
+                return await self.kubelet.list_pods()
         except TimeoutError:
             return None
 
@@ -194,12 +194,12 @@ class StartupMerge:
         self, listed: KubeletList | None, checkpoint: CheckpointRead | None, devices: Collection[str], *, rebooted: bool
     ) -> startup_events.StartupFindings:
         """Collect what every source says. ``devices``: the names that CDI files may mean."""
-        records, boot_id = self._paths.claim_records, self._boot_id.read_text().strip()
-        prepared, before = recorded_claims(records, boot_id, self._ledger_service.ledger)
+        records, boot_id = self.paths.claim_records, self.boot_id.read_text().strip()
+        prepared, before = recorded_claims(records, boot_id, self.ledger_service.ledger)
         left: frozenset[str] | None
         left = frozenset(name.partition(".json")[0] for name in record_names(records))
         try:
-            left = left.union(self._cdi.keys(Family.CLAIM))
+            left = left.union(self.cdi.keys(Family.CLAIM))
         except HostError:
             left = None
         files = tuple(
@@ -210,7 +210,7 @@ class StartupMerge:
             for uid, texts in ({} if rebooted else self._claims_of_files()).items()
         )
         return startup_events.StartupFindings(
-            self._ledger_service.now(),
+            self.ledger_service.now(),
             prepared,
             before,
             files,
@@ -227,7 +227,7 @@ class StartupMerge:
         The ledger and the records know more; if both know nothing, the ledger counts as lost.
         """
         try:
-            return self._cdi.claims()
+            return self.cdi.claims()
         except HostError as error:
             log.error("CDI files of claims unreadable", extra={"reason": str(error)})
             return {}
@@ -235,7 +235,7 @@ class StartupMerge:
     def _remove_claim_files(self, claims: Iterable[ClaimDevices]) -> None:
         """After a reboot, remove the CDI files of other claims: no container uses them; a later start cannot tell."""
         try:
-            self._cdi.regenerate(Family.CLAIM, (), keep={one.claim.uid for one in claims})
+            self.cdi.regenerate(Family.CLAIM, (), keep={one.claim.uid for one in claims})
         except HostError as error:
             log.error("CDI files of before the reboot not removed", extra={"reason": str(error)})
 

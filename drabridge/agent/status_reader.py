@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from deviceplugin import ServerState
 from drabridge import __version__
-from drabridge.agent.features import feature_documents
 from drabridge.agent.standby import standbys
 from drabridge.evidence.kubelet import LIST_SECONDS
+from drabridge.kube.features import feature_rows, needed_by, of_kubelet
 from drabridge.ledger.entries import Lane, Owner
 from drabridge.status.document import AgentInfo, Document, Findings, KubeletConnection, NodeDevices, document
 from drabridge.status.readiness import AgentState, ClaimsState, Troubles, not_ready
@@ -58,12 +60,16 @@ def status_document(parts: Components) -> Document:
             not_ready=not_ready(state),
             refusals=tuple(parts.sinks.refusals),
             notes=_notes(parts, state),
-            features=feature_documents(
-                state.config, parts.claims.features, parts.kubelet.features, leases=parts.desired.uses_leases()
-            ),
+            features=_features(parts, state),
         ),
         now=service.now(),
     )
+
+
+def _features(parts: Components, state: AgentState) -> list[Document]:
+    needed = needed_by(state.config, leases=parts.desired.uses_leases())
+    rows = feature_rows({**parts.claims.features, **of_kubelet(parts.kubelet.features)})
+    return [{**to_builtins(row), "needed": row.name in needed} for row in rows]
 
 
 def _claims(parts: Components) -> ClaimsState:
@@ -81,7 +87,7 @@ def _claims(parts: Components) -> ClaimsState:
         published=claims.published,
         waits_for=waits_for,
         records_error=claims.records_error,
-        stranded=claims.stranded,
+        stranded=parts.claim_demand.stranded,
         off=off.why if off is not None else "",
     )
 

@@ -124,7 +124,7 @@ class IommuGroups:
             return Function(address, ids, driver, ("it is a bridge",))
         if driver and not does_dma(driver):
             return Function(address, ids, driver)
-        interfaces, blocks, nodes = [], {}, []
+        interfaces, blocks, nodes = [], dict[str, DeviceNode](), []
         uses = list(self._function_uses(address))
         consoles = self._consoles()
         away = False
@@ -136,13 +136,13 @@ class IommuGroups:
                 uses += [f"{name} is a console of the kernel" for name in names if name in consoles]
             if "dev" in files and (node := _node(Path(folder))) is not None:
                 if node.kind == "b":
-                    blocks[os.path.basename(folder)] = f"{node.major}:{node.minor}"
+                    blocks[os.path.basename(folder)] = node
                 else:
                     nodes.append(node)
             if os.path.basename(folder) == "nvme":
                 blocks |= dict(self._of_subsystems(names))
-        nodes += [DeviceNode("", "", kind="b", major=major, minor=minor) for major, minor in _pairs(blocks)]
-        nodes += self._nvidia(address)
+        nodes += [*blocks.values(), *self._nvidia(address)]
+        numbers = {name: f"{node.major}:{node.minor}" for name, node in blocks.items()}
         network = self.drivers.read(address, "class").startswith("0x02") and driver != ""
         away = away or (network and not interfaces and not driver.startswith("uio"))
         for name in interfaces:
@@ -150,7 +150,7 @@ class IommuGroups:
                 uses.append(f"the network interface {name} {why}")
         if away:
             uses.append("its network interface is not here: it may be in the network namespace of a pod")
-        return Function(address, ids, driver, (*uses, *self._disk_uses(blocks)), tuple(nodes))
+        return Function(address, ids, driver, (*uses, *self._disk_uses(numbers)), tuple(nodes))
 
     def _function_uses(self, address: str) -> Iterator[str]:
         if self.drivers.read(address, "boot_vga") == "1":
@@ -206,14 +206,14 @@ class IommuGroups:
                     return line.partition("=")[2]
         return ""
 
-    def _of_subsystems(self, controllers: Sequence[str]) -> Iterator[tuple[str, Number]]:
+    def _of_subsystems(self, controllers: Sequence[str]) -> Iterator[tuple[str, DeviceNode]]:
         """Yield the disks of these controllers' NVMe subsystems: not below a controller (Linux drivers/nvme/host)."""
         for subsystem in names_in(self._sys / "class/nvme-subsystem"):
             folder = (self._sys / "class/nvme-subsystem" / subsystem).resolve()
             if any((folder / name).exists() for name in controllers):
                 for place, _, files in os.walk(folder):
                     if "dev" in files and (node := _node(Path(place))) is not None and node.kind == "b":
-                        yield os.path.basename(place), f"{node.major}:{node.minor}"
+                        yield os.path.basename(place), node
 
     def _nvidia(self, address: str) -> list[DeviceNode]:
         """Return the node of a GPU, which sysfs does not show."""
@@ -277,13 +277,10 @@ class IommuGroups:
             status = os.stat(path)
             node = DeviceNode("", "", major=os.major(status.st_rdev), minor=os.minor(status.st_rdev))
             user = self._open({f"{VFIO}{group}": (node,)})
-            return user or (f"{path} is open: {os.strerror(error.errno or 0)}" if not _forbidden(error) else "")
+            if user or isinstance(error, PermissionError):  # the agent's own container is kept from devices
+                return user
+            return f"{path} is open: {os.strerror(error.errno or 0)}"
         return ""
-
-
-def _forbidden(error: OSError) -> bool:
-    """Whether the agent's own container is kept from devices: then its look at open files has to do."""
-    return isinstance(error, PermissionError)
 
 
 def _has_address(name: str) -> bool:
@@ -302,9 +299,3 @@ def _node(place: Path) -> DeviceNode | None:
     except (OSError, ValueError):
         return None
     return DeviceNode("", "", kind="b" if block else "c", major=major, minor=minor)
-
-
-def _pairs(blocks: Mapping[str, Number]) -> Iterator[tuple[int, int]]:
-    for number in blocks.values():
-        major, _, minor = number.partition(":")
-        yield int(major), int(minor)

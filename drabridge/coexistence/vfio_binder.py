@@ -24,7 +24,7 @@ from msgspec import Struct
 from drabridge.coexistence.host_use import IommuGroups, in_the_way, to_bind
 from drabridge.config.schema import Config
 from drabridge.config.vfio import Vfio
-from drabridge.errors import HostError
+from drabridge.errors import HostError, host_errors
 from drabridge.inventory.devices import Device
 from drabridge.inventory.vfio import VFIO
 from drabridge.ledger.entries import Owner
@@ -317,11 +317,9 @@ class VfioBinder:
 
     def _save(self) -> None:
         """Write the file. Raises HostError: then no function may be touched."""
-        try:
+        with host_errors(f"{self._path} cannot be written"):
             file = _File(1, self._boot_id.read_text().strip(), dict(self._taken))
             write_atomically(self._path, msgspec.json.encode(file))
-        except OSError as error:
-            raise HostError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
     def _end_pauses(self) -> None:
         """Resume NVML once no function is being bound: NVML would open the GPU that is to be unbound."""

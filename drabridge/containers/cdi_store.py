@@ -7,19 +7,19 @@ What is in a file: :mod:`drabridge.containers.cdi_spec`.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fnmatch
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from drabridge.containers import cdi_spec, together
 from drabridge.containers.cdi_spec import CdiDevice, CdiSpec, ClaimDeviceName, ContainerEdits
-from drabridge.errors import HostError
+from drabridge.errors import HostError, host_errors
 from drabridge.inventory.devices import Device
 from drabridge.system.files import TEMPORARY_SUFFIX, Care, read_if_there, write_atomically
 from drabridge.system.io_thread import IoThread
@@ -251,14 +251,10 @@ def _document(path: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-@contextlib.contextmanager
-def _host_errors(directory: Path) -> Iterator[None]:
+def _host_errors(directory: Path) -> AbstractContextManager[None]:
     """Turn every OSError into a HostError that says what to do about the CDI directory."""
-    try:
-        yield
-    except OSError as error:
-        raise HostError(
-            f"cannot keep CDI files in {directory}: {error.strerror or error}",
-            hint="The directory must exist on the host, be mounted read-write at the same path, "
-            "and be one that the container runtime reads (/var/run/cdi or /etc/cdi)",
-        ) from error
+    hint = (
+        "The directory must exist on the host, be mounted read-write at the same path, "
+        "and be one that the container runtime reads (/var/run/cdi or /etc/cdi)"
+    )
+    return host_errors(f"cannot keep CDI files in {directory}", hint=hint)

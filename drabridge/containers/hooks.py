@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from drabridge.config.container import Hook
-from drabridge.errors import HostError
+from drabridge.errors import HostError, host_errors
 from drabridge.inventory.devices import Device
 from drabridge.system.command import Command
 
@@ -31,13 +31,9 @@ async def run_hook(hook: Hook, device: Device | None, name: str, more: Mapping[s
             "DRABRIDGE_PCI_BUS_ID": device.pci_bus_id,
         }
     program = " ".join(hook.command)
-    try:
+    hint = "it must exist in the agent's own file system and be executable"
+    with host_errors(f"{program} cannot be started for {name}", hint=hint):
         command = await Command.start(hook.command, env | dict(more or {}))
-    except OSError as error:
-        raise HostError(
-            f"{program} cannot be started for {name}: {error.strerror or error}",
-            hint="it must exist in the agent's own file system and be executable",
-        ) from error
     if not await command.ended(hook.timeout_seconds):
         raise HostError(f"{program} did not end for {name} within {hook.timeout_seconds} s; it was killed")
     text = command.output().decode("utf-8", errors="replace").strip()[-MAX_OUTPUT:]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TypeVar
 
+from msgspec import Struct
+
+from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Listing, UnreachableError, resource_claims, served_version
 from drabridge.kube.connection import ApiServer
@@ -17,36 +19,29 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class ClaimQueries:
-    """LISTs of the cluster's claims, each for one question. Every call costs the API server a whole LIST."""
+class ClaimQueries(Struct, frozen=True):
+    """LISTs of the cluster's claims, each for one question. Every call costs the API server a whole LIST.
 
-    def __init__(
-        self,
-        api_server: ApiServer,
-        driver: str,
-        node: str,
-        pool: Callable[[], str],
-        version: Callable[[], str] = str,
-    ) -> None:
-        """``pool`` returns this node's pool; ``version`` the version of resource.k8s.io in use, "" if not known yet."""
-        self._api_server = api_server
-        self._driver = driver
-        self._node = node
-        self._pool = pool
-        self._version = version
+    ``claims`` says which pool is this node's, and which version of resource.k8s.io is in use.
+    """
+
+    api_server: ApiServer
+    driver: str
+    node: str
+    claims: ClaimSide
 
     @property
     def nobody_to_ask(self) -> bool:
         """Whether this agent talks to no API server at all."""
-        return self._api_server.cluster is None
+        return self.api_server.cluster is None
 
     async def allocated(self) -> tuple[ClaimDevices, ...] | None:
         """Return the claims allocated with devices of this node. None: the API server cannot be asked."""
         from drabridge.dra.allocation import allocation_here
 
-        pool = self._pool()
+        pool = self.claims.pool
         try:
-            listed = await self._list(ObjectView(lambda claim: allocation_here(claim, self._driver, pool), ClaimFields))
+            listed = await self._list(ObjectView(lambda claim: allocation_here(claim, self.driver, pool), ClaimFields))
             if listed.unreadable:  # the API allows such a claim, and it may have any device
                 raise UnreachableError(f"what claim {listed.unreadable[0]} is allocated cannot be read")
         except ClusterError as error:
@@ -62,7 +57,7 @@ class ClaimQueries:
         from drabridge.dra.allocation import devices_on
 
         try:
-            listed = await self._list(ObjectView(lambda claim: devices_on(claim, driver, self._node), ClaimFields))
+            listed = await self._list(ObjectView(lambda claim: devices_on(claim, driver, self.node), ClaimFields))
         except ClusterError:
             return None
         return None if listed.unreadable else frozenset(name for names in listed.items for name in names)
@@ -82,8 +77,8 @@ class ClaimQueries:
 
     async def _list(self, view: ObjectView[T]) -> Listing[T]:
         """List every claim of the cluster; none where it serves no DRA. Raises ClusterError."""
-        cluster = self._api_server.cluster
+        cluster = self.api_server.cluster
         if cluster is None:
             raise UnreachableError("there is no API server to talk to")
-        version = self._version() or await served_version(cluster)
+        version = self.claims.api_version or await served_version(cluster)
         return await cluster.list(resource_claims(version), view=view) if version else Listing((), "")

@@ -7,7 +7,7 @@ process has to be considered: without the ledger's lock, no claims are served.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -27,12 +27,11 @@ class KeyedLocks:
         return self._locks.get(key) or self._locks.setdefault(key, asyncio.Lock())
 
 
-async def join(tasks: dict[str, asyncio.Task[T]], key: str, work: Callable[[], Awaitable[T]]) -> T:
+async def join(tasks: dict[str, asyncio.Task[T]], key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Wait for the key's task in ``tasks``; start it if there is none. The task outlives the caller."""
     task = tasks.get(key)
     if task is None:
-        task = asyncio.ensure_future(_run(work))
-        tasks[key] = task
+        task = tasks[key] = asyncio.create_task(work())
         task.add_done_callback(lambda done: _forget(tasks, key, done))
     try:
         return await asyncio.shield(task)
@@ -60,10 +59,6 @@ async def end(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _run(work: Callable[[], Awaitable[T]]) -> T:
-    return await work()
 
 
 def _forget(tasks: dict[str, asyncio.Task[T]], key: str, task: asyncio.Task[T]) -> None:

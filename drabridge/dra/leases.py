@@ -34,7 +34,7 @@ from drabridge.evidence.pod_objects import ANY_CLAIM
 from drabridge.kube.api import ConflictError, InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.ledger.effects import Decision, RefusalCode
-from drabridge.ledger.entries import ClaimPhase, ClaimRef, Lane, Owner
+from drabridge.ledger.entries import ClaimRef, Lane, Owner, WaitsFor
 from drabridge.ledger.events import ClaimAllocated, DeviceUse, LeaseDenied, LeaseGranted
 from drabridge.ledger.service import LedgerService
 from drabridge.offers.slices import lease_condition, lease_denied_condition
@@ -280,7 +280,10 @@ class Leases:
         return found
 
     async def _given_up_by_kubelet(self, wanted: LeaseTo, others: Sequence[LeaseTo]) -> bool:
-        """Wait until kubelet has given up all devices of these claims, or one claim was denied; False: not in time."""
+        """Wait until kubelet has given up all devices of these claims, or one claim was denied; False: not in time.
+
+        Here nobody asks kubelet: the mover does so for every entry that waits for it.
+        """
         deadline = time.monotonic() + self._rules().kubelet_seconds
         while not (any(map(self._is_denied, others)) or self._may_be_granted(wanted, others)):
             try:
@@ -296,7 +299,7 @@ class Leases:
         If ``wanted`` has lost its devices, nothing is waited for.
         """
         holds = [holds_of(self._ledger_service.ledger, one.claim) for one in (wanted, *others)]
-        if any(held.phase is ClaimPhase.PENDING for one in holds for held in one):
+        if any(held.waits_for is WaitsFor.KUBELET for one in holds for held in one):
             return False
         return not holds[0] or all(holds)
 

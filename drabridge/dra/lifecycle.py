@@ -70,11 +70,6 @@ class ClaimSide:
         return self._api_server.cluster is not None and (self._serving or self._demand.needed)
 
     @property
-    def stranded(self) -> str:
-        """See :attr:`ClaimDemand.stranded`."""
-        return self._demand.stranded
-
-    @property
     def state(self) -> DraState | None:
         """The running driver's state; None while none runs."""
         return self.driver.state if self.driver else None
@@ -190,7 +185,7 @@ class ClaimSide:
 
     def _log_stranded(self) -> None:
         """Log it once; /readyz has the numbers as they are now."""
-        stranded = self.stranded
+        stranded = self._demand.stranded
         if stranded and not self._stranded_logged:
             log.error("claims are not served", extra={"reason": stranded})
         self._stranded_logged = bool(stranded)

@@ -8,7 +8,6 @@ must write in place, because a rename would leave the container with the old ino
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -28,11 +27,10 @@ from drabridge.ledger.entries import ClaimRef
 from drabridge.system.files import TEMPORARY_SUFFIX
 from drabridge.system.untrusted import reading
 from podresources.resolve import files
+from podresources.resolve.metadata import FOLDER, folder_name
 
 KIND = "DeviceMetadata"
 CONTAINER_ROOT = "/var/run/kubernetes.io/dra-device-attributes"
-HOST_DIRECTORY = "dra-device-metadata"
-NAME_BYTES = 255  # of a file's name (limits.h, NAME_MAX); a namespace of 63 and a claim's name of 253 are longer
 
 
 class DeviceFacts(Struct, frozen=True):
@@ -55,7 +53,7 @@ class MetadataFiles:
     """The metadata of this driver's claims: files on the host, and the CDI files that mount them."""
 
     def __init__(self, plugin_directory: Path, cdi: CdiStore, driver: str) -> None:
-        self._root = plugin_directory / HOST_DIRECTORY
+        self._root = plugin_directory / FOLDER
         self._cdi = cdi
         self._driver = driver
 
@@ -88,7 +86,7 @@ class MetadataFiles:
                 if name.startswith(f"{self._driver}_metadata_{claim.uid}_"):
                     self._cdi.remove_file(name)
             self._take_over(claim)
-            link = self._root / _name(claim)
+            link = self._root / folder_name(claim.namespace, claim.name)
             if link.is_symlink() and os.readlink(link) == claim.uid:
                 link.unlink()
             shutil.rmtree(self._directory(claim), ignore_errors=True)
@@ -110,13 +108,13 @@ class MetadataFiles:
 
     def _take_over(self, claim: ClaimRef) -> None:
         """Rename a directory that an agent up to 0.2.0 named after the claim: its containers keep the files."""
-        old, new = self._root / _name(claim), self._directory(claim)
+        old, new = self._root / folder_name(claim.namespace, claim.name), self._directory(claim)
         if old.is_dir() and not old.is_symlink() and _uid_in(old) == claim.uid and not new.exists():
             old.rename(new)
 
     def _link(self, claim: ClaimRef, *, newest: bool) -> None:
         """Link the claim's name to its directory: the Go library writes to that name, and other programs look there."""
-        link = self._root / _name(claim)
+        link = self._root / folder_name(claim.namespace, claim.name)
         if link.is_symlink() and (newest or not link.exists()) and os.readlink(link) != claim.uid:
             link.unlink()
         if not os.path.lexists(link):
@@ -165,12 +163,6 @@ class MetadataFiles:
             document["podClaimName"] = pod_claim_name
         document["requests"] = [{"name": name, "devices": entries} for name, entries in requests.items()]
         return document
-
-
-def _name(claim: ClaimRef) -> str:
-    name = f"{claim.namespace}_{claim.name}".replace("/", "_")
-    encoded = os.fsencode(name)
-    return name if len(encoded) <= NAME_BYTES else f"sha256-{hashlib.sha256(encoded).hexdigest()}"
 
 
 def _uid_in(directory: Path) -> str | None:

@@ -24,10 +24,10 @@ from msgspec import Struct, field
 
 from drabridge.config.fabric import is_fabric_pool
 from drabridge.dra.concurrency import KeyedLocks
-from drabridge.errors import HostError
+from drabridge.errors import HostError, host_errors
 from drabridge.ledger.entries import ClaimRef, ClaimShare
 from drabridge.ledger.events import DeviceUse
-from drabridge.system.files import TEMPORARY_SUFFIX, Care, sync_directory, write_atomically
+from drabridge.system.files import TEMPORARY_SUFFIX, Care, read_if_there, sync_directory, write_atomically
 from drabridge.system.io_thread import IoThread
 
 log = logging.getLogger(__name__)
@@ -126,12 +126,10 @@ class RecordStore:
     def load(self, uid: str) -> ClaimRecord | None:
         """Read a claim's record; None if there is none, or a damaged one. Raises HostError."""
         path = self.path(uid)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
+        with host_errors(f"cannot read {path}"):
+            data = read_if_there(path)
+        if data is None:
             return None
-        except OSError as error:
-            raise HostError(f"cannot read {path}: {error.strerror}") from error
         try:
             record = ClaimRecord.decode(data)
             if record.claim.uid != uid:
@@ -172,13 +170,10 @@ class RecordStore:
     def delete(self, uid: str) -> None:
         """Remove a record, durably: a power cut must not bring a holder back. A missing record is no error."""
         path = self.path(uid)
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise HostError(f"cannot remove {path}: {error.strerror}") from error
-        sync_directory(self.directory)
+        with host_errors(f"cannot remove {path}"):
+            if path.exists():
+                path.unlink()
+                sync_directory(self.directory)
 
     def all(self) -> tuple[ClaimRecord, ...]:
         """Return every record, sorted by UID; one that the disk cannot read is logged and left out."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from drabridge.errors import HostError
+from drabridge.errors import HostError, host_errors
 from drabridge.system.paths import SUN_PATH_BYTES
 
 
@@ -41,10 +41,8 @@ class PluginSockets(Struct, frozen=True):
         ever. Raises HostError when a directory is missing or something that is no socket is in the way.
         """
         registry, plugin = self.registration.parent, self.service.parent
-        try:
+        with host_errors(f"cannot create {plugin}", hint=_MOUNT):
             plugin.mkdir(mode=0o750, parents=True, exist_ok=True)
-        except OSError as error:
-            raise HostError(f"cannot create {plugin}: {error.strerror}", hint=_MOUNT) from error
         if not registry.is_dir():
             raise HostError(f"{registry} is not there", hint=f"Kubelet creates it when it starts. {_MOUNT}")
         for path in (self.registration, self.service):

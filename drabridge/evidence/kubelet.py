@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -32,6 +33,7 @@ PROBE_SECONDS = 2.0
 BARRIER_SECONDS = 2.0  # kubelet writes the file within milliseconds of the message (observed on 1.36.2)
 BARRIER_POLL_SECONDS = 0.01
 
+T = TypeVar("T")
 Resend = Callable[[Iterable[str], float], Awaitable[bool]]
 
 
@@ -121,8 +123,7 @@ class KubeletEvidence:
         same device (UpdateAllocatedDevices and allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go;
         found by a soak run).
         """
-        snapshot = await self._snapshot()
-        return None if snapshot is None else KubeletList(pods_of(snapshot), claims_of(snapshot, self._driver))
+        return await self._ask(lambda listed: KubeletList(pods_of(listed), claims_of(listed, self._driver)))
 
     async def users(self, claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
         """Return the containers that kubelet shows with ``device`` through ``claim``.
@@ -131,29 +132,28 @@ class KubeletEvidence:
 
         Through any claim if the name of ``claim`` is not known. Kubelet before 1.34 shows no claims.
         """
-        snapshot = await self._snapshot()
-        return None if snapshot is None else users_of(snapshot, claim, self._driver, device)
+        return await self._ask(lambda listed: users_of(listed, claim, self._driver, device))
 
     async def claim_users(self) -> Mapping[ClaimRef, tuple[str, ...]] | None:
         """Return the claims with devices of ours -> ``namespace/name`` of their pods.
 
         None if it cannot be asked.
         """
-        snapshot = await self._snapshot()
-        return None if snapshot is None else claim_users_of(snapshot, self._driver)
+        return await self._ask(lambda listed: claim_users_of(listed, self._driver))
 
     async def devices_claimed_from(self, driver: str) -> frozenset[str] | None:
         """Return the devices of ``driver``, ours or another one, that kubelet shows with a pod through a claim.
 
         None if it cannot be asked.
         """
-        snapshot = await self._snapshot()
-        if snapshot is None:
-            return None
-        claims = _claims(snapshot, driver)
-        return frozenset(given.device for _, _, claim in claims for given in _of_node(claim, driver))
+        return await self._ask(
+            lambda listed: frozenset(
+                given.device for _, _, claim in _claims(listed, driver) for given in _of_node(claim, driver)
+            )
+        )
 
-    async def _snapshot(self) -> NodeSnapshot | None:
+    async def _ask(self, read: Callable[[NodeSnapshot], T]) -> T | None:
+        """Return what ``read`` makes of kubelet's List; None if kubelet cannot be asked."""
         await self._quiet()
         try:
             snapshot = await self._client.list(timeout_seconds=LIST_SECONDS)
@@ -165,7 +165,7 @@ class KubeletEvidence:
         self.error = ""
         with suppress(PodResourcesError):
             await self._client.probe(timeout_seconds=PROBE_SECONDS)  # asks once for each kubelet
-        return snapshot
+        return read(snapshot)
 
     @property
     def features(self) -> KubeletFeatures:

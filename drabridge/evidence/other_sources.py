@@ -106,10 +106,14 @@ class OtherEvidence:
         return await self.claims()
 
     async def _opened(self, ledger: Ledger, observed: events.Observed) -> dict[str, bool] | None:
-        """Probe only devices that the List does not show: a probe costs a few milliseconds of the whole machine."""
-        unseen = {entry.name for entry in absent(ledger, observed.listed or {})}
-        found = await self._find_open(unseen)
-        if found is None:
+        """Probe only devices that the List does not show: a probe costs a few milliseconds of the whole machine.
+
+        Without a List no hold ends, so nothing is looked at.
+        """
+        if observed.listed is None:
+            return None
+        unseen = {entry.name for entry in absent(ledger, observed.listed)}
+        if (found := await self._find_open(unseen)) is None:
             return None
         answers = {name: found.of(name) for name in unseen}
         return {name: answer for name, answer in answers.items() if answer is not None}

@@ -101,11 +101,7 @@ class Kind(Struct, frozen=True):
         parts = [root]
         if self.namespaced and namespace:
             parts += ["namespaces", namespace]
-        parts.append(self.plural)
-        if name:
-            parts.append(name)
-        if subresource:
-            parts.append(subresource)
+        parts += [self.plural, *filter(None, (name, subresource))]
         for part in parts[1:]:
             if not _NAME.fullmatch(part) or part in (".", ".."):
                 raise InvalidError(f"{part!r} is not the name of an object")

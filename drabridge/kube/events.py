@@ -16,6 +16,7 @@ from msgspec import Struct, field
 
 from drabridge.errors import ClusterError
 from drabridge.kube.api import NODES, Cluster, Kind, served_version
+from drabridge.kube.connection import ApiServer
 from drabridge.kube.json_reader import Json
 from drabridge.kube.versions import NEWEST_RESOURCE_VERSION, RESOURCE_GROUP
 from drabridge.ledger.effects import Notify, Subject
@@ -61,7 +62,7 @@ def reference() -> str:
 class Announcer(Struct):
     """Logs the notices of the ledger and, with an API server, writes them as Events."""
 
-    cluster: Cluster | None
+    api_server: ApiServer
     node: str
     component: str
     now: Callable[[], float]
@@ -77,7 +78,7 @@ class Announcer(Struct):
             notice.message,
             extra={"about": f"{notice.subject} {notice.namespace}/{notice.name}".strip(), "event": notice.reason},
         )
-        if self.cluster is None or not self._is_new(notice):
+        if self.api_server.cluster is None or not self._is_new(notice):
             return
         try:
             self._queue.put_nowait(notice)
@@ -110,7 +111,7 @@ class Announcer(Struct):
         return True
 
     async def _write(self, notice: Notify) -> None:
-        cluster = self.cluster
+        cluster = self.api_server.cluster
         if cluster is None:  # a reload switched it off meanwhile
             return
         if notice.subject is Subject.NODE and not self._node_uid:

@@ -1,7 +1,8 @@
 """List the features that some clusters lack: how each is detected, what is missing without it, what provides it.
 
 No version numbers are compared: the server or kubelet is asked, or its answers are examined. To add a feature, add a
-row here, and its question where it is asked; a feature of slices is a row of ``GATED`` in ``offers/slices.py``.
+row here and to :func:`needed_by`, and its question where it is asked. One of slices is a row of ``GATED`` in
+``offers/slices.py`` alone.
 
 Metadata files in containers (KEP-5304) have no row: no server takes part in them.
 """
@@ -13,7 +14,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from drabridge.config.schema import Config
 from drabridge.offers.slices import GATED
+from podresources import KubeletFeatures, Support
 
 
 class FeatureState(StrEnum):
@@ -127,6 +130,12 @@ FEATURES: Mapping[str, ClusterFeature] = {
 }
 
 
+def of_kubelet(found: KubeletFeatures) -> Mapping[str, FeatureState]:
+    """Return the features that kubelet's PodResources answers have shown."""
+    known = {Support.YES: FeatureState.THERE, Support.NO: FeatureState.MISSING, Support.UNKNOWN: FeatureState.UNKNOWN}
+    return {CLAIMS_IN_LIST: known[found.dynamic_resources], GET_OF_ONE_POD: known[found.get]}
+
+
 def feature_rows(states: Mapping[str, FeatureState]) -> list[FeatureRow]:
     """Return a row for every feature, in the table's order. What ``states`` does not have is unknown."""
     return [
@@ -138,6 +147,22 @@ def feature_rows(states: Mapping[str, FeatureState]) -> list[FeatureRow]:
         )
         for row in FEATURES.values()
     ]
+
+
+def needed_by(config: Config, *, leases: bool) -> frozenset[str]:
+    """Return the features that this configuration uses. ``leases``: a device shall be offered to both sides.
+
+    No configuration needs the feature that shows health in a pod's status: only readers of that status do.
+    """
+    serving = [one for one in config.resources if one.lanes.uses_dra] if config.dra.enabled else []
+    classes = [one.device_class for one in serving if one.device_class is not None]
+    uses: Mapping[str, bool] = {
+        **{feature: row.needed(serving, leases) for feature, row in GATED.items()},
+        EXTENDED_NAMES: any(one.extended_resource_name for one in classes),
+        DEVICE_STATUS: bool(serving) and config.dra.claim_status,
+        CLAIMS_IN_LIST: bool(serving),
+    }
+    return frozenset(name for name, is_used in uses.items() if is_used)
 
 
 def reference() -> str:

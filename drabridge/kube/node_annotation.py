@@ -13,31 +13,26 @@ from drabridge.kube.node_labels import LabelsSeen, labels_of
 from drabridge.kube.watch import follow
 
 
-class NodeAnnotationWatch:
-    """Calls ``take`` with each value of the annotation ``<driver>/lanes``; with None if there is none.
+class NodeSeen(Struct, frozen=True):
+    """What a Node says. ``lanes`` and ``cordoned``: the values of its annotations; None if it has none.
 
-    ``take_cordons`` gets the value of ``<driver>/cordoned`` in the same way. ``take_labels`` gets the Node's labels at
-    each change of the Node; None when it is deleted. ``take_allocatable`` gets resource -> number of
-    devices in ``status.allocatable``.
+    ``allocatable``: resource -> number of devices in ``status.allocatable``, which the scheduler uses.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        node: str,
-        driver: str,
-        take: Callable[[str | None], None],
-        take_labels: Callable[[LabelsSeen | None], None] = lambda labels: None,
-        take_allocatable: Callable[[Mapping[str, int]], None] = lambda numbers: None,
-        take_cordons: Callable[[str | None], None] = lambda value: None,
-    ) -> None:
+    lanes: str | None
+    cordoned: str | None
+    labels: LabelsSeen
+    allocatable: Mapping[str, int]
+
+
+class NodeAnnotationWatch:
+    """Calls ``take`` with what the Node says, at each change of it; with None when it is deleted."""
+
+    def __init__(self, cluster: Cluster, node: str, driver: str, take: Callable[[NodeSeen | None], None]) -> None:
         self._cluster = cluster
         self._selector = f"metadata.name={node}"
         self._keys = f"{driver}/lanes", f"{driver}/cordoned"
         self._take = take
-        self._take_labels = take_labels
-        self._take_allocatable = take_allocatable
-        self._take_cordons = take_cordons
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -46,44 +41,25 @@ class NodeAnnotationWatch:
     # of watch.Follower
 
     @property
-    def view(self) -> ObjectView[_Annotated]:
+    def view(self) -> ObjectView[NodeSeen]:
         lanes, cordoned = self._keys
         return ObjectView(
-            lambda node: _Annotated(
+            lambda node: NodeSeen(
                 _annotation(node, lanes), _annotation(node, cordoned), labels_of(node), _allocatable(node)
             )
         )
 
-    def listed(self, objects: tuple[_Annotated, ...]) -> None:
-        for node in objects:
-            self._seen(node)
-        if not objects:
-            self._take_labels(None)
+    def listed(self, objects: tuple[NodeSeen, ...]) -> None:
+        self._take(objects[0] if objects else None)
 
-    def changed(self, kind: str, obj: _Annotated) -> None:
-        if kind == "DELETED":
-            self._take_labels(None)
-        else:
-            self._seen(obj)
+    def changed(self, kind: str, obj: NodeSeen) -> None:
+        self._take(None if kind == "DELETED" else obj)
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
         """Keep the last value: lanes stay as they are desired."""
 
     def lost(self, error: ClusterError) -> None:
         """Keep the last value: lanes stay as they are desired."""
-
-    def _seen(self, node: _Annotated) -> None:
-        self._take(node.lanes)
-        self._take_cordons(node.cordoned)
-        self._take_labels(node.labels)
-        self._take_allocatable(node.allocatable)
-
-
-class _Annotated(Struct, frozen=True):
-    lanes: str | None
-    cordoned: str | None
-    labels: LabelsSeen
-    allocatable: Mapping[str, int]
 
 
 def _annotation(node: Json, key: str) -> str | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from msgspec import Struct
 
 from drabridge.errors import ClusterError
-from drabridge.kube.api import NODES, Cluster, DeniedError, backoff
+from drabridge.kube.api import NODES, DeniedError, backoff
+from drabridge.kube.connection import ApiServer
 from drabridge.kube.json_reader import Json
 from drabridge.system.supervise import WakeUp
 from drabridge.system.untrusted import reading
@@ -75,8 +76,8 @@ def plan(seen: LabelsSeen, wanted: Mapping[str, str], manager: str) -> LabelPlan
 class NodeLabelWriter:
     """Writes the wanted labels of one Node. It reads nothing: a watch gives the Node's labels to :meth:`seen`."""
 
-    def __init__(self, cluster: Callable[[], Cluster | None], node: str, manager: str) -> None:
-        self._cluster = cluster
+    def __init__(self, api_server: ApiServer, node: str, manager: str) -> None:
+        self._api_server = api_server
         self._node = node
         self._manager = manager
         self._wanted: Mapping[str, str] | None = None  # None: not known yet, so nothing is removed
@@ -114,7 +115,7 @@ class NodeLabelWriter:
                 self._changed.set()
 
     async def _write(self) -> None:
-        cluster, seen, wanted = self._cluster(), self._seen, self._wanted
+        cluster, seen, wanted = self._api_server.cluster, self._seen, self._wanted
         if cluster is None or seen is None or wanted is None:
             return
         found = plan(seen, wanted, self._manager)

@@ -6,9 +6,12 @@ slice at the API server shows the device; then, after a quiet time, a LIST of cl
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Protocol
+
+from msgspec import Struct
 
 from drabridge.errors import ClusterError
 from drabridge.evidence.kubelet import KubeletEvidence
@@ -63,21 +66,16 @@ class PublishedSlices(Protocol):
         """Ask the API server now; return the devices of ``names`` that no slice shows. Raises ClusterError."""
 
 
-class KubeletAcknowledgements:
-    """Asks whether kubelet has given up a device that leaves the legacy lane, or that a claim waits to lease."""
+class KubeletAcknowledgements(Struct, frozen=True):
+    """Asks whether kubelet has given up a device that leaves the legacy lane, or that a claim waits to lease.
 
-    def __init__(
-        self,
-        ledger_service: LedgerService,
-        lists: DevicePluginLists,
-        kubelet: KubeletEvidence,
-        hurry_evidence: Callable[[], None],
-    ) -> None:
-        """``hurry_evidence`` asks for a round of evidence at once."""
-        self._ledger_service = ledger_service
-        self._lists = lists
-        self._kubelet = kubelet
-        self._hurry_evidence = hurry_evidence
+    ``hurry_evidence`` asks for a round of evidence at once.
+    """
+
+    ledger_service: LedgerService
+    lists: DevicePluginLists
+    kubelet: KubeletEvidence
+    hurry_evidence: Callable[[], None]
 
     async def fetch(self, revoked: Sequence[Entry]) -> float:
         """Ask kubelet about revoked devices; return the seconds until the next attempt.
@@ -88,17 +86,18 @@ class KubeletAcknowledgements:
         (see :mod:`drabridge.evidence.kubelet`). If kubelet shows a pod on the device, evidence makes that pod the
         holder.
         """
-        since = self._ledger_service.ledger.seq
-        resources = {entry.device.resource for entry in revoked}  # one that kubelet does not read stops no other
-        heard = {name for name in resources if await self._lists.delivered({name}, DELIVERY_SECONDS)}
+        since = self.ledger_service.ledger.seq
+        resources = list({entry.device.resource for entry in revoked})  # one that kubelet does not read stops no other
+        answers = await asyncio.gather(*(self.lists.delivered({name}, DELIVERY_SECONDS) for name in resources))
+        heard = {name for name, delivered in zip(resources, answers, strict=True) if delivered}
         if not heard:
             return RETRY_SECONDS
-        busy = self._lists.busy_ids
-        offered = await self._kubelet.allocatable()
+        busy = self.lists.busy_ids
+        offered = await self.kubelet.allocatable()
         if offered is None:
             return RETRY_SECONDS
         healthy = {(resource, device_id_of(unit)) for resource, unit in offered}
-        open_ids = set(map(device_id_of, (*busy, *self._lists.busy_ids)))  # ids from before a change of replicas, too
+        open_ids = set(map(device_id_of, (*busy, *self.lists.busy_ids)))  # ids from before a change of replicas, too
         given_up = [
             entry
             for entry in revoked
@@ -106,18 +105,18 @@ class KubeletAcknowledgements:
             and (entry.device.resource, entry.device.id) not in healthy
             and entry.device.id not in open_ids
         ]
-        shown = await self._kubelet.shown() if given_up else None
+        shown = await self.kubelet.shown() if given_up else None
         if shown is None:
             return RETRY_SECONDS
         held = {(resource, device_id_of(unit)) for resource, unit in shown}
-        open_ids = set(map(device_id_of, self._lists.busy_ids))
+        open_ids = set(map(device_id_of, self.lists.busy_ids))
         pause = RETRY_SECONDS
         for entry in given_up:
             if (entry.device.resource, entry.device.id) in held:
-                self._hurry_evidence()
+                self.hurry_evidence()
                 pause = SHOWN_RETRY_SECONDS
             elif entry.device.id not in open_ids:
-                await self._ledger_service.apply(WithdrawnFromKubelet(entry.name, since, self._ledger_service.now()))
+                await self.ledger_service.apply(WithdrawnFromKubelet(entry.name, since, self.ledger_service.now()))
         return pause
 
 

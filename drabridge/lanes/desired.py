@@ -23,7 +23,7 @@ from typing import Any
 
 from drabridge.config.lanes import NOTHING, REST, Lanes, Selection
 from drabridge.config.schema import Config, Resource
-from drabridge.errors import ConfigError, HostError
+from drabridge.errors import ConfigError, host_errors
 from drabridge.kube.connection import ApiServer
 from drabridge.lanes.overrides import LaneOverride, Overrides, encode, parse, parse_request
 from drabridge.system.files import write_atomically
@@ -197,13 +197,9 @@ class DesiredLanes:
             if override is not None:
                 self._followed(resource, override)
                 commands[name] = override
-            try:
+            hint = "Make room or mend the disk, and set them again"
+            with host_errors(f"nothing is changed, lanes cannot be kept in {self._path}", hint=hint):
                 await self._files.promptly(lambda: self._save(self._path, commands))
-            except OSError as error:
-                raise HostError(
-                    f"lanes cannot be kept in {self._path}: {error.strerror or error}; nothing is changed",
-                    hint="Make room or mend the disk, and set them again",
-                ) from error
             self._commands = commands
             self._changed()
             return {"resource": name, **self.describe(resource)}
@@ -213,23 +209,16 @@ class DesiredLanes:
 
         Raises HostError if the disk fails; nothing is changed then.
         """
-        try:
-            text = json.dumps({"clean": clean}).encode()
+        text, hint = json.dumps({"clean": clean}).encode(), "Make room or mend the disk, and try again"
+        with host_errors(f"that this node is drained cannot be kept in {self._drain_path}", hint=hint):
             await self._files.promptly(lambda: write_atomically(self._drain_path, text))
-        except OSError as error:
-            raise HostError(
-                f"that this node is drained cannot be kept in {self._drain_path}: {error.strerror or error}",
-                hint="Make room or mend the disk, and try again",
-            ) from error
         self.drained, self.clean_at_end = True, clean
         self._changed()
 
     async def undo_drain(self) -> None:
         """Let annotation, command and configuration decide again. Raises HostError if the disk fails."""
-        try:
+        with host_errors(f"{self._drain_path} cannot be removed"):
             await self._files.promptly(lambda: self._drain_path.unlink(missing_ok=True))
-        except OSError as error:
-            raise HostError(f"{self._drain_path} cannot be removed: {error.strerror or error}") from error
         self.drained = self.clean_at_end = False
         self._changed()
 

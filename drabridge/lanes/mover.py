@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Container
 
+from msgspec import Struct
+
 from drabridge.lanes.acknowledgements import (
     CLAIMS_RETRY_SECONDS,
     ApiServerAcknowledgements,
@@ -22,34 +24,27 @@ from drabridge.system.supervise import WakeUp
 GATHER_SECONDS = 0.02  # wait so long for further changes of the ledger: there are many, and few of them concern lanes
 
 
-class LaneMover:
-    """Asks the ledger for every move that the plan wants, and fetches what the moves wait for."""
+class LaneMover(Struct, frozen=True):
+    """Asks the ledger for every move that the plan wants, and fetches what the moves wait for.
 
-    def __init__(
-        self,
-        ledger_service: LedgerService,
-        targets: LaneTargets,
-        desired: DesiredLanes,
-        slices: PublishedSlices,
-        acknowledgements: tuple[KubeletAcknowledgements, ApiServerAcknowledgements],
-        competing: Container[str],
-        changed: WakeUp,
-    ) -> None:
-        """``competing``: resources that another plugin also serves. ``changed`` is set when lanes must be looked at."""
-        self._ledger_service = ledger_service
-        self._targets = targets
-        self._desired = desired
-        self._slices = slices
-        self._kubelet, self._api_server = acknowledgements
-        self._competing = competing
-        self._changed = changed
+    ``competing``: resources that another plugin also serves. ``changed`` is set when lanes must be looked at.
+    """
+
+    ledger_service: LedgerService
+    targets: LaneTargets
+    desired: DesiredLanes
+    slices: PublishedSlices
+    kubelet: KubeletAcknowledgements
+    api_server: ApiServerAcknowledgements
+    competing: Container[str]
+    changed: WakeUp
 
     async def run(self) -> None:
         """Begin moves and follow them, until cancelled."""
         while True:
             await self._begin()
             pause = await self._accompany()
-            if await self._changed.wait(pause):
+            if await self.changed.wait(pause):
                 await asyncio.sleep(GATHER_SECONDS)
 
     async def _begin(self) -> None:
@@ -57,35 +52,35 @@ class LaneMover:
 
         A change that is not possible yet waits in the ledger.
         """
-        service = self._ledger_service
-        for resource in self._targets.resources():
-            if (made := self._targets.plan(resource)) is None:
+        service = self.ledger_service
+        for resource in self.targets.resources():
+            if (made := self.targets.plan(resource)) is None:
                 continue
-            begun = made.changes if self._slices.published else startable_without_slices(service.ledger, made.changes)
+            begun = made.changes if self.slices.published else startable_without_slices(service.ledger, made.changes)
             for change in begun:
                 await service.apply(SetLane(change.device, change.lane, service.now(), change.reason))
             if waiting := sum(change.lane is Lane.DRA for change in made.changes if change not in begun):
                 made.notes.append(f"{waiting} more for the dra lane wait until slices can be published")
-            self._desired.unmet[resource.name] = made.notes or self._targets.divided(made)
+            self.desired.unmet[resource.name] = made.notes or self.targets.divided(made)
 
     async def _accompany(self) -> float | None:
-        """Fetch acknowledgements; return the seconds until the next attempt or plan, None if neither is due."""
+        """Fetch what entries wait for; return the seconds until the next attempt or plan, None if neither is due."""
         pauses: list[float] = []
         waiting: dict[WaitsFor | None, list[Entry]] = {}
-        for entry in self._ledger_service.ledger.entries.values():
+        for entry in self.ledger_service.ledger.entries.values():
             waiting.setdefault(entry.waits_for, []).append(entry)
         leaving = [
             entry
             for entry in waiting.get(WaitsFor.KUBELET, ())
-            if entry.device.resource not in self._competing  # the other plugin may offer the device again
+            if entry.device.resource not in self.competing  # the other plugin may offer the device again
         ]
-        if leaving and self._slices.published:  # without slices the next plan may take these moves back
-            pauses.append(await self._kubelet.fetch(leaving))
+        if leaving and self.slices.published:  # without slices the next plan may take these moves back
+            pauses.append(await self.kubelet.fetch(leaving))
         if returning := waiting.get(WaitsFor.SLICES):
-            await self._api_server.fetch_slices(returning)
+            await self.api_server.fetch_slices(returning)
             pauses.append(CLAIMS_RETRY_SECONDS)
         if quiet := waiting.get(WaitsFor.CLAIMS):
-            pauses.append(await self._api_server.fetch_claims(quiet))
-        if (left := seconds_until_replan(self._ledger_service.ledger, self._ledger_service.now())) is not None:
+            pauses.append(await self.api_server.fetch_claims(quiet))
+        if (left := seconds_until_replan(self.ledger_service.ledger, self.ledger_service.now())) is not None:
             pauses.append(left)
         return min(pauses, default=None)

@@ -217,8 +217,7 @@ def starting_lanes(ledger: Ledger, devices: Sequence[Device], desired: LaneTarge
 
 def destination_lane(entry: Entry) -> Lane:
     """Return the lane that a device is in or moves to: LEGACY or DRA. A shared device counts as LEGACY."""
-    lane = entry.move.target if entry.move else entry.lane
-    return Lane.DRA if lane in (Lane.DRA, Lane.LEGACY_TO_DRA) else Lane.LEGACY
+    return Lane.DRA if entry.target in (Lane.DRA, Lane.LEGACY_TO_DRA) else Lane.LEGACY
 
 
 def _other(lane: Lane) -> Lane:

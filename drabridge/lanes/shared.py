@@ -20,7 +20,7 @@ def lent_as_shared(ledger: Ledger, lent: Iterable[str]) -> Ledger:
     """Return the ledger with the ``lent`` devices in the shared lane, to which they belong, instead of the dra lane."""
     entries = (entry for name in lent if (entry := ledger.entries.get(name)))
     return ledger.replace(
-        (replace(entry, lane=Lane.SHARED, move=None) for entry in entries if _target(entry) is Lane.DRA), seq=ledger.seq
+        (replace(entry, lane=Lane.SHARED, move=None) for entry in entries if entry.target is Lane.DRA), seq=ledger.seq
     )
 
 
@@ -45,7 +45,7 @@ def with_shared(
         lane = Lane.LEGACY if name not in shared else Lane.DRA if name in lent else Lane.SHARED
         if name in planned:
             planned[name] = replace(planned[name], lane=lane)
-        elif _target(ledger.entries[name]) is not lane:
+        elif ledger.entries[name].target is not lane:
             reason = (
                 "claims get it next" if lane is Lane.DRA else f"{count} of {len(devices)} are wanted in the shared lane"
             )
@@ -56,11 +56,7 @@ def with_shared(
 def shared_now(ledger: Ledger, devices: Sequence[Device]) -> int:
     """Count the devices that are shared, or will be when they are released."""
     entries = (ledger.entries.get(device.name) for device in devices)
-    return sum(entry is not None and _target(entry) is Lane.SHARED for entry in entries)
-
-
-def _target(entry: Entry) -> Lane:
-    return entry.move.target if entry.move else entry.lane
+    return sum(entry is not None and entry.target is Lane.SHARED for entry in entries)
 
 
 def _lane(entry: Entry, planned: Mapping[str, LaneChange]) -> Lane:
@@ -70,4 +66,4 @@ def _lane(entry: Entry, planned: Mapping[str, LaneChange]) -> Lane:
 
 def _rank(entry: Entry) -> tuple[bool, bool]:
     """Rank working devices first, then shared ones; the sort is stable and keeps the order otherwise."""
-    return entry.device.presence is not Presence.PRESENT, _target(entry) is not Lane.SHARED
+    return entry.device.presence is not Presence.PRESENT, entry.target is not Lane.SHARED

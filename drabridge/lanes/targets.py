@@ -41,36 +41,25 @@ class LanePlan(Struct, frozen=True):
     notes: list[str]
 
 
-class LaneTargets:
-    """Compares the desired lanes with the ledger. Changes no lane."""
+class LaneTargets(Struct, frozen=True):
+    """Compares the desired lanes with the ledger. Changes no lane.
 
-    def __init__(
-        self,
-        config: Callable[[], Config],
-        devices: Callable[[], Mapping[str, Device]],
-        inventory: Inventory,
-        ledger_service: LedgerService,
-        desired: DesiredLanes,
-        api_server: ApiServer,
-        slices: PublishedSlices,
-        lent: Callable[[], Collection[str]],
-    ) -> None:
-        """``config`` and ``devices`` (by name) return what is in use now.
+    ``config`` and ``devices`` (by name) return what is in use now. ``lent``: shared devices that are to be in the dra
+    lane for now.
+    """
 
-        ``lent``: shared devices that are to be in the dra lane for now.
-        """
-        self._lent = lent
-        self._slices = slices
-        self._config = config
-        self._devices = devices
-        self._inventory = inventory
-        self._ledger_service = ledger_service
-        self._desired = desired
-        self._api_server = api_server
+    config: Callable[[], Config]
+    devices: Callable[[], Mapping[str, Device]]
+    inventory: Inventory
+    ledger_service: LedgerService
+    desired: DesiredLanes
+    api_server: ApiServer
+    slices: PublishedSlices
+    lent: Callable[[], Collection[str]]
 
     def first_lanes(self, snapshot: Snapshot) -> Mapping[str, Lane]:
         """Return, by name, the starting lane of each device that the ledger has never seen."""
-        ledger = self._ledger_service.ledger
+        ledger = self.ledger_service.ledger
         found: dict[str, Lane] = {}
         here = {device.syspath for device in snapshot.devices if device.presence is not Presence.GONE}
         for resource in self.resources():
@@ -80,29 +69,29 @@ class LaneTargets:
                 # A gone device whose place another one has taken is left out: that one has its lane.
                 if device.presence is not Presence.GONE or device.syspath not in here
             ]
-            wanted, _ = self._wanted(self._desired.lanes(resource), devices)
+            wanted, _ = self._wanted(self.desired.lanes(resource), devices)
             found |= starting_lanes(ledger, devices, wanted.beside_wholes(ledger, devices, found))
         return found
 
     def resources(self) -> list[Resource]:
         """Return the resources, those with parts last: a part follows the lane of its whole."""
-        return sorted(self._config().resources, key=lambda resource: resource.partition is not None)
+        return sorted(self.config().resources, key=lambda resource: resource.partition is not None)
 
     def plan(self, resource: Resource) -> LanePlan | None:
         """Plan the changes of one resource.
 
         None while the inventory is not complete, or if a file that could not be read may have its desired lanes.
         """
-        if not self._inventory.current.complete or self._desired.uncertain(resource):
+        if not self.inventory.current.complete or self.desired.uncertain(resource):
             return None
-        lent, now = self._lent(), self._ledger_service.now()
-        ledger = lent_as_shared(self._ledger_service.ledger, lent)
-        known = self._devices()
+        lent, now = self.lent(), self.ledger_service.now()
+        ledger = lent_as_shared(self.ledger_service.ledger, lent)
+        known = self.devices()
         devices = [known[name] for name in counted_devices(ledger, resource.name, now) if name in known]
-        wanted, notes = self._wanted(self._desired.lanes(resource), devices)
+        wanted, notes = self._wanted(self.desired.lanes(resource), devices)
         changes = plan(ledger, devices, wanted.beside_wholes(ledger, devices, {}), now)
         count, why = self._shared(resource, devices, ledger)
-        made = with_shared(self._ledger_service.ledger, devices, changes, count, lent)
+        made = with_shared(self.ledger_service.ledger, devices, changes, count, lent)
         return LanePlan(devices, wanted, made, [*notes, *why])
 
     def divided(self, made: LanePlan) -> list[str]:
@@ -110,7 +99,7 @@ class LaneTargets:
 
         Call it once the changes have begun.
         """
-        entries = self._ledger_service.ledger.entries
+        entries = self.ledger_service.ledger.entries
         there = sum(
             destination_lane(entries[device.name]) is Lane.DRA for device in made.devices if device.name in entries
         )
@@ -123,21 +112,22 @@ class LaneTargets:
 
     def _shared(self, resource: Resource, devices: Sequence[Device], ledger: Ledger) -> tuple[int, list[str]]:
         """Return how many devices are to be offered to both sides, and in words why fewer than desired."""
-        asked = self._desired.lanes(resource).shared_of(len(devices))
+        asked = self.desired.lanes(resource).shared_of(len(devices))
         if not asked:
             return 0, []
-        left = self._config().dra.leases.max_devices - sum(
+        left = self.config().dra.leases.max_devices - sum(
             entry.lane is Lane.SHARED and entry.device.resource != resource.name for entry in ledger.entries.values()
         )
         alone = sum(leasable(ledger, entry) for one in devices if (entry := ledger.entries.get(one.name)))
         count, why = min(asked, alone), "devices with parts, and their parts, cannot be leased"
+        off = self.api_server.claims_off
         if not alone:
             pass
-        elif self._slices.keeps_leases is False:
-            count, why = 0, "the API server does not keep binding conditions"
-        elif self._slices.keeps_leases is None or self._api_server.claims_off is not None:
+        elif off is not None or self.slices.keeps_leases is None:
             count = min(count, shared_now(ledger, devices))
-            why = "it is not known yet whether the API server keeps binding conditions"
+            why = off.why if off else "it is not known yet whether the API server keeps binding conditions"
+        elif not self.slices.keeps_leases:
+            count, why = 0, "the API server does not keep binding conditions"
         elif left < count:
             count, why = max(0, left), "dra.leases.maxDevices allows no more"
         return count, [f"{asked - count} of {asked} shared devices are for pods only: {why}"] if count < asked else []
@@ -166,17 +156,17 @@ class LaneTargets:
             for lane, share, count in numbers
             if isinstance(share, LaneShare) and not _has_share(share, count, total)
         ]
-        if self._api_server.claims_off is not None:  # the dra lane keeps its devices and gets no more
-            entries = self._ledger_service.ledger.entries
+        if self.api_server.claims_off is not None:  # the dra lane keeps its devices and gets no more
+            entries = self.ledger_service.ledger.entries
             kept = [e for d in devices if (e := entries.get(d.name)) and e.lane in (Lane.DRA, Lane.DRA_TO_LEGACY)]
             return LaneTarget(min(wanted.dra, len(kept))), []
         return wanted, notes if devices else []
 
     def _selected(self, selection: Selection, lane: Lane, devices: Sequence[Device]) -> Iterator[str]:
         """Yield the names of the selected devices. One that is away matches nothing; it stays selected for its lane."""
-        entries = self._ledger_service.ledger.entries
+        entries = self.ledger_service.ledger.entries
         for device in devices:
-            record = self._inventory.udev_device(device.name)
+            record = self.inventory.udev_device(device.name)
             if record is not None:
                 selected = matches(record, selection.match)
             else:

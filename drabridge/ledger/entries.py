@@ -63,7 +63,10 @@ class MoveStep(StrEnum):
 
 
 class WaitsFor(StrEnum):
-    """Whose word a free device waits for, before the other side, or a lease, may have it."""
+    """Whose word a free device waits for, before the other side, or a lease, may have it.
+
+    ``lanes/mover.py`` asks them, and tells the ledger.
+    """
 
     KUBELET = "kubelet"  # kubelet's: it has given the device up
     SLICES = "slices"  # the API server's: no slice shows it
@@ -159,6 +162,11 @@ class ClaimHold(Struct, frozen=True):
     api_allocated: bool = True  # False once the API server no longer shows the allocation
     grace: float = 0.0  # seconds that its pods have to end when they are deleted; 0: not known
     lingers: float = 0.0  # unprepared at ``since``, but processes of its pods may run on for so many seconds; else 0
+
+    @property
+    def waits_for(self) -> WaitsFor | None:
+        """Whose word the claim waits for before it can be granted its lease; None: nobody's."""
+        return WaitsFor.KUBELET if self.phase is ClaimPhase.PENDING and not self.admin else None
 
     @property
     def lingers_until(self) -> float:
@@ -258,9 +266,14 @@ class Entry(Struct, frozen=True):
         return self.device.name
 
     @property
+    def target(self) -> Lane:
+        """The lane that it is on its way to; the one that it is in if it does not move."""
+        return self.move.target if self.move else self.lane
+
+    @property
     def waits_for(self) -> WaitsFor | None:
         """Whose word it waits for, because its move has begun or claims wait for its lease; None: nobody's."""
-        if any(held.phase is ClaimPhase.PENDING for held in self.holders):
+        if any(held.waits_for for held in self.claims):
             return WaitsFor.KUBELET
         if self.move is None or self.lane not in MOVING:
             return None

@@ -11,7 +11,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from drabridge.errors import HostError
+from drabridge.errors import HostError, host_errors
 
 FILE = "ledger.lock"
 
@@ -84,15 +84,11 @@ def holder(directory: Path) -> str:
 def _take(path: Path, *, wait: bool) -> tuple[bool, int]:
     """Take the lock; returns whether an agent ran here before, and the lock's file descriptor."""
     while True:
-        try:
+        hint = "it must be a directory on the node's own disk that root may write to"
+        with host_errors(f"the ledger's directory {path.parent} cannot be used", hint=hint):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             before = path.exists()
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise HostError(
-                f"the ledger's directory {path.parent} cannot be used: {error.strerror or error}",
-                hint="it must be a directory on the node's own disk that root may write to",
-            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:

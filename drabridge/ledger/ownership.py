@@ -86,7 +86,6 @@ def stamp_legacy_end(tx: Transaction, before: Entry, entry: Entry) -> Entry:
 def lane_when_held(tx: Transaction, before: Entry, owner: Owner) -> tuple[Lane, Move | None]:
     """Put a device that was taken into its holder's lane; if it was to be elsewhere, it moves when it is released."""
     lane, move = before.lane, before.move
-    target = lane if move is None else move.target
     if lane in MOVING and move is not None:
         lane = move.source
         tx.effects.append(LaneMoveAborted(before.name, move.target, f"taken while it was {move.step}"))
@@ -94,10 +93,10 @@ def lane_when_held(tx: Transaction, before: Entry, owner: Owner) -> tuple[Lane, 
         lane = Lane.LEGACY
     elif owner in DRA_OWNERS and lane is Lane.LEGACY:
         lane = Lane.DRA
-    if target is lane:
+    if before.target is lane:
         return lane, None
     asked = move.since if move else tx.at
-    return lane, Move(lane, target, MoveStep.WAITING, asked, tx.at, "the device is held")
+    return lane, Move(lane, before.target, MoveStep.WAITING, asked, tx.at, "the device is held")
 
 
 def _lane_when_free(tx: Transaction, before: Entry) -> tuple[Lane, Move | None]:

@@ -69,15 +69,7 @@ class LegacyResource:
     def __init__(self, config: Resource, inject: Inject, context: LegacyContext) -> None:
         self.config = config
         self._inject = config.inject or inject
-        self._ledger_service = context.ledger_service
-        self._cdi = context.cdi
-        self._devices = context.devices
-        self._resolve = context.resolve
-        self._confirm_cdi = context.confirm_cdi
-        self._bind = context.bind
-        self._now = context.now
-        self._kept = context.kept
-        self._paused = context.paused
+        self._agent = context
         self._list: DeviceList = Broadcast()
         self._ids = KubeletIds()
         self._refused: set[str] = set()  # units refused while nothing can be granted: the disk is full, or the like
@@ -104,30 +96,30 @@ class LegacyResource:
         ``recent``: ids that kubelet asked about a short while ago; they must not leave the list.
         """
         entries, keep_seconds = (
-            of_resource(self._ledger_service.ledger, self.resource),
-            self._ledger_service.policy.tombstone_seconds,
+            of_resource(self._agent.ledger_service.ledger, self.resource),
+            self._agent.ledger_service.policy.tombstone_seconds,
         )
-        self._ids.follow(entries, self._now())
-        self._ids.forget(entries, self._now(), keep_seconds=keep_seconds, recent=recent)
-        self._units = tuple(self._describe(self._devices()))
+        self._ids.follow(entries, self._agent.now())
+        self._ids.forget(entries, self._agent.now(), keep_seconds=keep_seconds, recent=recent)
+        self._units = tuple(self._describe(self._agent.devices()))
         self.follow_ledger()
 
     def follow_ledger(self) -> None:
         """Bring the device list up to date with the ledger. An unchanged list is not sent."""
-        ledger, at = self._ledger_service.ledger, self._now()
+        ledger, at = self._agent.ledger_service.ledger, self._agent.now()
         if not self._cannot_grant:
             self._refused.clear()
         self._ids.follow((entry for entry in ledger.entries.values() if entry.device.resource == self.resource), at)
         listed = legacy_list(
             ledger,
-            self._devices(),
+            self._agent.devices(),
             self.resource,
             at=at,
-            policy=self._ledger_service.policy,
+            policy=self._agent.ledger_service.policy,
             former=self._ids.former(),
             refused=self._refused if self._cannot_grant else None,
-            kept=self._kept(),
-            paused=self._paused(),
+            kept=self._agent.kept(),
+            paused=self._agent.paused(),
         )
         self._list.publish(
             tuple(
@@ -144,11 +136,11 @@ class LegacyResource:
         Raises AllocationError to refuse.
         """
         units = self._allowed(ids)
-        pending = self._ledger_service.submit(events.Allocate(units, self._now(), self.resource))
+        pending = self._agent.ledger_service.submit(events.Allocate(units, self._agent.now(), self.resource))
         # This is done while the disk works. Nobody gets a file's names before the grant is on disk. If the grant fails,
         # the next sweep, or a start, removes the file.
         begun = self._begin(units) if pending.at_once else None
-        decision = self._ledger_service.settle(pending)
+        decision = self._agent.ledger_service.settle(pending)
         if decision is None:
             return self._allocate_slowly(pending, units)
         self._require_granted(decision, units)
@@ -176,11 +168,13 @@ class LegacyResource:
                 return _by_nodes(devices)
             if any(device.cdi_devices for device in devices):
                 try:
-                    await self._confirm_cdi([name for device in devices for name in device.cdi_devices])
+                    await self._agent.confirm_cdi([name for device in devices for name in device.cdi_devices])
                 except HostError:
-                    await self._confirm_cdi([name for device in self._look_at(units) for name in device.cdi_devices])
+                    await self._agent.confirm_cdi(
+                        [name for device in self._look_at(units) for name in device.cdi_devices]
+                    )
                 devices = self._look_at(units)  # the node may be another one since: a disk that hangs takes its time
-            return _by_cdi(await self._cdi.thread.promptly(lambda: self._write_cdi(devices)), devices)
+            return _by_cdi(await self._agent.cdi.thread.promptly(lambda: self._write_cdi(devices)), devices)
         except HostError as error:
             raise self._unavailable(error, units) from error
 
@@ -218,7 +212,7 @@ class LegacyResource:
             raise self._unavailable(error, units) from error
         if self._inject != "cdi" or any(device.cdi_devices for device in devices):
             return devices, None
-        return devices, self._cdi.thread.submit(lambda: self._write_cdi(devices))
+        return devices, self._agent.cdi.thread.submit(lambda: self._write_cdi(devices))
 
     def _look_at(self, names: Iterable[str]) -> list[Device]:
         return [self._current(name) for name in sorted(names)]
@@ -226,7 +220,7 @@ class LegacyResource:
     def _write_cdi(self, devices: Sequence[Device]) -> CdiNames:
         """Write the devices' files, in the thread of the CDI directory. Raises HostError."""
         positions: Sequence[int | None] = range(len(devices)) if len(devices) > 1 else (None,)
-        return [*map(self._cdi.write_legacy, devices, positions)]
+        return [*map(self._agent.cdi.write_legacy, devices, positions)]
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
         """Prefer near devices; those that are to leave the lane come last, or their move could wait for ever."""
@@ -235,7 +229,7 @@ class LegacyResource:
         return prefer(self._units, staying, must, size, policy) or prefer(self._units, available, must, size, policy)
 
     def _leaving(self, unit: str) -> bool:
-        entry = self._ledger_service.ledger.entries.get(self._ids.owner.get(unit, ""))
+        entry = self._agent.ledger_service.ledger.entries.get(self._ids.owner.get(unit, ""))
         return entry is not None and entry.move is not None
 
     @property
@@ -252,16 +246,16 @@ class LegacyResource:
                     await self._give_to_vfio(name)
                 if self.config.pre_start is not None:
                     async with self._hook:
-                        await run_hook(self.config.pre_start, self._devices().get(name), name)
+                        await run_hook(self.config.pre_start, self._agent.devices().get(name), name)
             except HostError as error:
                 raise AllocationError("FAILED_PRECONDITION", error.message, hint=error.hint) from error
 
     async def _give_to_vfio(self, name: str) -> None:
         """Bind a device; then its file has the nodes that the bind made. Raises HostError."""
-        await self._bind(self._current(name))
+        await self._agent.bind(self._current(name))
         if self._inject == "cdi":
-            spec = self._cdi.legacy_spec(self._current(name))
-            await self._cdi.thread.run(lambda: self._cdi.write(spec))
+            spec = self._agent.cdi.legacy_spec(self._current(name))
+            await self._agent.cdi.thread.run(lambda: self._agent.cdi.write(spec))
 
     def _describe(self, devices: Mapping[str, Device]) -> Iterator[Unit]:
         """Yield our devices for the preference, from the end of the packing order.
@@ -296,7 +290,7 @@ class LegacyResource:
         Kubelet chose it before it read the shorter list. A unit that a pod already has is allowed: an app container
         gets what the pod's init container had.
         """
-        entries, owner = self._ledger_service.ledger.entries, self._ids.owner
+        entries, owner = self._agent.ledger_service.ledger.entries, self._ids.owner
         for unit in ids:
             entry = entries.get(owner[unit])
             held = entry is not None and entry.hold is not None and unit in entry.hold.units
@@ -309,8 +303,8 @@ class LegacyResource:
 
     def _refuse_paused(self, units: Mapping[str, Sequence[str]]) -> None:
         """Raise AllocationError for a device that nobody new gets, which kubelet chose before it knew."""
-        for name, sign in self._paused().items():
-            entry = self._ledger_service.ledger.entries.get(name)
+        for name, sign in self._agent.paused().items():
+            entry = self._agent.ledger_service.ledger.entries.get(name)
             held = entry.hold.units if entry is not None and entry.hold is not None else ()
             if not set(units.get(name, ())) <= set(held):
                 raise AllocationError(
@@ -321,7 +315,7 @@ class LegacyResource:
 
     def _refuse_one_path(self, names: Iterable[str]) -> None:
         """Raise AllocationError for devices with one path in the container, which would get only one of them."""
-        found = [device for name in sorted(names) if (device := self._devices().get(name)) is not None]
+        found = [device for name in sorted(names) if (device := self._agent.devices().get(name)) is not None]
         several = [ContainerEdits.given(device) for device in found]
         edits = [placed(one, index) for index, one in enumerate(several)]
         problem = one_path_for_two([(device.name, one) for device, one in zip(found, edits, strict=True)])
@@ -330,13 +324,13 @@ class LegacyResource:
 
     def _reasons(self, names: Iterable[str]) -> list[str]:
         """Return why devices are faulty: the inventory knows it, the ledger does not, and a person needs it."""
-        found = [self._devices().get(name) for name in names]
+        found = [self._agent.devices().get(name) for name in names]
         return [f"{device.name}: {device.reason}" for device in found if device is not None and device.reason]
 
     @property
     def _cannot_grant(self) -> bool:
         """Tell whether every Allocate would fail now, because neither ledger nor CDI files can be written."""
-        return not self._ledger_service.health.ok or (self._inject == "cdi" and bool(self._cdi.error))
+        return not self._agent.ledger_service.health.ok or (self._inject == "cdi" and bool(self._agent.cdi.error))
 
     def _mark_if_cannot_grant(self, units: Mapping[str, Sequence[str]]) -> None:
         """List ``units`` as Unhealthy while nothing can be granted.
@@ -352,14 +346,14 @@ class LegacyResource:
         return AllocationError("UNAVAILABLE", error.message, hint=error.hint)
 
     def _current(self, name: str) -> Device:
-        device = self._devices().get(name)
+        device = self._agent.devices().get(name)
         if device is None or device.presence is Presence.GONE:
             raise AllocationError(
                 "UNAVAILABLE",
                 f"{name} is gone: it was unplugged",
                 hint="plug it in again, or delete the pod: its replacement gets another device",
             )
-        return self._resolve(device)
+        return self._agent.resolve(device)
 
 
 def _by_nodes(devices: Sequence[Device]) -> ContainerAllocation:

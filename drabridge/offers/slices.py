@@ -182,7 +182,7 @@ def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Js
     entry: Json = {"name": offer.device.name, "attributes": attributes}
     if capacity:
         entry["capacity"] = capacity
-    for feature in features:
+    for feature in sorted(features):  # so that the same slice is always the same text
         for key, value in GATED[feature].fields(driver, offer).items():
             if key in ("attributes", "capacity"):  # of those that fit into the slice
                 there = entry.get(key, {})

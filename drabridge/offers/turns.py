@@ -140,8 +140,7 @@ def _takes_part(entry: Entry, lent: Collection[str]) -> bool:
     """Whether the device is shared or is to be, and for one pod at a time. ``lent``: to the dra lane until now."""
     if entry.device.presence is not Presence.PRESENT or len(entry.device.units) != 1:
         return False
-    target = entry.move.target if entry.move else entry.lane
-    return target is Lane.SHARED or (target is Lane.DRA and entry.name in lent)
+    return entry.target is Lane.SHARED or (entry.target is Lane.DRA and entry.name in lent)
 
 
 def _side(entry: Entry) -> Side | None:

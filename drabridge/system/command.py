@@ -58,13 +58,13 @@ class Command:
     async def ended(self, seconds: float) -> bool:
         """Wait until the program ends; return False if that takes longer than ``seconds``.
 
-        Then, and if the caller is cancelled, it is killed, and its end is waited for ``KILLED_SECONDS`` at most.
+        Then, and if the caller is cancelled, its session is killed, and its end waited for ``KILLED_SECONDS`` at most.
         """
         try:
             async with asyncio.timeout(seconds):
                 await self.process.wait()
         except BaseException as error:
-            self.kill()
+            self._kill_session()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KILLED_SECONDS):
                     await self.process.wait()
@@ -77,6 +77,17 @@ class Command:
         """Kill all processes in the program's process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _kill_session(self) -> None:
+        """Kill the program, and all of its session. What began a session of its own, as a daemon does, goes on.
+
+        A session's number is given to no other process while one of its processes is there.
+        """
+        self.kill()
+        for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getsid(pid) == self.process.pid:
+                    os.kill(pid, signal.SIGKILL)
 
     def output(self) -> bytes:
         """Return the last part of the output, including what still waits in the pipe."""

@@ -2,12 +2,14 @@
 
 On the host they are ``<kubelet>/plugins/<driver>/dra-device-metadata/<namespace>_<claim>/<request>/metadata.json``
 (kubernetes, staging/src/k8s.io/dynamic-resource-allocation, devicemetadata): a stream of JSON objects, newest schema
-first.
+first. drabridge also serves claims whose folder would have too long a name: see :func:`folder_name`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,15 @@ from podresources.resolve.facts import NOTHING, DeviceFacts, from_attributes
 from podresources.resolve.files import ReadFiles, UnreadableFileError, names, read
 
 FOLDER = "dra-device-metadata"
+NAME_BYTES = 255  # of a file's name (limits.h, NAME_MAX); a namespace of 63 and a claim's name of 253 are longer
 _Device = tuple[str, str, str]  # driver, pool, name
+
+
+def folder_name(namespace: str, claim: str) -> str:
+    """Return the name of a claim's folder: ``<namespace>_<claim>``; if that is too long, ``sha256-`` and its digest."""
+    name = f"{namespace}_{claim}".replace("/", "_")
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= NAME_BYTES else f"sha256-{hashlib.sha256(encoded).hexdigest()}"
 
 
 class MetadataFiles:
@@ -48,9 +58,9 @@ class MetadataFiles:
         return self._facts.get(claim_device_key(held), NOTHING)
 
     def _paths(self, namespace: str, claim: str, driver: str) -> Iterator[Path]:
-        if "/" in driver or driver in ("", ".", "..") or "/" in f"{namespace}{claim}":
+        if "/" in driver or driver in ("", ".", ".."):
             return
-        folder = self._plugins / driver / FOLDER / f"{namespace}_{claim}"
+        folder = self._plugins / driver / FOLDER / folder_name(namespace, claim)
         yield from (folder / request / "metadata.json" for request in names(folder))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,7 +54,8 @@ def _pod(number: int, claims: int) -> dict[str, Any]:
 
 def test_events_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MOST_REMEMBERED", 10)
-    announcer = Announcer(None, "node-a", "x", lambda: 0.0)
+    nobody: Any = SimpleNamespace(cluster=None)
+    announcer = Announcer(nobody, "node-a", "x", lambda: 0.0)
     for number in range(50):
         assert announcer._is_new(Notify(Subject.POD, "DeviceRefused", str(number)))
     assert len(announcer._told_at) == 10

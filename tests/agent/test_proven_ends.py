@@ -106,6 +106,24 @@ async def test_the_device_of_a_pod_that_another_plugin_served_is_free_at_once_an
         await _free_at_once(agent, cluster)
 
 
+async def test_a_pod_that_another_plugin_served_is_known_as_soon_as_kubelet_takes_the_agent() -> None:
+    """However long kubelet has refused it: the longer an answer is missing, the less often kubelet is asked."""
+    async with not_started(DOUBTFUL) as (agent, cluster):
+        kubelet = cluster.kubelets["node-a"]
+        async with plugin(kubelet, RESOURCE, sorted(ALL)):
+            await cluster.apply(limits_pod("given", 2))
+            await cluster.wait_pod("given")
+        kubelet.faults.refuse_register = "not now"
+        await agent.start()
+        await asyncio.sleep(16)  # looks at 9.8, 14.9 and 22.6 s
+        kubelet.faults.refuse_register = ""
+        await agent.ready()
+        await asyncio.sleep(2)
+        await cluster.delete("pods", "given")
+        await until(lambda: not phase(cluster, "given"), 10)
+        await _free_at_once(agent, cluster)
+
+
 async def test_a_force_deleted_pod_that_ignores_term_keeps_its_device() -> None:
     async with bridge(DOUBTFUL) as (agent, cluster, _):
         await offered_twice(agent, cluster)

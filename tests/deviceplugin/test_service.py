@@ -188,6 +188,8 @@ async def test_of_a_list_too_large_for_kubelet_it_gets_what_fits(serve: Any, cap
     assert 10_000 < len(first) < 25_001
     assert served.server.state.left_out == 25_001 - len(first)
     assert "too large for kubelet" in caplog.text
+    await until(lambda: served.facts.of(ListSent)[-1].devices == len(first))
+    assert served.facts.of(ListSent)[-1].healthy == len(first)
     assert first["z"] == "Healthy", "it was there before"
     # Every id that kubelet has is revoked, though the words for it are longer and others would be first now.
     revoked = await told(

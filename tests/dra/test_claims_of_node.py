@@ -24,8 +24,9 @@ async def asking(**options: Any) -> AsyncIterator[tuple[ClaimQueries, SimApiServ
             add_node(api)
             cluster = KubernetesCluster.from_kubeconfig(api.kubeconfig(root / "kubeconfig"))
             connection: Any = SimpleNamespace(cluster=cluster)  # all that is asked of it
+            claims: Any = SimpleNamespace(pool=NODE, api_version="")
             try:
-                yield ClaimQueries(connection, DRIVER, NODE, lambda: NODE), api
+                yield ClaimQueries(connection, DRIVER, NODE, claims), api
             finally:
                 cluster.close()
 

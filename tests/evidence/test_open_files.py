@@ -118,6 +118,16 @@ async def test_every_hold_that_may_be_about_to_end_is_looked_at(owner: Owner) ->
         assert (await others.enrich(Observed(0.0, 0, listed={}))).opened == {"null": True}
 
 
+async def test_nothing_is_looked_at_while_kubelet_shows_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks for the answer then: every hold goes on. It would be a look at all held devices in each round."""
+    held = Entry(LedgerDevice("null", "example.com/mem", ("null",)), Owner.LEGACY, hold=Hold(("null",)))
+    monkeypatch.setattr("drabridge.evidence.other_sources.find_open", lambda devices: pytest.fail("a look"))
+    others = OtherEvidence(
+        service_of(Ledger.of([held])), lambda: {"null": NULL}, lambda: frozenset({"example.com/mem"})
+    )
+    assert (await others.enrich(Observed(0.0, 0))).opened is None
+
+
 async def test_a_process_that_may_not_be_inspected_hides_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

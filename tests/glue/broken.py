@@ -31,7 +31,7 @@ async def _nothing(self: KubeletEvidence) -> frozenset[Any]:
 
 
 async def _believe_kubelet(self: KubeletAcknowledgements, revoked: list[Entry]) -> float:
-    service = self._ledger_service
+    service = self.ledger_service
     for entry in revoked:
         await service.apply(WithdrawnFromKubelet(entry.name, service.ledger.seq, service.now()))
     return 1.0

@@ -113,7 +113,7 @@ class _Endpoints:
 
     def __init__(self, views: Views, requests: Mapping[str, Answer], *_: Any) -> None:
         self.requests = requests
-        self.service: LedgerService = requests["/drain"].__self__._ledger_service  # type: ignore[attr-defined]
+        self.service: LedgerService = requests["/drain"].__self__.ledger_service  # type: ignore[attr-defined]
         AGENTS[PROCESS.get()] = self
         self.service.subscribe(_Endpoints.ledger_changed)
 

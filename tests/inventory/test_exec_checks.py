@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from drabridge.inventory import exec_checks
 from drabridge.inventory.inventory import Inventory
+from drabridge.system.command import Command
 from tests.support.hardware import Watched, config, watching
 from tests.support.waiting import HANG_SECONDS, until
 
@@ -66,24 +67,25 @@ async def test_a_device_is_not_healthy_before_its_program_has_ended(tmp_path: Pa
         await shows(watched, "", "")
 
 
-async def test_a_program_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
-    text = f'[ "$1" = zero ] && exit 0; sleep 600 & echo $! > {tmp_path / "child"}; wait'
+OWN_GROUP = f"""{sys.executable} -c 'import os; os.setpgrp(); os.execlp("sleep", "sleep", "600")'"""
+
+
+@pytest.mark.parametrize("child", ["sleep 600", OWN_GROUP], ids=["of its group", "of a group of its own"])
+async def test_a_program_that_hangs_is_killed_with_what_it_started(tmp_path: Path, child: str) -> None:
+    text = f'[ "$1" = zero ] && exit 0; {child} & echo $! > {tmp_path / "child"}; wait'
     async with checked(tmp_path, text, timeoutSeconds=1) as watched:
         await shows(watched, f"{tmp_path / 'check'} did not end within 1 s", "")
-        child = int((tmp_path / "child").read_text())
-        state = Path(f"/proc/{child}/stat")
-        await until(lambda: not state.exists() or state.read_text().split()[2] == "Z" or child_is_new(tmp_path, child))
-
-
-def child_is_new(tmp_path: Path, child: int) -> bool:
-    return int((tmp_path / "child").read_text() or child) != child
+        pid = int((tmp_path / "child").read_text())
+        state = Path(f"/proc/{pid}/stat")
+        await until(lambda: not state.exists() or state.read_text().split()[2] == "Z")
 
 
 async def test_a_program_that_cannot_be_killed_is_not_run_beside_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that hangs in a driver."""
-    monkeypatch.setattr(os, "killpg", lambda group, number: None)
+    monkeypatch.setattr(Command, "kill", lambda command: None)
+    monkeypatch.setattr(Command, "_kill_session", lambda command: None)
     log, gate = tmp_path / "log", tmp_path / "gate"
     text = f'[ "$1" = zero ] && exit 0; echo $$ >> {log}; while [ ! -e {gate} ]; do sleep 0.1; done'
     async with checked(tmp_path, text, timeoutSeconds=1) as watched:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,11 @@ async def api(tmp_path: Path) -> AsyncIterator[tuple[SimApiServer, KubernetesClu
         cluster.close()
 
 
+def announcing(cluster: KubernetesCluster | None, *more: Any) -> Announcer:
+    api_server: Any = SimpleNamespace(cluster=cluster)
+    return Announcer(api_server, *more)
+
+
 @contextlib.asynccontextmanager
 async def running(work: Announcer | NodeAnnotationWatch | PodWatch) -> AsyncIterator[None]:
     task = asyncio.create_task(work.run())
@@ -48,7 +54,7 @@ async def running(work: Announcer | NodeAnnotationWatch | PodWatch) -> AsyncIter
 
 async def test_events_are_written_on_the_objects_they_are_about(api: tuple[SimApiServer, KubernetesCluster]) -> None:
     server, cluster = api
-    announcer = Announcer(cluster, "node-a", "gpu.example.com", lambda: 1_000_000.0)
+    announcer = announcing(cluster, "node-a", "gpu.example.com", lambda: 1_000_000.0)
     async with running(announcer):
         announcer.tell(Notify(Subject.NODE, "AllocateRefused", "m" * 3000))
         announcer.tell(Notify(Subject.CLAIM, "DeviceRefused", "held", "team", "claim", "uid-1"))
@@ -67,7 +73,7 @@ async def test_an_event_names_a_claim_in_the_version_that_the_server_has(
 ) -> None:
     server, cluster = api
     server.versions = (version,)
-    announcer = Announcer(cluster, "node-a", "gpu.example.com", lambda: 1_000_000.0)
+    announcer = announcing(cluster, "node-a", "gpu.example.com", lambda: 1_000_000.0)
     async with running(announcer):
         announcer.tell(Notify(Subject.CLAIM, "DeviceRefused", "held", "team", "claim", "uid-1"))
         announcer.tell(Notify(Subject.POD, "DeviceConflict", "held", "team", "pod", "uid-2"))
@@ -80,7 +86,7 @@ async def test_an_event_names_a_claim_in_the_version_that_the_server_has(
 async def test_many_equal_events_are_one(api: tuple[SimApiServer, KubernetesCluster]) -> None:
     server, cluster = api
     now, lost = [0.0], []
-    announcer = Announcer(cluster, "node-a", "d", lambda: now[0], lambda: lost.append(1))
+    announcer = announcing(cluster, "node-a", "d", lambda: now[0], lambda: lost.append(1))
     for _ in range(1000):
         announcer.tell(Notify(Subject.NODE, "AllocateRefused", "the same"))
     for number in range(QUEUE + 5):
@@ -97,7 +103,7 @@ async def test_many_equal_events_are_one(api: tuple[SimApiServer, KubernetesClus
 
 async def test_of_two_claims_of_one_name_each_has_its_event(api: tuple[SimApiServer, KubernetesCluster]) -> None:
     server, cluster = api
-    announcer = Announcer(cluster, "node-a", "d", lambda: 1_000_000.0)
+    announcer = announcing(cluster, "node-a", "d", lambda: 1_000_000.0)
     async with running(announcer):
         for uid in ("uid-1", "uid-2", "uid-1"):
             announcer.tell(Notify(Subject.CLAIM, "DeviceRefused", "held", "team", "claim", uid))
@@ -112,7 +118,7 @@ async def test_an_event_that_cannot_be_written_is_counted_and_nothing_waits(
 ) -> None:
     server, cluster = api
     lost: list[int] = []
-    announcer = Announcer(cluster, "node-a", "d", lambda: 0.0, lambda: lost.append(1))
+    announcer = announcing(cluster, "node-a", "d", lambda: 0.0, lambda: lost.append(1))
     server.faults.fail(20, 403, verb="create", resource="events")
     async with running(announcer):
         announcer.tell(Notify(Subject.NODE, "LedgerLost", "m"))
@@ -120,7 +126,7 @@ async def test_an_event_that_cannot_be_written_is_counted_and_nothing_waits(
 
 
 async def test_without_an_api_server_events_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    Announcer(None, "node-a", "d", lambda: 0.0).tell(Notify(Subject.NODE, "LedgerLost", "the ledger is gone"))
+    announcing(None, "node-a", "d", lambda: 0.0).tell(Notify(Subject.NODE, "LedgerLost", "the ledger is gone"))
     assert "the ledger is gone" in caplog.text
 
 
@@ -129,7 +135,7 @@ async def test_what_pods_may_have_on_the_node_is_told_of_extended_resources(
 ) -> None:
     server, cluster = api
     seen: list[Mapping[str, int]] = []
-    watch = NodeAnnotationWatch(cluster, "node-a", "d", lambda value: None, take_allocatable=seen.append)
+    watch = NodeAnnotationWatch(cluster, "node-a", "d", lambda node: seen.append(node.allocatable if node else {}))
     amounts = {"cpu": "2", "memory": "4Gi", "example.com/gpu": "3", "example.com/strange": 7}
     async with running(watch):
         await until(lambda: seen == [{}])
@@ -146,7 +152,9 @@ async def test_the_annotation_is_followed_through_every_trouble(
 ) -> None:
     server, cluster = api
     seen: list[str | None] = []
-    watch = NodeAnnotationWatch(cluster, "node-a", "gpu.example.com", seen.append)
+    watch = NodeAnnotationWatch(
+        cluster, "node-a", "gpu.example.com", lambda node: seen.append(node.lanes if node else "gone")
+    )
 
     def annotate(value: str) -> None:
         def change(node: dict[str, Any]) -> None:

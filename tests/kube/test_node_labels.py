@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,8 +31,8 @@ async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     async with SimApiServer() as server:
         server.objects.create(NODE)
         cluster = KubernetesCluster.from_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))
-        writer = NodeLabelWriter(lambda: cluster, "node-a", DRIVER)
-        watch = NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda value: None, writer.seen)
+        writer = NodeLabelWriter(SimpleNamespace(cluster=cluster), "node-a", DRIVER)  # type: ignore[arg-type]
+        watch = NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda node: writer.seen(node.labels if node else None))
         tasks = [asyncio.create_task(watch.run()), asyncio.create_task(writer.run())]
         try:
             yield server, cluster, writer
@@ -91,8 +92,8 @@ async def test_nothing_is_written_before_it_is_known_what_is_wanted(place: Place
     server, cluster, writer = place
     writer.want(WANTED)
     await until(lambda: has(server, WANTED))
-    after = NodeLabelWriter(lambda: cluster, "node-a", DRIVER)
-    watch = NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda value: None, after.seen)
+    after = NodeLabelWriter(SimpleNamespace(cluster=cluster), "node-a", DRIVER)  # type: ignore[arg-type]
+    watch = NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda node: after.seen(node.labels if node else None))
     before = writes(server)
     tasks = [asyncio.create_task(watch.run()), asyncio.create_task(after.run())]
     try:
@@ -110,7 +111,7 @@ async def test_nothing_is_written_before_it_is_known_what_is_wanted(place: Place
 async def test_the_labels_of_a_node_that_went_while_nobody_watched_are_not_kept(place: Place) -> None:
     _, cluster, _ = place
     seen: list[Any] = []
-    NodeAnnotationWatch(cluster, "node-a", DRIVER, lambda value: None, seen.append).listed(())
+    NodeAnnotationWatch(cluster, "node-a", DRIVER, seen.append).listed(())
     assert seen == [None]
 
 
@@ -169,7 +170,7 @@ async def test_a_label_that_is_taken_between_the_look_and_the_write_is_not_force
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, cluster, _ = place
-    late = NodeLabelWriter(lambda: cluster, "node-a", DRIVER)
+    late = NodeLabelWriter(SimpleNamespace(cluster=cluster), "node-a", DRIVER)  # type: ignore[arg-type]
     late.seen(node_labels.labels_of(server.objects.get("nodes", "node-a")))
     label(server, product="T4")
     late.want(WANTED)
@@ -211,7 +212,7 @@ async def test_another_node_of_the_name_is_labelled_anew_and_none_is_made(place:
     server, cluster, writer = place
     writer.want(WANTED)
     await until(lambda: has(server, WANTED))
-    late = NodeLabelWriter(lambda: cluster, "node-a", DRIVER)
+    late = NodeLabelWriter(SimpleNamespace(cluster=cluster), "node-a", DRIVER)  # type: ignore[arg-type]
     late.seen(node_labels.labels_of(server.objects.get("nodes", "node-a")))
     server.objects.delete("nodes", "node-a", "")
     late.want({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from drabridge.ledger.effects import Decision
 from drabridge.ledger.entries import ClaimRef, Entry, Lane, Ledger, MoveStep
 from drabridge.ledger.policy import LedgerPolicy
 from tests.support.ledger_node import NOON, Node, device
+from tests.support.waiting import PATIENCE
 
 UNIT = ("r", "GPU-0")
 CLAIM = ClaimRef("uid", "team", "claim")
@@ -153,6 +155,29 @@ async def test_a_resource_whose_list_is_not_taken_delays_no_other_and_is_not_giv
     subject: Any = KubeletAcknowledgements(service, kubelet, kubelet, lambda: None)  # type: ignore[arg-type]
     await subject.fetch(list(node.ledger.entries.values()))
     assert [one.device for one in service.events] == ["gpu-0"]
+
+
+async def test_all_resources_are_waited_for_at_once() -> None:
+    """Kubelet may be slow with each of their lists: a node has many resources, and one wait takes two seconds."""
+    other = replace(device(1), device=replace(device(1).device, resource="s"))
+    waiting, both = 0, asyncio.Event()
+
+    class Slow(Kubelet):
+        async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
+            nonlocal waiting
+            waiting += 1
+            if waiting == 2:
+                both.set()
+            await asyncio.wait_for(both.wait(), PATIENCE)
+            return True
+
+    node, kubelet = Node(device(0), other), Slow()
+    for name in ("gpu-0", "gpu-1"):
+        node.yes(ev.SetLane(name, Lane.DRA, NOON))
+    service = Service(node)
+    subject: Any = KubeletAcknowledgements(service, kubelet, kubelet, lambda: None)  # type: ignore[arg-type]
+    await subject.fetch(list(node.ledger.entries.values()))
+    assert {one.device for one in service.events} == {"gpu-0", "gpu-1"}
 
 
 async def test_what_is_told_is_as_old_as_the_question() -> None:

@@ -51,7 +51,7 @@ class Bed:
             fetch_slices=lambda some: self._ask("slices", some, 0.0),
             fetch_claims=lambda some: self._ask("claims", some, CLAIMS_SECONDS),
         )
-        parts: list[Any] = [service, targets, Some(unmet=self.unmet), Some(published=published), (kubelet, server)]
+        parts: list[Any] = [service, targets, Some(unmet=self.unmet), Some(published=published), kubelet, server]
         self.mover = LaneMover(*[*parts, {competing}, self])
 
     async def _ask(self, whom: str, entries: list[Entry], seconds: float) -> float:

@@ -150,7 +150,7 @@ async def test_a_driver_that_hangs_keeps_no_other_device_of_the_resource_from_it
         bound.append(device.name)
         await asyncio.sleep(60 if device is RADIO else 0)
 
-    monkeypatch.setattr(place.resource, "_bind", bind)
+    monkeypatch.setattr(place.resource, "_agent", replace(place.resource._agent, bind=bind))
     hangs = asyncio.create_task(place.resource.pre_start(["R0"]))
     await asyncio.sleep(0)
     await asyncio.wait_for(place.resource.pre_start(["R1"]), 5)

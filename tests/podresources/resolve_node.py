@@ -92,17 +92,17 @@ class NodeFiles:
         return self.write(f"var/run/cdi/{name}", json.dumps(document))
 
     def metadata(
-        self, claim: str, device: str, attributes: dict[str, Any], driver: str = NVIDIA, pool: str = "node1"
+        self, claim: str, device: str, attributes: dict[str, Any], *, folder: str = "", driver: str = NVIDIA
     ) -> Path:
         """A claim's metadata file (KEP-5304), namespace ``default``, request ``gpu``."""
-        entry = {"driver": driver, "pool": pool, "name": device, "attributes": attributes}
+        entry = {"driver": driver, "pool": "node1", "name": device, "attributes": attributes}
         document = {
             "apiVersion": "metadata.resource.k8s.io/v1alpha1",
             "kind": "DeviceMetadata",
             "metadata": {"name": claim, "namespace": "default", "uid": CLAIM_UID, "generation": 1},
             "requests": [{"name": "gpu", "devices": [entry]}],
         }
-        path = f"var/lib/kubelet/plugins/{driver}/dra-device-metadata/default_{claim}/gpu/metadata.json"
+        path = f"var/lib/kubelet/plugins/{driver}/dra-device-metadata/{folder or f'default_{claim}'}/gpu/metadata.json"
         return self.write(path, json.dumps(document) + "\n")
 
     def kubelet_checkpoints(self, device: tuple[str, str, str, str], *claims: tuple[str, str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import sys
@@ -209,6 +210,17 @@ async def test_a_claims_device_by_its_metadata_file(files: NodeFiles) -> None:
         (found,), _ = await resolved(server, files)
     assert facts(found) == (GPU0, "0000:18:00.0", "metadata")
     assert found["model"] == MODEL
+
+
+async def test_a_claim_whose_folder_would_have_too_long_a_name(files: NodeFiles) -> None:
+    """``drabridge`` names the folder by a digest; another driver cannot serve such a claim."""
+    longest = "a" * 253
+    digest = hashlib.sha256(f"default_{longest}".encode()).hexdigest()
+    files.metadata(longest, "gpu-0", {"uuid": {"string": GPU0}}, folder=f"sha256-{digest}")
+    held = claim(longest, claim_device("gpu-0", driver=NVIDIA))
+    async with node(pod("p", container("c", claims=(held,)))) as server:
+        (found,), _ = await resolved(server, files)
+    assert facts(found) == (GPU0, "", "metadata")
 
 
 async def test_a_claims_device_by_the_agents_status(files: NodeFiles) -> None:

@@ -32,7 +32,7 @@ def move_when_released(tx: Transaction, entry: Entry, event: SetLane) -> Outcome
     It does not move at once out of the dra lane: when the claim ends, the scheduler may give the device to the next
     claim, by the slice that it still knows.
     """
-    if event.lane is (entry.move.target if entry.move else entry.lane):
+    if event.lane is entry.target:
         return entry
     move = None
     if entry.owner is Owner.LEGACY and {entry.lane, event.lane} == {Lane.LEGACY, Lane.SHARED}:
