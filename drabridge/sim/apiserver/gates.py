@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from drabridge.sim.apiserver.status import JSON
+from drabridge.sim.apiserver.status import JSON, places
 from drabridge.sim.releases import Release
 
 Paths = Mapping[str, Sequence[str]]
@@ -59,16 +58,6 @@ def drop_disabled(plural: str, obj: JSON, gates: Mapping[str, bool], release: Re
         for gate, fields in paths.items():
             kept = gate == "DRADeviceTaints" and plural != "resourceslices" and not release.drops_tolerations
             if not gates[gate] and not kept:
-                for field in fields:
-                    _drop(obj, field.split("."))
-
-
-def _drop(value: Any, path: Sequence[str]) -> None:
-    name, rest = path[0], path[1:]
-    if name == "*":
-        for item in value.values() if isinstance(value, dict) else value:
-            _drop(item, rest)
-    elif not rest:
-        value.pop(name, None)
-    elif name in value:
-        _drop(value[name], rest)
+                for place, _, name in (field.rpartition(".") for field in fields):
+                    for one in places(obj, place):
+                        one.pop(name, None)
