@@ -55,8 +55,6 @@ class Release:
     """Served versions of resource.k8s.io, in order of preference. All others are off by default."""
     kinds: frozenset[str] = frozenset()
     """Kinds that this release serves and others do not."""
-    slice_selectors: tuple[str, ...] = ("spec.nodeName", "spec.driver")
-    """Field selectors of ResourceSlices beside metadata.name."""
     taint_effects: tuple[str, ...] = ("NoExecute", "NoSchedule", "None")
     shows_empty_devices: bool = False
     """A slice without devices is shown with ``devices: null``."""
@@ -154,7 +152,6 @@ V1_37 = replace(
     minor=37,
     patch=2,
     kinds=V1_36.kinds | {"devicetaintrules"},
-    slice_selectors=(*V1_36.slice_selectors, "spec.pool.name"),  # kubernetes#138456
     configurations_repeat=False,
     configurations_for_all_name_none=True,
     health_services=("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"),
