@@ -79,38 +79,31 @@ class Scheduler:
 
     async def run(self) -> None:
         unsubscribe = self.objects.store.subscribe(self._noticed)
-        loop = asyncio.get_running_loop()
         for node in self.objects.peek("nodes"):
             self.see_node(node)
-        timer: asyncio.TimerHandle | None = None
         self._wake.set()
         try:
             while True:
                 await self._wake.wait()
                 await asyncio.sleep(self.timings.settle_seconds)
                 self._wake.clear()
-                next_eviction = self.step()
-                if timer is not None:
-                    timer.cancel()
-                timer = loop.call_later(next_eviction, self._wake.set) if next_eviction is not None else None
+                self.step()
         finally:
             unsubscribe()
-            if timer is not None:
-                timer.cancel()
             for resting in self._resting.values():
                 resting.cancel()
             for task in self._binding.values():
                 task.cancel()
             await asyncio.gather(*self._binding.values(), return_exceptions=True)
 
-    def step(self) -> float | None:
-        """One pass over everything; returns the seconds until a toleration runs out, if one does."""
+    def step(self) -> None:
+        """One pass over everything."""
         sync_jobs(self.objects)
         claim_controller.release(self.objects)
         claim_controller.sync_templates(self.objects)
         for pod in self._pending():
             self._attempt(pod)
-        return evict(self.objects)
+        evict(self.objects)
 
     def _noticed(self, change: Change) -> None:
         if change.resource.plural in _IGNORED:
