@@ -13,6 +13,8 @@ from drabridge.sim.releases import Release
 
 DRA_GROUP = "resource.k8s.io"
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
+STORED = "v1"
+"""The version in which the simulation stores objects. Only resource.k8s.io is served in others as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,6 @@ class Resource:
     kind: str
     schema: Schema
     group: str = ""
-    version: str = "v1"
-    """The version in which the simulation stores objects. Only resource.k8s.io is served in others as well."""
     namespaced: bool = True
     subresources: tuple[str, ...] = ()
     selectable: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Resource:
     counts_generations: bool = False
     """metadata.generation starts at 1 and grows with each change of the spec."""
     optional: bool = False
-    """Only some releases serve the kind (``Release.kinds``), and only as ``version``."""
+    """Only some releases serve the kind (``Release.kinds``), and only as v1."""
     gate: str = ""
     """The feature gate that the kind is behind."""
     beta_gate: str = ""
@@ -42,7 +42,7 @@ class Resource:
     def singular(self) -> str:
         return self.kind.lower()
 
-    def group_version(self, version: str) -> str:
+    def group_version(self, version: str = STORED) -> str:
         """Return what ``apiVersion`` says in this version."""
         return f"{self.group}/{version}" if self.group else version
 
@@ -72,8 +72,8 @@ class Served:
         if resource.gate and not self.gates[resource.gate]:
             return ()
         if resource.group != DRA_GROUP:
-            return (resource.version,)
-        known = (resource.version,) if resource.optional else DRA_VERSIONS
+            return (STORED,)
+        known = (STORED,) if resource.optional else DRA_VERSIONS
         return tuple(one for one in self.dra_versions if one in known)
 
 

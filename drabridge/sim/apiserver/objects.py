@@ -18,7 +18,7 @@ from drabridge.sim.apiserver.codec import check_typed, decode
 from drabridge.sim.apiserver.convert import from_version
 from drabridge.sim.apiserver.defaults import set_defaults
 from drabridge.sim.apiserver.gates import drop_disabled
-from drabridge.sim.apiserver.kinds import BY_KIND, BY_PLURAL, DRA_GROUP, Resource
+from drabridge.sim.apiserver.kinds import BY_KIND, BY_PLURAL, DRA_GROUP, STORED, Resource
 from drabridge.sim.apiserver.selectors import predicate
 from drabridge.sim.apiserver.status import JSON, bad_request, clone
 from drabridge.sim.apiserver.store import Key, Store, key_of
@@ -173,13 +173,13 @@ class Objects:
             resource.schema, live, wanted, manager, managers_of(old) if old else [], force=by.force
         )
         merged.setdefault("metadata", {})["name"] = name
-        merged |= {"kind": resource.kind, "apiVersion": resource.group_version(resource.version)}
+        merged |= {"kind": resource.kind, "apiVersion": resource.group_version()}
         if old is not None:
-            new = self._decode(resource, merged, replace(by, version=resource.version, strict=False))
+            new = self._decode(resource, merged, replace(by, version=STORED, strict=False))
             return self._replace(resource, old, new, subresource, by, managers), False
         if namespace:
             merged["metadata"]["namespace"] = namespace
-        created = self._insert(resource, merged, namespace, replace(by, version=resource.version), managers)
+        created = self._insert(resource, merged, namespace, replace(by, version=STORED), managers)
         return created, True
 
     def delete(
@@ -321,7 +321,7 @@ class Objects:
 
     @staticmethod
     def _shown(resource: Resource, obj: JSON) -> JSON:
-        return {"kind": resource.kind, "apiVersion": resource.group_version(resource.version), **clone(obj)}
+        return {"kind": resource.kind, "apiVersion": resource.group_version(), **clone(obj)}
 
 
 # --- what a write may change, and what it keeps ---------------------------------------------------------------------

@@ -20,7 +20,7 @@ def predicate(resource: Resource, namespace: str | None, fields: str, labels: st
     paths = [(path.split("."), value, equal) for path, value, equal in _terms(fields)]
     for path, _, _ in _terms(fields):
         if path not in (*resource.selectable, "metadata.name", "metadata.namespace"):
-            where = f" for {resource.group_version(resource.version)}, Kind={resource.kind}" if resource.group else ""
+            where = f" for {resource.group_version()}, Kind={resource.kind}" if resource.group else ""
             unknown = f'"{path}" is not a known field selector: only "metadata.name", "metadata.namespace"'
             raise bad_request(f"field label not supported{where}: {path}" if resource.selectable else unknown)
     if namespace is not None:
