@@ -41,14 +41,6 @@ JOB_POD_SECONDS = 0.2
 """How long the containers of a Job's pods run without the annotation."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTimings:
-    """Delays in seconds."""
-
-    sync_seconds: float = 0.02
-    """How often pods and statuses are compared; a real kubelet reacts to its watch and batches its writes."""
-
-
 class StoreApi:
     """The kubelet's two requests (:class:`ClusterApi`), answered from the store."""
 
@@ -78,11 +70,11 @@ class ClusterNode:
     with what the kubelet has.
     """
 
-    def __init__(self, objects: Objects, faults: Faults, kubelet: SimKubelet, timings: NodeTimings) -> None:
+    def __init__(self, objects: Objects, faults: Faults, kubelet: SimKubelet, sync_seconds: float) -> None:
         self._objects = objects
         self._faults = faults
         self._kubelet = kubelet
-        self._timings = timings
+        self._sync_seconds = sync_seconds
         self._name = kubelet.node.name
         self._busy: dict[str, asyncio.Task[None]] = {}
         self._linger: dict[str, float] = {}  # by uid: when it is needed, the object is gone
@@ -96,7 +88,7 @@ class ClusterNode:
                 if not self._faults.partitioned:
                     self._register()
                     self._sync()
-                await asyncio.sleep(self._timings.sync_seconds)
+                await asyncio.sleep(self._sync_seconds)
                 for task in [one for one in self._busy.values() if one.done()]:
                     task.result()
                 self._busy = {uid: task for uid, task in self._busy.items() if not task.done()}
@@ -257,12 +249,13 @@ class ClusterTimings:
 
     kubelet: Timings = field(default_factory=Timings)
     scheduler: SchedulerTimings = field(default_factory=SchedulerTimings)
-    node: NodeTimings = field(default_factory=NodeTimings)
+    sync_seconds: float = 0.02
+    """How often pods and statuses are compared; a real kubelet reacts to its watch and batches its writes."""
 
     @classmethod
     def fast(cls) -> ClusterTimings:
         """Return the timings for tests: waits that no test measures are 20 to 300 times shorter."""
-        return cls(Timings.fast(), SchedulerTimings.fast(), NodeTimings(sync_seconds=0.01))
+        return cls(Timings.fast(), SchedulerTimings.fast(), sync_seconds=0.01)
 
 
 class SimCluster:
@@ -312,7 +305,7 @@ class SimCluster:
         await self.api.start()
         for name, kubelet in self.kubelets.items():
             await kubelet.start()
-            node = ClusterNode(self.api.objects, self.api.faults, kubelet, self.timings.node)
+            node = ClusterNode(self.api.objects, self.api.faults, kubelet, self.timings.sync_seconds)
             self._tasks.append(asyncio.create_task(node.run(), name=f"node {name}"))
         self._tasks.append(asyncio.create_task(self.scheduler.run(), name="scheduler"))
         await self.wait(

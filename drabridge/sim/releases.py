@@ -8,30 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from types import MappingProxyType
 
+NEVER = 99
+GATES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "DRAAdminAccess": (34, 34),
+        "DRAConsumableCapacity": (34, 36),
+        "DRADeviceBindingConditions": (34, 36),
+        "DRADeviceTaintRules": (35, 37),
+        "DRADeviceTaints": (34, 36),
+        "DRAExtendedResource": (34, 36),
+        "DRAListTypeAttributes": (36, NEVER),
+        "DRAPartitionableDevices": (34, 36),
+        "DRAPrioritizedList": (34, 34),
+        "DRAResourceClaimDeviceStatus": (34, 34),
+        "DRAResourceClaimGranularStatusAuthorization": (36, 36),
+        "KubeletPodResourcesDynamicResources": (26, 34),
+        "KubeletPodResourcesGet": (26, 34),
+        "KubeletPodResourcesListUseActivePods": (34, 34),
+        "MutatingAdmissionPolicy": (34, 36),
+        "NominatedNodeNameForExpectation": (34, 35),
+        "ResourceHealthStatus": (34, 36),
+        "ResourceHealthStatusMessage": (36, 36),
+    }
+)
+"""Feature gates that a simulated part looks at (``pkg/features/kube_features.go``).
 
-class Gate(Enum):
-    """The state of a feature gate in a release. A release does not know a gate that is not in its row."""
-
-    OFF = "off by default"
-    ON = "on by default"
-    LOCKED = "locked to on"
+The minor of the first release that knows it, and of the first with it on by default.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One row. Of gates only those of DRA, and those that a simulated part looks at, are listed."""
+    """One row."""
 
     minor: int
     """36 for Kubernetes 1.36."""
     patch: int
     """Of the release that was recorded; what ``/version`` and the Node say."""
-
-    # -- all programs
-    gates: Mapping[str, Gate]
-    """``pkg/features/kube_features.go``; ``--help`` of the programs prints the same."""
 
     # -- API server
     control_plane: bool = True
@@ -40,8 +55,6 @@ class Release:
     """Served versions of resource.k8s.io, in order of preference. All others are off by default."""
     kinds: frozenset[str] = frozenset()
     """Kinds that this release serves and others do not."""
-    slice_selectors: tuple[str, ...] = ("spec.nodeName", "spec.driver")
-    """Field selectors of ResourceSlices beside metadata.name."""
     taint_effects: tuple[str, ...] = ("NoExecute", "NoSchedule", "None")
     shows_empty_devices: bool = False
     """A slice without devices is shown with ``devices: null``."""
@@ -81,28 +94,24 @@ class Release:
         """Return the full version, as ``v1.36.3``."""
         return f"v1.{self.minor}.{self.patch}"
 
+    @property
+    def gates(self) -> Mapping[str, bool]:
+        """Return the feature gates that the release knows, and whether they are on by default."""
+        return {name: self.minor >= on for name, (known, on) in GATES.items() if self.minor >= known}
+
     def gates_with(self, changes: Mapping[str, bool] | None = None) -> dict[str, bool]:
         """Return every gate of the table: the release's default, or what ``changes`` says. Unknown ones are off.
 
-        Raises ValueError for a change of a gate that the release does not know, that nothing here looks at, or that is
-        locked: the real programs do not start with it.
+        Raises ValueError for a change of a gate that the release does not know, or that nothing here looks at.
         """
         if unknown := (changes or {}).keys() - self.gates.keys():
             raise ValueError(f"unknown feature gates {sorted(unknown)}; known are {sorted(self.gates)}")
-        for name, on in (changes or {}).items():
-            if not on and self.gates[name] is Gate.LOCKED:
-                raise ValueError(f"cannot set feature gate {name} to false, feature is locked to true")
-        defaults = {name: self.gates.get(name, Gate.OFF) is not Gate.OFF for name in GATES}
-        return {**defaults, **(changes or {})}
+        return {**dict.fromkeys(GATES, False), **self.gates, **(changes or {})}
 
 
 OLDEST = Release(  # 1.26 to 1.33: kubelets that serve limits alone
     minor=26,
     patch=0,
-    gates={
-        "KubeletPodResourcesDynamicResources": Gate.OFF,
-        "KubeletPodResourcesGet": Gate.OFF,
-    },
     control_plane=False,
     dra_services=("v1beta1.DRAPlugin",),
     share_ids=False,
@@ -111,22 +120,6 @@ V1_34 = replace(
     OLDEST,
     minor=34,
     patch=4,
-    gates={
-        "DRAAdminAccess": Gate.ON,
-        "DRAConsumableCapacity": Gate.OFF,
-        "DRADeviceBindingConditions": Gate.OFF,
-        "DRADeviceTaints": Gate.OFF,
-        "DRAExtendedResource": Gate.OFF,
-        "DRAPartitionableDevices": Gate.OFF,
-        "DRAPrioritizedList": Gate.ON,
-        "DRAResourceClaimDeviceStatus": Gate.ON,
-        "KubeletPodResourcesDynamicResources": Gate.ON,
-        "KubeletPodResourcesGet": Gate.ON,
-        "KubeletPodResourcesListUseActivePods": Gate.ON,
-        "MutatingAdmissionPolicy": Gate.OFF,
-        "NominatedNodeNameForExpectation": Gate.OFF,
-        "ResourceHealthStatus": Gate.OFF,
-    },
     control_plane=True,
     taint_effects=("NoExecute", "NoSchedule"),
     shows_empty_devices=True,
@@ -140,11 +133,6 @@ V1_35 = replace(
     V1_34,
     minor=35,
     patch=4,
-    gates={
-        **V1_34.gates,
-        "DRADeviceTaintRules": Gate.OFF,
-        "NominatedNodeNameForExpectation": Gate.ON,
-    },
     taint_effects=("NoExecute", "NoSchedule", "None"),
     shows_empty_devices=False,
     drops_tolerations=True,
@@ -157,38 +145,13 @@ V1_36 = replace(
     V1_35,
     minor=36,
     patch=3,
-    gates={
-        **V1_35.gates,
-        "DRAAdminAccess": Gate.LOCKED,
-        "DRAConsumableCapacity": Gate.ON,
-        "DRADeviceBindingConditions": Gate.ON,
-        "DRADeviceTaints": Gate.ON,
-        "DRAExtendedResource": Gate.ON,
-        "DRAListTypeAttributes": Gate.OFF,
-        "DRAPartitionableDevices": Gate.ON,
-        "DRAResourceClaimGranularStatusAuthorization": Gate.ON,
-        "KubeletPodResourcesDynamicResources": Gate.LOCKED,
-        "KubeletPodResourcesGet": Gate.LOCKED,
-        "MutatingAdmissionPolicy": Gate.LOCKED,
-        "ResourceHealthStatus": Gate.ON,
-        "ResourceHealthStatusMessage": Gate.ON,
-    },
     kinds=frozenset({"mutatingadmissionpolicies"}),
 )
 V1_37 = replace(
     V1_36,
     minor=37,
     patch=2,
-    gates={
-        **V1_36.gates,
-        "DRADeviceTaintRules": Gate.ON,
-        "DRAExtendedResource": Gate.LOCKED,
-        "DRAPrioritizedList": Gate.LOCKED,
-        "DRAResourceClaimDeviceStatus": Gate.LOCKED,
-        "PodLevelResourceManagers": Gate.OFF,  # in 1.36, alpha, it shows nothing in PodResources
-    },
     kinds=V1_36.kinds | {"devicetaintrules"},
-    slice_selectors=(*V1_36.slice_selectors, "spec.pool.name"),  # kubernetes#138456
     configurations_repeat=False,
     configurations_for_all_name_none=True,
     health_services=("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"),
@@ -205,7 +168,6 @@ FIRST, *_, NEWEST = RELEASES
 """The supported releases: control plane and kubelet."""
 DEFAULT = "1.36"
 """What is imitated unless something else is asked for."""
-GATES = frozenset(name for row in ROWS for name in row.gates)
 
 
 def kubelet_of(text: str) -> Release:

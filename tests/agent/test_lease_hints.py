@@ -13,7 +13,8 @@ import pytest
 from drabridge.dra.claim_names import HintedClaims, WaitingPod
 from drabridge.kube.claim_hints import ClaimHint, hints_name, hints_object, hints_text, lock_name
 from drabridge.kube.client import KubernetesCluster
-from drabridge.sim.apiserver.server import Request, SimApiServer
+from drabridge.sim.apiserver.request import Request
+from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.sim.cluster import SimCluster
 from tests.support.agent_on_cluster import (
     BOTH_LANES,

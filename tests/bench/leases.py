@@ -6,7 +6,7 @@ import asyncio
 import statistics
 import time
 
-from drabridge.sim.apiserver.server import Request
+from drabridge.sim.apiserver.request import Request
 from drabridge.sim.cluster import SimCluster
 from tests.bench.core import Benchmark, awaited
 from tests.support.agent_on_cluster import BOTH_LANES, bridge, claim_pod, devices_in_slices, healthy

@@ -21,9 +21,9 @@ from drabridge.kube.api import (
     error_of,
 )
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, identity_of
-from drabridge.sim.apiserver import selectors
 from drabridge.sim.apiserver.kinds import BY_PLURAL
 from drabridge.sim.apiserver.objects import Objects, Writer
+from drabridge.sim.apiserver.selectors import predicate
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.apiserver.watch import WatchOptions, watch
 from drabridge.system.untrusted import reading
@@ -174,11 +174,7 @@ class Connection:
         trouble, resource = self._trouble, BY_PLURAL[kind.plural]
         await asyncio.sleep(trouble.seconds())
         self._reach()
-        selected = selectors.field_predicate(field_selector, resource.selectable, f" for {resource.kind}")
-
-        def wanted(obj: Json) -> bool:
-            return (not namespace or obj["metadata"].get("namespace") == namespace) and selected(obj)
-
+        wanted = predicate(resource, namespace or None, field_selector, "")
         options = WatchOptions(resource, wanted, resource_version, WATCH_SECONDS, bookmarks=True)
         events = watch(self._objects.store, options, trouble.seconds)
         async with contextlib.aclosing(events):

@@ -33,7 +33,7 @@ from drabridge.ledger.entries import Ledger
 from drabridge.ledger.lock import LedgerLockedError, Lock
 from drabridge.ledger.service import LedgerService
 from drabridge.sim.apiserver.garbage_collector import collect
-from drabridge.sim.cluster import ClusterNode, ClusterTimings, NodeTimings, SimCluster
+from drabridge.sim.cluster import ClusterNode, ClusterTimings, SimCluster
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.scheduler.scheduler import SchedulerTimings
 from drabridge.system.port import Port
@@ -141,7 +141,7 @@ class _Cluster(SimCluster):
     async def start(self) -> None:
         for name, kubelet in self.kubelets.items():
             await kubelet.start()
-            node = ClusterNode(self.api.objects, self.api.faults, kubelet, self.timings.node)
+            node = ClusterNode(self.api.objects, self.api.faults, kubelet, self.timings.sync_seconds)
             self._tasks.append(asyncio.create_task(node.run(), name=f"node {name}"))
         self._tasks.append(asyncio.create_task(self.scheduler.run(), name="scheduler"))
         self._tasks.append(asyncio.create_task(collect(self.api.objects), name="garbage collector"))
@@ -169,7 +169,7 @@ class Node:
         self._boot_id.write_text("boot-1\n")
         patience = dice.choice((8.0, 40.0, 600.0))  # bindingTimeout of the scheduler's configuration; 600 by default
         scheduler = SchedulerTimings(binding_timeout_seconds=patience, binding_poll_seconds=dice.choice((1.0, 5.0)))
-        timings = ClusterTimings(Timings(), scheduler, NodeTimings(sync_seconds=0.2))
+        timings = ClusterTimings(Timings(), scheduler, sync_seconds=0.2)
         self.runtime = TrueRuntime({one.name: one.root for one in world.devices}, shareable=world.shareable)
         self.cluster = _Cluster(root, timings=timings, runtime=lambda _: self.runtime, seed=dice.getrandbits(32))
         self.runtime.objects = self.cluster.api.objects

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drabridge.sim.cluster import ClusterTimings, NodeTimings, SimCluster
+from drabridge.sim.cluster import ClusterTimings, SimCluster
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.timings import Timings
 from drabridge.sim.scheduler.scheduler import SchedulerTimings
@@ -91,7 +91,7 @@ def timings() -> ClusterTimings:
         dra_retry_seconds=(60 / SCALE, 90 / SCALE),
         restart_backoff_seconds=real.restart_backoff_seconds / SCALE,
     )
-    return ClusterTimings(kubelet, SchedulerTimings.fast(node_cache_lag_seconds=0.1), NodeTimings(sync_seconds=0.02))
+    return ClusterTimings(kubelet, SchedulerTimings.fast(node_cache_lag_seconds=0.1), sync_seconds=0.02)
 
 
 @dataclass(slots=True)

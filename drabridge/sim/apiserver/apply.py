@@ -63,6 +63,11 @@ def managers_of(obj: JSON) -> list[Manager]:
     return [Manager.read(entry) for entry in obj.get("metadata", {}).get("managedFields", [])]
 
 
+def owners(managers: Sequence[Manager]) -> dict[tuple[str, str, str, str], Fields]:
+    """Return who owns what, whenever it was written."""
+    return {manager.identity: manager.fields for manager in managers if manager.fields}
+
+
 def write_managers(managers: Sequence[Manager]) -> list[JSON]:
     """Return the managers in wire form: appliers first, then by age; without those that own nothing any more."""
     kept = [manager for manager in managers if manager.fields]

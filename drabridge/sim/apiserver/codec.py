@@ -19,26 +19,19 @@ _PYTHON: dict[str, Callable[[object], bool]] = {
 }
 
 
-def _go_type(value: object) -> str:
-    match value:
-        case bool():
-            return "bool"
-        case str():
-            return "string"
-        case int() | float():
-            return "number"
-        case list():
-            return "array"
-        case _:
-            return "object"
+_GO_TYPES = {bool: "bool", str: "string", int: "number", float: "number", list: "array"}
+
+
+def _unreadable(value: object, path: str, wanted: str) -> str:
+    return f"json: cannot unmarshal {_GO_TYPES.get(type(value), 'object')} into Go struct field {path} of type {wanted}"
 
 
 @dataclass(slots=True)
 class Decoder:
-    """One pass over one object. ``unknown`` and ``mistyped`` collect what was wrong, as ``(path, text)``."""
+    """One pass over one object. ``unknown`` collects paths, ``mistyped`` what was wrong in words."""
 
     unknown: list[str] = field(default_factory=list)
-    mistyped: list[tuple[str, str, str]] = field(default_factory=list)
+    mistyped: list[str] = field(default_factory=list)
 
     def decode(self, schema: Schema, value: Any, path: str = "") -> Any:
         """Return the value as Go stores it: no undeclared fields, ``omitempty`` applied, quantities canonical."""
@@ -51,19 +44,17 @@ class Decoder:
             return [self.decode(schema.items, item, f"{path}[{index}]") for index, item in enumerate(value)]
         if isinstance(value, dict) and not schema.is_list:
             return self._object(schema, value, path)
-        self.mistyped.append((path, _go_type(value), "array" if schema.is_list else "object"))
+        self.mistyped.append(_unreadable(value, path, "array" if schema.is_list else "object"))
         return value
 
     def _scalar(self, schema: Schema, value: Any, path: str) -> Any:
         if not _PYTHON[schema.type](value):
-            self.mistyped.append((path, _go_type(value), schema.type))
-            return value
-        if schema.type != "quantity":
+            self.mistyped.append(_unreadable(value, path, schema.type))
             return value
         try:
-            return canonical(value)
+            return canonical(value) if schema.type == "quantity" else value
         except ValueError as error:
-            self.mistyped.append((path, str(error), schema.type))
+            self.mistyped.append(str(error))
             return value
 
     def _object(self, schema: Schema, value: JSON, path: str) -> JSON:
@@ -75,14 +66,9 @@ class Decoder:
                 self.unknown.append(where)
             elif item is not None:
                 inner = self.decode(child, item, where)
-                if not self._omitted(child, inner):
+                if inner or not (child.is_list or child.values is not None):  # Go's omitempty: structs, scalars stay
                     decoded[name] = inner
         return decoded
-
-    @staticmethod
-    def _omitted(schema: Schema, value: Any) -> bool:
-        """Empty lists and maps vanish (Go's omitempty); structs and declared scalars stay."""
-        return (schema.is_list or schema.values is not None) and not value
 
 
 def decode(schema: Schema, kind: str, version: str, body: JSON, *, strict: bool = False) -> JSON:
@@ -92,15 +78,11 @@ def decode(schema: Schema, kind: str, version: str, body: JSON, *, strict: bool 
     """
     decoder = Decoder()
     decoded: JSON = decoder.decode(schema, body)
-    if decoder.mistyped:
-        path, got, want = decoder.mistyped[0]
-        what = got if want == "quantity" else f"json: cannot unmarshal {got} into Go struct field {path} of type {want}"
-        raise bad_request(f'{kind} in version "{version}" cannot be handled as a {kind}: {what}')
-    if strict and decoder.unknown:
-        fields = ", ".join(f'unknown field "{path}"' for path in decoder.unknown)
-        raise bad_request(
-            f'{kind} in version "{version}" cannot be handled as a {kind}: strict decoding error: {fields}'
-        )
+    problem = decoder.mistyped[0] if decoder.mistyped else ""
+    if strict and not problem and decoder.unknown:
+        problem = "strict decoding error: " + ", ".join(f'unknown field "{path}"' for path in decoder.unknown)
+    if problem:
+        raise bad_request(f'{kind} in version "{version}" cannot be handled as a {kind}: {problem}')
     return decoded
 
 
@@ -111,8 +93,5 @@ def check_typed(schema: Schema, body: JSON, where: str) -> None:
     """
     decoder = Decoder()
     decoder.decode(schema, body)
-    problems = [f".{path}: field not declared in schema" for path in decoder.unknown]
-    problems += [f".{path}: expected {want}, got {got}" for path, got, want in decoder.mistyped]
-    if problems:
-        text = problems[0] if len(problems) == 1 else "errors:\n" + "\n".join(f"  {one}" for one in problems)
-        raise ApiError(500, f"failed to create typed patch object ({where}): {text}")
+    if problems := [f".{path}: field not declared in schema" for path in decoder.unknown] + decoder.mistyped:
+        raise ApiError(500, f"failed to create typed patch object ({where}): {', '.join(problems)}")

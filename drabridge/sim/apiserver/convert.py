@@ -16,8 +16,7 @@ _Body = Callable[[JSON], JSON]
 
 def to_version(resource: Resource, obj: JSON, version: str) -> JSON:
     """Return a stored object as ``version`` shows it, with kind and apiVersion first."""
-    group = f"{resource.group}/" if resource.group else ""
-    shown = {"kind": resource.kind, "apiVersion": f"{group}{version}"}
+    shown = {"kind": resource.kind, "apiVersion": resource.group_version(version)}
     shown |= {name: value for name, value in obj.items() if name not in ("kind", "apiVersion")}
     if version == "v1beta1" and resource.group == DRA_GROUP:
         _convert(resource, shown, device=_to_basic, request=_to_inline)

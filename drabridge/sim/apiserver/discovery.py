@@ -12,7 +12,7 @@ _SUBRESOURCE_KINDS = {"binding": "Binding", "eviction": "Eviction"}
 
 
 def _version(release: Release) -> JSON:
-    """Return what the imitated server says of itself (recorded)."""
+    """Return what the imitated server says of itself (recorded), but for its build."""
     return {
         "major": "1",
         "minor": str(release.minor),
@@ -21,12 +21,6 @@ def _version(release: Release) -> JSON:
         "minCompatibilityMajor": "1",
         "minCompatibilityMinor": str(release.minor - 1),
         "gitVersion": release.version,
-        "gitCommit": "$Format:%H$",
-        "gitTreeState": "",
-        "buildDate": "1970-01-01T00:00:00Z",
-        "goVersion": "go1.27.3",
-        "compiler": "gc",
-        "platform": "linux/amd64",
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from drabridge.sim.apiserver.status import ApiError
+
 # http.StatusText and metav1.StatusReason of what an API server says under load
 _REASONS = {
     401: ("Unauthorized", "Unauthorized"),
@@ -28,6 +30,11 @@ class Fault:
     resource: str = ""
     after_commit: bool = False
     """Do the work, then answer with the error: the client cannot know that its write took effect."""
+
+    @property
+    def error(self) -> ApiError:
+        reason, message = _REASONS.get(self.status, ("", "a fault on demand"))
+        return ApiError(self.status, message, reason)
 
     def matches(self, verb: str, resource: str) -> bool:
         return self.times > 0 and self.verb in ("", verb) and self.resource in ("", resource)
@@ -88,8 +95,3 @@ class Faults:
                 fault.times -= 1
                 return fault
         return None
-
-
-def reason_of(status: int) -> tuple[str, str]:
-    """Return (reason, message) of a Status with this code."""
-    return _REASONS.get(status, ("", "a fault on demand"))

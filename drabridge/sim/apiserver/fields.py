@@ -16,24 +16,10 @@ Path = tuple[str, ...]
 Fields = frozenset[Path]
 
 # structured-merge-diff never tracks these: they are identity, or the server's own.
+_OWN = "name namespace uid resourceVersion generation managedFields creationTimestamp deletionTimestamp"
 UNTRACKED = (
-    ("f:apiVersion",),
-    ("f:kind",),
-    *(
-        ("f:metadata", f"f:{name}")
-        for name in (
-            "name",
-            "namespace",
-            "creationTimestamp",
-            "deletionTimestamp",
-            "deletionGracePeriodSeconds",
-            "selfLink",
-            "uid",
-            "resourceVersion",
-            "generation",
-            "managedFields",
-        )
-    ),
+    *(("f:apiVersion",), ("f:kind",)),
+    *(("f:metadata", f"f:{name}") for name in (*_OWN.split(), "deletionGracePeriodSeconds")),
 )
 
 
@@ -63,42 +49,27 @@ def tracked(path: Path) -> bool:
     return not any(path[: len(prefix)] == prefix for prefix in UNTRACKED)
 
 
-def owned(schema: Schema, value: Any, path: Path = ()) -> set[Path]:
-    """Return every field that an applied configuration sets.
-
-    Items of lists count themselves (``.``) beside their fields.
-    """
+def flat(schema: Schema, value: Any, path: Path = ()) -> dict[Path, Any]:
+    """Return every tracked field with its value; what apply looks into has ``...`` beside its own fields."""
     children = entries(schema, value)
-    if children is None or (not children and path):
-        return {path} if tracked(path) else set()
-    found: set[Path] = set()
-    for element, (child, item) in children.items():
-        if not element.startswith("f:"):
-            found.add((*path, element))
-        found |= owned(child, item, (*path, element))
-    return {one for one in found if tracked(one)}
+    if not children and path:
+        return {path: value} if tracked(path) else {}
+    found = {path: ...} if path and tracked(path) else {}
+    for element, (child, item) in (children or {}).items():
+        found |= flat(child, item, (*path, element))
+    return found
 
 
-def changed(schema: Schema, old: Any, new: Any, path: Path = ()) -> tuple[set[Path], set[Path]]:
+def owned(schema: Schema, config: Any) -> set[Path]:
+    """Return every field that an applied configuration sets; items of lists count beside their fields."""
+    return {path for path, value in flat(schema, config).items() if value is not ... or not path[-1].startswith("f:")}
+
+
+def changed(schema: Schema, old: Any, new: Any) -> tuple[set[Path], set[Path]]:
     """(set or modified, removed) between two versions. A map or item that is new counts itself as well."""
-    before = entries(schema, old) if old is not None else {}
-    after = entries(schema, new) if new is not None else {}
-    if before is None or after is None or (old is None and not after) or (new is None and not before):
-        differs = {path} if old != new and tracked(path) else set()
-        return (differs, set()) if new is not None else (set(), differs)
-    written: set[Path] = {path} if old is None and path else set()
-    removed: set[Path] = {path} if new is None and path else set()
-    for element in before.keys() | after.keys():
-        child = (after.get(element) or before[element])[0]
-        one = changed(
-            child,
-            before[element][1] if element in before else None,
-            after[element][1] if element in after else None,
-            (*path, element),
-        )
-        written |= one[0]
-        removed |= one[1]
-    return {one for one in written if tracked(one)}, {one for one in removed if tracked(one)}
+    before, after = flat(schema, old), flat(schema, new)
+    written = {path for path, value in after.items() if path not in before or value not in (..., before[path])}
+    return written, before.keys() - after.keys()
 
 
 def to_fields_v1(paths: Fields | set[Path]) -> JSON:
@@ -134,11 +105,6 @@ def shown(path: Path) -> str:
     out = ""
     for element in path:
         kind, rest = element.split(":", 1)
-        if kind == "f":
-            out += f".{rest}"
-        elif kind == "k":
-            inner = ",".join(f"{name}={json.dumps(value)}" for name, value in json.loads(rest).items())
-            out += f"[{inner}]"
-        else:
-            out += f"[={rest}]"
+        inner = [f"{name}={json.dumps(value)}" for name, value in json.loads(rest).items()] if kind == "k" else [rest]
+        out += f".{rest}" if kind == "f" else f"[{','.join(inner)}]"
     return out

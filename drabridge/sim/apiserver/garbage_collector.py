@@ -13,9 +13,8 @@ DELAY_SECONDS = 0.02
 """The real collector reacts to its watch within milliseconds, never inside the request that deletes the owner."""
 
 
-def sweep(objects: Objects) -> int:
-    """Delete every object that has owner references none of which exists (by uid). Returns how many went."""
-    gone = 0
+def sweep(objects: Objects) -> None:
+    """Delete every object that has owner references none of which exists (by uid)."""
     for resource, obj in objects.store.everything():
         meta = obj["metadata"]
         owners = meta.get("ownerReferences", [])
@@ -26,8 +25,6 @@ def sweep(objects: Objects) -> int:
         ):
             with contextlib.suppress(ApiError):
                 objects.delete(resource.plural, meta["name"], meta.get("namespace", ""))
-                gone += 1
-    return gone
 
 
 async def collect(objects: Objects, delay_seconds: float = DELAY_SECONDS) -> None:

@@ -1,157 +1,119 @@
-"""Speak HTTP/1.1 over asyncio streams: just enough for an API server.
-
-Answers in chunks can be cut at will.
-"""
+"""Speak HTTP/1.1 over asyncio streams: requests are read in full, answers can be cut at will."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import cached_property
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import h11
+
 from drabridge.errors import HostError
+from drabridge.sim.apiserver.request import Request
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_BODY_BYTES = 3 * 1024 * 1024
 """The real server refuses larger bodies (apiserver ``MaxRequestBodyBytes``)."""
 
 
-@dataclass(frozen=True)
-class HttpRequest:
-    """One request, read in full. Header names are in lower case."""
+class Connection:
+    """One connection: the request that is being answered, and where its answer goes."""
 
-    method: str
-    target: str
-    headers: dict[str, str]
-    body: bytes
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.SERVER, MAX_HEADER_BYTES)
 
-    @cached_property
-    def path(self) -> str:
-        return unquote(urlsplit(self.target).path)
+    async def serve(self, handler: Handler) -> None:
+        """Answer requests until either side closes the connection. Broken connections end it silently."""
+        try:
+            while request := await self._request():
+                await handler(request, self)
+                if self._http.our_state is not h11.DONE:
+                    return
+                self._http.start_next_cycle()
+        except h11.RemoteProtocolError as error:
+            if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                with contextlib.suppress(ConnectionError):
+                    await self.send(error.error_status_hint, {"kind": "Status", "message": str(error)})
+        except (ConnectionError, TimeoutError):
+            return
+        finally:
+            self._writer.close()
 
-    @cached_property
-    def query(self) -> dict[str, str]:
-        """First value of each parameter."""
-        return {
-            name: values[0] for name, values in parse_qs(urlsplit(self.target).query, keep_blank_values=True).items()
-        }
-
-
-@dataclass(slots=True, eq=False)
-class Reply:
-    """Where the answer goes."""
-
-    writer: asyncio.StreamWriter
-    status: int = 0
-    sent_bytes: int = 0
-    keep_alive: bool = True
-    streaming: bool = False
-
-    async def send(self, status: int, body: Any) -> None:
-        """Send a whole answer: JSON, or bytes that are JSON already."""
+    async def send(self, status: int, body: Any) -> int:
+        """Send a whole answer: JSON, or bytes that are JSON already. Returns the bytes of its body."""
         data = body if isinstance(body, bytes) else dump(body)
-        self._head(status, f"Content-Length: {len(data)}")
-        self.writer.write(data)
-        self.sent_bytes += len(data)
-        await self.writer.drain()
+        self._start(status, ("Content-Length", str(len(data))))
+        self._write(h11.Data(data))
+        await self.end()
+        return len(data)
 
     async def start_stream(self) -> None:
-        self.streaming = True
-        self._head(200, "Transfer-Encoding: chunked")
-        await self.writer.drain()
+        self._start(200, ("Transfer-Encoding", "chunked"))
+        await self._writer.drain()
 
     async def chunk(self, data: bytes) -> None:
-        self.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        self.sent_bytes += len(data)
-        await self.writer.drain()
+        self._write(h11.Data(data))
+        await self._writer.drain()
 
-    async def end_stream(self) -> None:
-        self.writer.write(b"0\r\n\r\n")
-        await self.writer.drain()
+    async def end(self) -> None:
+        self._write(h11.EndOfMessage())
+        await self._writer.drain()
 
     def cut(self) -> None:
         """Reset the connection: no goodbye, no last chunk."""
-        self.keep_alive = False
-        self.writer.transport.abort()
+        self._writer.transport.abort()
 
-    def _head(self, status: int, framing: str) -> None:
-        self.status = status
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "Content-Type: application/json", framing]
-        if not self.keep_alive:
-            lines.append("Connection: close")
-        self.writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+    def _start(self, status: int, framing: tuple[str, str]) -> None:
+        headers = [("Content-Type", "application/json"), framing]
+        self._write(h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase))
+
+    def _write(self, event: h11.Event) -> None:
+        self._writer.write(self._http.send(event) or b"")
+
+    async def _event(self) -> Any:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self._reader.read(65536))
+        return event
+
+    async def _request(self) -> Request | None:
+        """Return the next request, or None at the end of the connection. Raises RemoteProtocolError."""
+        head, body = await self._event(), bytearray()
+        if not isinstance(head, h11.Request):
+            return None
+        while isinstance(data := await self._event(), h11.Data):
+            body += data.data
+            if len(body) > MAX_BODY_BYTES:
+                text = f"Request entity too large: limit is {MAX_BODY_BYTES}"
+                raise h11.RemoteProtocolError(text, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        url = urlsplit(head.target.decode("latin-1"))
+        headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
+        query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
+        return Request(
+            head.method.decode(),
+            unquote(url.path),
+            query,
+            headers.get("user-agent", ""),
+            headers.get("content-type", "application/json").partition(";")[0].strip(),
+            headers.get("authorization", ""),
+            bytes(body),
+        )
 
 
-Handler = Callable[[HttpRequest, Reply], Awaitable[None]]
+Handler = Callable[[Request, Connection], Awaitable[None]]
 
 
 def dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-class BadRequestError(Exception):
-    """What came in is not HTTP that we can read; the text is for the log and for the client."""
-
-
-async def serve(reader: asyncio.StreamReader, reply_to: asyncio.StreamWriter, handler: Handler) -> None:
-    """Answer requests of one connection until either side closes it. Broken connections end it silently."""
-    try:
-        while True:
-            request = await read_request(reader)
-            if request is None:
-                return
-            keep = request.headers.get("connection", "").lower() != "close"
-            reply = Reply(reply_to, keep_alive=keep)
-            await handler(request, reply)
-            if not reply.keep_alive:
-                return
-    except BadRequestError as error:
-        await Reply(reply_to, keep_alive=False).send(400, {"kind": "Status", "code": 400, "message": str(error)})
-    except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
-        return
-    finally:
-        reply_to.close()
-
-
-async def read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
-    """Return the next request, or None at the end of the connection. Raises BadRequestError."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise BadRequestError("connection closed inside the request's head") from error
-        return None
-    except asyncio.LimitOverrunError as error:
-        raise BadRequestError(f"request head is larger than {MAX_HEADER_BYTES} bytes") from error
-    first, *rest = head.decode("latin-1").rstrip("\r\n").split("\r\n")
-    parts = first.split(" ")
-    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise BadRequestError(f"not an HTTP/1.x request line: {first[:80]!r}")
-    headers = {}
-    for line in rest:
-        name, colon, value = line.partition(":")
-        if not colon:
-            raise BadRequestError(f"not a header line: {line[:80]!r}")
-        headers[name.strip().lower()] = value.strip()
-    return HttpRequest(parts[0], parts[1], headers, await _body(reader, headers))
-
-
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
-    text = headers.get("content-length", "0")
-    if not text.isdecimal():
-        raise BadRequestError(f"Content-Length is not a number: {text!r}")
-    if int(text) > MAX_BODY_BYTES:
-        raise BadRequestError(f"Request entity too large: limit is {MAX_BODY_BYTES}")
-    return await reader.readexactly(int(text))
 
 
 # --- TLS: a throw-away certificate for 127.0.0.1, made by the openssl command -----------------------------------------

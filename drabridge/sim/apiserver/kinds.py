@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from drabridge.sim.apiserver import schema, schema_dra
 from drabridge.sim.apiserver.schema import Schema
-from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.releases import Release
 
 DRA_GROUP = "resource.k8s.io"
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
+STORED = "v1"
+"""The version in which the simulation stores objects. Only resource.k8s.io is served in others as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,6 @@ class Resource:
     kind: str
     schema: Schema
     group: str = ""
-    version: str = "v1"
-    """The version in which the simulation stores objects. Only resource.k8s.io is served in others as well."""
     namespaced: bool = True
     subresources: tuple[str, ...] = ()
     selectable: tuple[str, ...] = ()
@@ -33,21 +32,19 @@ class Resource:
     counts_generations: bool = False
     """metadata.generation starts at 1 and grows with each change of the spec."""
     optional: bool = False
-    """Only some releases serve the kind (``Release.kinds``), and only as ``version``."""
+    """Only some releases serve the kind (``Release.kinds``), and only as v1."""
     gate: str = ""
     """The feature gate that the kind is behind."""
     beta_gate: str = ""
     """Releases that do not serve the kind serve it as v1beta1 with this gate (and their runtime-config)."""
-    blank: Mapping[str, object] = field(default_factory=dict)
-    """What Go prints for an empty object of the kind: the body of bookmarks, the zero of field ownership."""
 
     @property
     def singular(self) -> str:
         return self.kind.lower()
 
-    @property
-    def api_version(self) -> str:
-        return f"{self.group}/{self.version}" if self.group else self.version
+    def group_version(self, version: str = STORED) -> str:
+        """Return what ``apiVersion`` says in this version."""
+        return f"{self.group}/{version}" if self.group else version
 
     @property
     def delete_returns_object(self) -> bool:
@@ -57,9 +54,6 @@ class Resource:
     @property
     def has_status(self) -> bool:
         return "status" in self.subresources
-
-    def blank_object(self) -> JSON:
-        return {"metadata": {}, **self.blank}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +72,11 @@ class Served:
         if resource.gate and not self.gates[resource.gate]:
             return ()
         if resource.group != DRA_GROUP:
-            return (resource.version,)
-        known = (resource.version,) if resource.optional else DRA_VERSIONS
+            return (STORED,)
+        known = (STORED,) if resource.optional else DRA_VERSIONS
         return tuple(one for one in self.dra_versions if one in known)
 
-    def selectable(self, resource: Resource) -> tuple[str, ...]:
-        """Return the field selectors beside metadata.name and metadata.namespace."""
-        return self.release.slice_selectors if resource.plural == "resourceslices" else resource.selectable
 
-
-_NODE_SELECTORS = ("spec.nodeName", "spec.driver", "spec.pool.name")
 _POD_SELECTORS = (
     *("spec.nodeName", "spec.restartPolicy", "spec.schedulerName"),
     *("status.phase", "status.podIP", "status.nominatedNodeName"),
@@ -96,12 +85,11 @@ _EVENT_SELECTORS = (
     *(f"involvedObject.{name}" for name in ("kind", "namespace", "name", "uid")),
     *("reason", "reportingComponent", "source", "type"),
 )
-_WITH_STATUS: dict[str, object] = {"spec": {}, "status": {}}
-_SPEC_ALONE: dict[str, object] = {"spec": {}}
+_STATUS = ("status",)
 
 
-def _dra(plural: str, kind: str, schema: Schema, blank: Mapping[str, object], **more: Any) -> Resource:
-    return Resource(plural, kind, schema, DRA_GROUP, blank=blank, **more)
+def _dra(plural: str, kind: str, schema: Schema, **more: Any) -> Resource:
+    return Resource(plural, kind, schema, DRA_GROUP, **more)
 
 
 def _open(plural: str, kind: str, group: str = "", **more: Any) -> Resource:
@@ -110,48 +98,28 @@ def _open(plural: str, kind: str, group: str = "", **more: Any) -> Resource:
 
 
 RESOURCES: tuple[Resource, ...] = (
-    _dra(
-        "deviceclasses",
-        "DeviceClass",
-        schema_dra.DEVICE_CLASS,
-        _SPEC_ALONE,
-        namespaced=False,
-        counts_generations=True,
-    ),
+    _dra("deviceclasses", "DeviceClass", schema_dra.DEVICE_CLASS, namespaced=False, counts_generations=True),
     _dra(
         "devicetaintrules",
         "DeviceTaintRule",
         schema_dra.DEVICE_TAINT_RULE,
-        {"spec": {"taint": {"key": "", "effect": ""}}, "status": {}},
         namespaced=False,
-        subresources=("status",),
+        subresources=_STATUS,
         optional=True,
         gate="DRADeviceTaintRules",
         counts_generations=True,
     ),
-    _dra(
-        "resourceclaims",
-        "ResourceClaim",
-        schema_dra.RESOURCE_CLAIM,
-        {"spec": {"devices": {}}, "status": {}},
-        subresources=("status",),
-    ),
-    _dra(
-        "resourceclaimtemplates",
-        "ResourceClaimTemplate",
-        schema_dra.RESOURCE_CLAIM_TEMPLATE,
-        {"spec": {"metadata": {}, "spec": {"devices": {}}}},
-    ),
+    _dra("resourceclaims", "ResourceClaim", schema_dra.RESOURCE_CLAIM, subresources=_STATUS),
+    _dra("resourceclaimtemplates", "ResourceClaimTemplate", schema_dra.RESOURCE_CLAIM_TEMPLATE),
     _dra(
         "resourceslices",
         "ResourceSlice",
         schema_dra.RESOURCE_SLICE,
-        {"spec": {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}},
         namespaced=False,
-        selectable=_NODE_SELECTORS,
+        selectable=("spec.nodeName", "spec.driver"),
         counts_generations=True,
     ),
-    Resource("nodes", "Node", schema.NODE, namespaced=False, subresources=("status",), blank=_WITH_STATUS),
+    Resource("nodes", "Node", schema.NODE, namespaced=False, subresources=_STATUS),
     Resource(
         "pods",
         "Pod",
@@ -159,25 +127,17 @@ RESOURCES: tuple[Resource, ...] = (
         subresources=("status", "binding", "eviction"),
         selectable=_POD_SELECTORS,
         counts_generations=True,
-        blank=_WITH_STATUS,
     ),
     _open("events", "Event", selectable=_EVENT_SELECTORS),
-    _open(
-        "namespaces",
-        "Namespace",
-        namespaced=False,
-        subresources=("status",),
-        selectable=("status.phase",),
-        blank=_WITH_STATUS,
-    ),
+    _open("namespaces", "Namespace", namespaced=False, subresources=_STATUS, selectable=("status.phase",)),
     _open("configmaps", "ConfigMap"),
-    _open("leases", "Lease", "coordination.k8s.io", blank=_SPEC_ALONE),
-    _open("resourcequotas", "ResourceQuota", blank=_WITH_STATUS),
-    _open("replicasets", "ReplicaSet", "apps", blank=_WITH_STATUS),
-    _open("deployments", "Deployment", "apps", subresources=("status",), counts_generations=True, blank=_WITH_STATUS),
-    _open("statefulsets", "StatefulSet", "apps", subresources=("status",), counts_generations=True, blank=_WITH_STATUS),
-    _open("daemonsets", "DaemonSet", "apps", blank=_WITH_STATUS),
-    _open("cronjobs", "CronJob", "batch", blank=_WITH_STATUS),
+    _open("leases", "Lease", "coordination.k8s.io"),
+    _open("resourcequotas", "ResourceQuota"),
+    _open("replicasets", "ReplicaSet", "apps"),
+    _open("deployments", "Deployment", "apps", subresources=_STATUS, counts_generations=True),
+    _open("statefulsets", "StatefulSet", "apps", subresources=_STATUS, counts_generations=True),
+    _open("daemonsets", "DaemonSet", "apps"),
+    _open("cronjobs", "CronJob", "batch"),
     _open(
         "mutatingadmissionpolicies",
         "MutatingAdmissionPolicy",
@@ -185,9 +145,8 @@ RESOURCES: tuple[Resource, ...] = (
         namespaced=False,
         optional=True,
         beta_gate="MutatingAdmissionPolicy",
-        blank=_SPEC_ALONE,
     ),
-    Resource("jobs", "Job", schema.JOB, "batch", subresources=("status",), counts_generations=True),
+    Resource("jobs", "Job", schema.JOB, "batch", subresources=_STATUS, counts_generations=True),
 )
 BY_PLURAL: Mapping[str, Resource] = MappingProxyType({one.plural: one for one in RESOURCES})
 BY_KIND: Mapping[str, Resource] = MappingProxyType({one.kind: one for one in RESOURCES})

@@ -10,16 +10,16 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-from drabridge.sim.apiserver import admission, selectors, status
-from drabridge.sim.apiserver.apply import Manager, after_update, apply, managers_of, write_managers
+from drabridge.sim.apiserver import admission, status
+from drabridge.sim.apiserver.apply import Manager, after_update, apply, managers_of, owners, write_managers
 from drabridge.sim.apiserver.auth import SYSTEM, User
 from drabridge.sim.apiserver.codec import check_typed, decode
 from drabridge.sim.apiserver.convert import from_version
 from drabridge.sim.apiserver.defaults import set_defaults
 from drabridge.sim.apiserver.gates import drop_disabled
-from drabridge.sim.apiserver.kinds import BY_KIND, BY_PLURAL, DRA_GROUP, Resource
+from drabridge.sim.apiserver.kinds import BY_KIND, BY_PLURAL, DRA_GROUP, STORED, Resource
+from drabridge.sim.apiserver.selectors import predicate
 from drabridge.sim.apiserver.status import JSON, bad_request, clone
 from drabridge.sim.apiserver.store import Key, Store, key_of
 from drabridge.sim.releases import DEFAULT, RELEASES, Release
@@ -86,23 +86,7 @@ class Objects:
     def peek(self, plural: str, namespace: str | None = None, *, labels: str = "", fields: str = "") -> Sequence[JSON]:
         """Return the stored objects themselves, for reading only (no kind and apiVersion in them)."""
         resource = BY_PLURAL[plural]
-        wanted = selectors.both(
-            selectors.field_predicate(fields, resource.selectable, f" for {resource.kind}"),
-            selectors.label_predicate(labels),
-        )
-        return [
-            obj
-            for obj in self.store.listed(resource)
-            if (namespace is None or obj["metadata"].get("namespace", "") == namespace) and wanted(obj)
-        ]
-
-    def count(self, plural: str) -> int:
-        """How many objects there are of a kind, in all namespaces."""
-        return self.store.count(BY_PLURAL[plural])
-
-    def oldest(self, plural: str) -> JSON | None:
-        """Return the stored object that was created first, for reading only."""
-        return self.store.oldest(BY_PLURAL[plural])
+        return list(filter(predicate(resource, namespace, fields, labels), self.store.listed(resource)))
 
     # -- writing
 
@@ -120,20 +104,17 @@ class Objects:
         key = key_of(new)
         if self.store.get(resource, key) is not None:
             raise status.already_exists(resource.group, resource.plural, key[1])
-        for field in (
-            "resourceVersion",
-            "managedFields",
-            "deletionTimestamp",
-            "deletionGracePeriodSeconds",
-            "selfLink",
-        ):
+        for field in ("resourceVersion", "managedFields", "deletionTimestamp", "deletionGracePeriodSeconds"):
             meta.pop(field, None)
         if resource.has_status and resource.plural != "nodes":
             new.pop("status", None)
-        new = self._born(resource, new)
+        now = timestamp()
+        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now}
+        meta |= {"generation": 1} if resource.counts_generations else {}
+        set_defaults(resource.plural, new, now)
         if managers is None:  # so dropped fields have an owner as well (recorded)
             writer = self._manager(resource, by, "Update", "")
-            managers = after_update([], writer, resource.schema, resource.blank_object(), new)
+            managers = after_update([], writer, resource.schema, {"metadata": {}, "spec": {}, "status": {}}, new)
         drop_disabled(resource.schema, new, self.gates, self.release)
         self._check(resource, new, None, "", by)
         meta["managedFields"] = write_managers(managers)
@@ -171,13 +152,20 @@ class Objects:
         """Server-side apply; the answer says whether the object is new."""
         resource = BY_PLURAL[plural]
         stored_form = from_version(resource, config, by.version)
-        group = f"{resource.group}/" if resource.group else ""
-        check_typed(resource.schema, stored_form, f"{namespace}/{name}; {group}{by.version}, Kind={resource.kind}")
+        where = f"{namespace}/{name}; {resource.group_version(by.version)}, Kind={resource.kind}"
+        check_typed(resource.schema, stored_form, where)
         meta = stored_form.get("metadata", {})
         if meta.get("managedFields"):
             raise bad_request("metadata.managedFields must be nil")
         old = self.store.get(resource, (namespace, name))
-        self._guard_apply(resource, name, old, meta, subresource)
+        if old is not None:
+            self._guard(resource, old, meta)
+        elif subresource:
+            raise status.not_found(resource.group, resource.plural, name)
+        elif meta.get("uid"):
+            raise status.conflict(
+                resource.group, resource.plural, name, "it has a uid, and no existing object was found"
+            )
         wanted = _applicable(resource, stored_form, subresource)
         manager = self._manager(resource, by, "Apply", subresource)
         live = _bare(old) if old is not None else {}
@@ -185,13 +173,13 @@ class Objects:
             resource.schema, live, wanted, manager, managers_of(old) if old else [], force=by.force
         )
         merged.setdefault("metadata", {})["name"] = name
-        merged |= {"kind": resource.kind, "apiVersion": resource.api_version}
+        merged |= {"kind": resource.kind, "apiVersion": resource.group_version()}
         if old is not None:
-            new = self._decode(resource, merged, replace(by, version=resource.version, strict=False))
+            new = self._decode(resource, merged, replace(by, version=STORED, strict=False))
             return self._replace(resource, old, new, subresource, by, managers), False
         if namespace:
             merged["metadata"]["namespace"] = namespace
-        created = self._insert(resource, merged, namespace, replace(by, version=resource.version), managers)
+        created = self._insert(resource, merged, namespace, replace(by, version=STORED), managers)
         return created, True
 
     def delete(
@@ -209,16 +197,14 @@ class Objects:
         resource = BY_PLURAL[plural]
         old = self._require(resource, (namespace, name))
         meta = old["metadata"]
-        if uid and uid != meta["uid"]:
-            raise status.conflict(
-                resource.group,
-                resource.kind,
-                name,
-                _precondition_text("UID", uid, meta["uid"], "deleted and then recreated"),
-            )
-        if resource_version and resource_version != meta["resourceVersion"]:
-            why = _precondition_text("ResourceVersion", resource_version, meta["resourceVersion"], "modified")
-            raise status.conflict(resource.group, resource.kind, name, why)
+        for what, given, now, cause in (
+            ("UID", uid, meta["uid"], "deleted and then recreated"),
+            ("ResourceVersion", resource_version, meta["resourceVersion"], "modified"),
+        ):
+            if given and given != now:
+                why = f"the {what} in the precondition ({given}) does not match the {what} in record ({now}). "
+                why += f"The object might have been {cause}"
+                raise status.conflict(resource.group, resource.kind, name, why)
         admission.check(resource, old, old, by.user, deleting=True, gates=self.gates)
         if plural == "namespaces" and not by.dry_run:
             self._empty_namespace(name)
@@ -266,16 +252,6 @@ class Objects:
                 raise status.unprocessable(resource.group, resource.kind, "", [error])
             suffix = "".join(secrets.choice(_SUFFIX) for _ in range(5))
             meta["name"] = meta["generateName"][:_BASE_LIMIT] + suffix
-        meta.setdefault("uid", str(uuid.uuid4()))
-
-    def _born(self, resource: Resource, new: JSON) -> JSON:
-        now = timestamp()
-        meta = new["metadata"]
-        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now}
-        if resource.counts_generations:
-            meta["generation"] = 1
-        set_defaults(resource.plural, new, now)
-        return new
 
     def _check(self, resource: Resource, new: JSON, old: JSON | None, subresource: str, by: Writer) -> None:
         admission.check(resource, new, old, by.user, deleting=False, gates=self.gates)
@@ -307,19 +283,17 @@ class Objects:
         if managers is None:
             writer = self._manager(resource, by, "Update", subresource)
             managers = after_update(managers_of(old), writer, resource.schema, _bare(old), _bare(new))
-        entries = _settled(write_managers(managers), old, unchanged=_bare(old) == _bare(new))
+        unchanged = _bare(old) == _bare(new) and owners(managers) == owners(managers_of(old))
+        entries = old["metadata"].get("managedFields", []) if unchanged else write_managers(managers)
         new["metadata"]["managedFields"] = entries  # admission sees who has written what
         self._check(resource, new, old, subresource, by)
-        if _bare(old) == _bare(new) and entries == old["metadata"].get("managedFields", []):
+        if unchanged:
             return self._shown(resource, old)
-        if (
-            new["metadata"].get("deletionTimestamp")
-            and not new["metadata"].get("finalizers")
-            and resource.plural != "pods"
-        ):
-            self._put(resource, new, by)
-            return self._shown(resource, self._remove(resource, new, by))
-        return self._shown(resource, self._put(resource, new, by))
+        stored = self._put(resource, new, by)
+        held = resource.plural == "pods" or stored["metadata"].get("finalizers")
+        if stored["metadata"].get("deletionTimestamp") and not held:
+            stored = self._remove(resource, stored, by)
+        return self._shown(resource, stored)
 
     def _guard(self, resource: Resource, old: JSON, meta: JSON) -> None:
         """Check optimistic concurrency: the body's uid and resourceVersion, if given, must equal the stored ones."""
@@ -330,20 +304,9 @@ class Objects:
         if meta.get("resourceVersion", now["resourceVersion"]) not in ("", now["resourceVersion"]):
             raise status.conflict(resource.group, resource.plural, name)
 
-    def _guard_apply(self, resource: Resource, name: str, old: JSON | None, meta: JSON, subresource: str) -> None:
-        if meta.get("name", name) != name:
-            raise bad_request(f"the name of the object ({meta['name']}) does not match the name on the URL ({name})")
-        if old is not None:
-            self._guard(resource, old, meta)
-        elif subresource:
-            raise status.not_found(resource.group, resource.plural, name)
-        elif meta.get("uid"):
-            why = f"uid mismatch: the provided object specified uid {meta['uid']}, and no existing object was found"
-            raise status.conflict(resource.group, resource.plural, name, why)
-
     def _manager(self, resource: Resource, by: Writer, operation: str, subresource: str) -> Manager:
-        group = f"{resource.group}/" if resource.group else ""
-        return Manager(by.manager, operation, f"{group}{by.version}", frozenset(), timestamp(), subresource)
+        version = resource.group_version(by.version)
+        return Manager(by.manager, operation, version, frozenset(), timestamp(), subresource)
 
     def _require(self, resource: Resource, key: Key) -> JSON:
         found = self.store.get(resource, key)
@@ -358,7 +321,7 @@ class Objects:
 
     @staticmethod
     def _shown(resource: Resource, obj: JSON) -> JSON:
-        return {"kind": resource.kind, "apiVersion": resource.api_version, **clone(obj)}
+        return {"kind": resource.kind, "apiVersion": resource.group_version(), **clone(obj)}
 
 
 # --- what a write may change, and what it keeps ---------------------------------------------------------------------
@@ -369,14 +332,6 @@ def _resource_of(body: JSON) -> Resource:
     if kind not in BY_KIND:
         raise bad_request(f'no kind "{kind}" is registered for version "{body.get("apiVersion", "")}"')
     return BY_KIND[kind]
-
-
-def _precondition_text(field: str, given: str, stored: str, what_happened: str) -> str:
-    """Return the text that refuses a delete with preconditions."""
-    return (
-        f"the {field} in the precondition ({given}) does not match the {field} in record ({stored}). "
-        f"The object might have been {what_happened}"
-    )
 
 
 def _grace_period(pod: JSON, asked: int | None) -> int:
@@ -410,14 +365,8 @@ def _kept_metadata(old: JSON, new: JSON, *, frozen: bool) -> JSON:
 
     Identity is the server's. Through /status of DRA kinds nothing of it changes.
     """
-    mine = (
-        "uid",
-        "creationTimestamp",
-        "deletionTimestamp",
-        "deletionGracePeriodSeconds",
-        "generation",
-        "resourceVersion",
-    )
+    times = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+    mine = ("uid", "generation", "resourceVersion", *times)
     if frozen:
         return {**old}
     meta = {name: value for name, value in new.items() if name not in (*mine, "managedFields")}
@@ -435,21 +384,6 @@ def _applicable(resource: Resource, config: JSON, subresource: str) -> JSON:
     kept = {name: value for name, value in config.items() if not (name == "status" and resource.has_status)}
     meta = {name: value for name, value in config.get("metadata", {}).items() if name != "resourceVersion"}
     return {**kept, "metadata": meta}
-
-
-def _settled(entries: list[JSON], old: JSON, *, unchanged: bool) -> list[JSON]:
-    """Return the entries; those with unchanged fields keep their time if the object did not change."""
-    before: dict[tuple[Any, ...], JSON] = {_identity(one): one for one in old["metadata"].get("managedFields", [])}
-    out = []
-    for entry in entries:
-        previous = before.get(_identity(entry))
-        same = previous is not None and previous["fieldsV1"] == entry["fieldsV1"]
-        out.append(previous if same and unchanged and previous is not None else entry)
-    return out
-
-
-def _identity(entry: JSON) -> tuple[Any, ...]:
-    return entry["manager"], entry["operation"], entry["apiVersion"], entry.get("subresource", "")
 
 
 def _counted_spec(resource: Resource, obj: JSON) -> JSON:

@@ -1,108 +1,62 @@
-"""``resource.Quantity`` of apimachinery: parse, compare, print in the form that the server stores."""
+"""``resource.Quantity`` of apimachinery: parse, compare, print in the form that the server stores.
+
+Without exponents (``1e3``), which nothing here writes.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from fractions import Fraction
-from functools import lru_cache, total_ordering
+from functools import lru_cache
+
+# apimachinery pkg/api/resource/suffix.go, in ascending order
+_BINARY: Sequence[str] = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_DECIMAL: Sequence[str] = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
+_NANOS = 10**9
 
 
-class Format(StrEnum):
-    """How the quantity was written decides how it is printed."""
-
-    BINARY_SI = "BinarySI"
-    DECIMAL_SI = "DecimalSI"
-    DECIMAL_EXPONENT = "DecimalExponent"
-
-
-# apimachinery pkg/api/resource/suffix.go
-_BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
-_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_BINARY_SUFFIX = {0: ""} | {power: suffix for suffix, power in _BINARY.items()}
-_DECIMAL_SUFFIX = {power: suffix for suffix, power in _DECIMAL.items()}
-_NUMBER = re.compile(r"([+-]?)(\d+\.?\d*|\.\d+)([A-Za-z]*)([+-]?\d*)\Z", re.ASCII)
-_NANO = Fraction(1, 10**9)
-
-MALFORMED = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-BAD_SUFFIX = "unable to parse quantity's suffix"
-
-
-def _ceil_away(value: Fraction) -> int:
+def _away(value: Fraction) -> int:
     """Round away from zero: a request must never shrink."""
     return math.ceil(value) if value >= 0 else math.floor(value)
 
 
-@total_ordering
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, order=True)
 class Quantity:
-    """An exact number, and the family of suffixes to print it with.
+    """An exact number, and whether it is printed with binary suffixes.
 
     Equality and order look at the number alone.
     """
 
     value: Fraction
-    format: Format = field(default=Format.DECIMAL_SI)
+    binary: bool = field(default=False, compare=False)
 
     @classmethod
     def parse(cls, text: str | int) -> Quantity:
         """Read it. Raises ValueError with the server's words. Finer than a nano is rounded away from zero."""
-        match = _NUMBER.match(str(text))
+        match = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+))([A-Za-z]*)", str(text), re.ASCII)
         if match is None:
-            raise ValueError(MALFORMED)
-        sign, number, suffix, exponent = match.groups()
-        value = Fraction(number.rstrip("."))
-        if suffix in ("e", "E") and exponent:
-            if len(exponent) > 4:
-                raise ValueError(BAD_SUFFIX)
-            value, form = value * Fraction(10) ** int(exponent), Format.DECIMAL_EXPONENT
-        elif exponent:
-            raise ValueError(BAD_SUFFIX if suffix else MALFORMED)
-        elif suffix in _BINARY:
-            value, form = value * 1024 ** _BINARY[suffix], Format.BINARY_SI
-        elif suffix in _DECIMAL:
-            value, form = value * Fraction(10) ** _DECIMAL[suffix], Format.DECIMAL_SI
-        else:
-            raise ValueError(BAD_SUFFIX)
-        value = _ceil_away(value / _NANO) * _NANO
-        return cls(-value if sign == "-" else value, form)
-
-    def __eq__(self, other: object) -> bool:
-        return self.value == other.value if isinstance(other, Quantity) else NotImplemented
-
-    def __lt__(self, other: Quantity) -> bool:
-        return self.value < other.value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
+            raise ValueError("quantities must match the regular expression '^([+-]?[0-9.]+)([numkKMGTPEi]*)$'")
+        number, suffix = match.groups()
+        binary = suffix.endswith("i")
+        if suffix not in (_BINARY if binary else _DECIMAL):
+            raise ValueError("unable to parse quantity's suffix")
+        factor = 1024 ** _BINARY.index(suffix) if binary else Fraction(1000 ** _DECIMAL.index(suffix), _NANOS)
+        return cls(Fraction(_away(Fraction(number.rstrip(".")) * factor * _NANOS), _NANOS), binary)
 
     def __add__(self, other: Quantity) -> Quantity:
-        return Quantity(self.value + other.value, self.format)
+        return Quantity(self.value + other.value, self.binary)
 
     def __str__(self) -> str:
         """``CanonicalizeBytes``: no fraction, the largest suffix that keeps the number exact."""
-        if self.value == 0:
-            return "0"
-        if self.format is Format.BINARY_SI and abs(self.value) >= 1024:
-            return self._binary()
-        return self._decimal()
-
-    def _binary(self) -> str:
-        number, power = _ceil_away(self.value), 0
-        while number % 1024 == 0 and power < 6:
-            number, power = number // 1024, power + 1
-        return f"{number}{_BINARY_SUFFIX[power]}"
-
-    def _decimal(self) -> str:
-        number, power = int(self.value / _NANO), -9
-        limit = 18 if self.format is not Format.DECIMAL_EXPONENT else 10**6
-        while number % 1000 == 0 and power < limit:
-            number, power = number // 1000, power + 3
-        if self.format is Format.DECIMAL_EXPONENT:
-            return f"{number}e{power}" if power else str(number)
-        return f"{number}{_DECIMAL_SUFFIX[power]}"
+        binary = self.binary and abs(self.value) >= 1024
+        base, suffixes = (1024, _BINARY) if binary else (1000, _DECIMAL)
+        number, power = _away(self.value if binary else self.value * _NANOS), 0
+        while number % base == 0 and power < len(suffixes) - 1:
+            number, power = number // base, power + 1
+        return f"{number}{suffixes[power]}" if number else "0"
 
 
 @lru_cache(maxsize=4096)

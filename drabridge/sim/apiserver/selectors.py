@@ -1,83 +1,54 @@
-"""Label and field selectors of list, watch and deletecollection."""
+"""Label and field selectors of list, watch and deletecollection: ``a=b,c!=d``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.apiserver.status import JSON, bad_request
 
 Predicate = Callable[[JSON], bool]
 
-_SET = re.compile(r"(\S+)\s+(in|notin)\s+\(([^)]*)\)\Z")
-_SPLIT = re.compile(r",(?![^(]*\))")
 
+def predicate(resource: Resource, namespace: str | None, fields: str, labels: str) -> Predicate:
+    """Return what selects objects; ``namespace`` None means all of them.
 
-def everything(_: JSON) -> bool:
-    return True
-
-
-def field_value(obj: JSON, path: str) -> str:
-    value: Any = obj
-    for name in path.split("."):
-        value = value.get(name, "") if isinstance(value, dict) else ""
-    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-
-
-def field_predicate(selector: str, supported: Mapping[str, str] | tuple[str, ...], what: str) -> Predicate:
-    """Parse a field selector, ``a=b,c!=d``.
-
-    Raises ApiError 400 for a label that the kind does not index; ``what`` says of which kind in the answer's words.
+    Raises ApiError 400 for a selector that cannot be read, or a field that the kind does not index.
     """
-    if not selector:
-        return everything
-    terms: list[tuple[str, str, bool]] = []
-    for term in selector.split(","):
-        match = re.match(r"([^=!]+)(==|=|!=)(.*)\Z", term)
+    paths = [(path.split("."), value, equal) for path, value, equal in _terms(fields)]
+    for path, _, _ in _terms(fields):
+        if path not in (*resource.selectable, "metadata.name", "metadata.namespace"):
+            where = f" for {resource.group_version()}, Kind={resource.kind}" if resource.group else ""
+            unknown = f'"{path}" is not a known field selector: only "metadata.name", "metadata.namespace"'
+            raise bad_request(f"field label not supported{where}: {path}" if resource.selectable else unknown)
+    if namespace is not None:
+        paths.append((["metadata", "namespace"], namespace, True))
+    wanted = _terms(labels)
+
+    def selected(obj: JSON) -> bool:
+        own = obj["metadata"].get("labels", {})
+        return all((_field(obj, path) == value) is equal for path, value, equal in paths) and all(
+            (own.get(name) == value) is equal for name, value, equal in wanted
+        )
+
+    return selected
+
+
+def _terms(selector: str) -> list[tuple[str, str, bool]]:
+    """(name, value, whether they have to be equal) of each term."""
+    terms = []
+    for term in selector.split(",") if selector else ():
+        match = re.fullmatch(r"([^=!]+)(==|=|!=)(.*)", term)
         if match is None:
             raise bad_request(f"invalid selector: '{selector}'; can't understand '{term}'")
-        path, operator, value = match.groups()
-        if path not in supported and path not in ("metadata.name", "metadata.namespace"):
-            if not supported:
-                known = 'only "metadata.name", "metadata.namespace"'
-                raise bad_request(f'"{path}" is not a known field selector: {known}')
-            raise bad_request(f"field label not supported{what}: {path}")
-        terms.append((path, value, operator != "!="))
-    return lambda obj: all((field_value(obj, path) == value) is equal for path, value, equal in terms)
+        terms.append((match[1], match[3], match[2] != "!="))
+    return terms
 
 
-def label_predicate(selector: str) -> Predicate:
-    """Equality and set based requirements. Raises ApiError 400."""
-    if not selector:
-        return everything
-    tests = [_requirement(term.strip()) for term in _SPLIT.split(selector)]
-    return lambda obj: all(test(obj.get("metadata", {}).get("labels", {})) for test in tests)
-
-
-def _requirement(term: str) -> Callable[[Mapping[str, str]], bool]:
-    if found := _SET.match(term):
-        key, operator, listed = found.groups()
-        values = {value.strip() for value in listed.split(",")}
-        if operator == "in":
-            return lambda labels: labels.get(key) in values
-        return lambda labels: labels.get(key) not in values
-    if "!=" in term:
-        key, value = (part.strip() for part in term.split("!=", 1))
-        return lambda labels: labels.get(key) != value
-    if "=" in term:
-        key, value = (part.strip() for part in re.split("==?", term, maxsplit=1))
-        return lambda labels: labels.get(key) == value
-    if term.startswith("!"):
-        return lambda labels: term[1:] not in labels
-    if not re.match(r"[\w./-]+\Z", term):
-        raise bad_request(f"unable to parse requirement: {term!r}")
-    return lambda labels: term in labels
-
-
-def both(first: Predicate, second: Predicate) -> Predicate:
-    if first is everything:
-        return second
-    if second is everything:
-        return first
-    return lambda obj: first(obj) and second(obj)
+def _field(obj: JSON, path: list[str]) -> str:
+    value: Any = obj
+    for name in path:
+        value = value.get(name, "") if isinstance(value, dict) else ""
+    return str(value).lower() if isinstance(value, bool) else str(value)

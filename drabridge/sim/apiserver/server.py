@@ -9,7 +9,6 @@ import logging
 import secrets
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,56 +16,17 @@ import yaml
 
 from drabridge.sim.apiserver import discovery, http
 from drabridge.sim.apiserver.auth import ADMIN, User
-from drabridge.sim.apiserver.faults import Faults, reason_of
+from drabridge.sim.apiserver.faults import Fault, Faults
 from drabridge.sim.apiserver.garbage_collector import collect
-from drabridge.sim.apiserver.http import HttpRequest, Reply
+from drabridge.sim.apiserver.http import Connection
 from drabridge.sim.apiserver.kinds import Served
 from drabridge.sim.apiserver.objects import Objects
+from drabridge.sim.apiserver.request import Request
 from drabridge.sim.apiserver.status import JSON, ApiError, bad_request, path_not_found, unauthorized
 from drabridge.sim.apiserver.store import Store
-from drabridge.sim.apiserver.verbs import VERBS, Call, Target, number, parse_path
+from drabridge.sim.apiserver.verbs import VERBS, not_allowed
 from drabridge.sim.apiserver.watch import DEFAULT_TIMEOUT_SECONDS, WatchOptions, watch
 from drabridge.sim.releases import DEFAULT, release_of
-
-
-@dataclass(slots=True)
-class Request:
-    """One request as the server saw it, for counting writes and for comparing with a role's rules.
-
-    ``status`` and ``sent_bytes``, of the answer's body, are filled in when it ends.
-    """
-
-    verb: str
-    """RBAC verb: get, list, watch, create, update, patch, delete, deletecollection; ``nonresource`` for discovery."""
-    path: str
-    query: dict[str, str]
-    group: str
-    resource: str
-    subresource: str
-    namespace: str
-    name: str
-    user_agent: str
-    user: str
-    content_type: str
-    at_seconds: float
-    """Clock of the event loop at arrival."""
-    received_bytes: int
-    sent_bytes: int = 0
-    status: int = 0
-    """0 while it is in progress, or when it was never answered."""
-    events: int = 0
-    """Watch events sent, bookmarks included."""
-
-    @property
-    def is_write(self) -> bool:
-        return self.verb in ("create", "update", "patch", "delete", "deletecollection")
-
-    @property
-    def rule(self) -> tuple[str, str, str]:
-        """(group, resource[/subresource], verb): what RBAC must allow."""
-        resource = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
-        return self.group, resource, self.verb
-
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +34,6 @@ HANG_SECONDS = 3600.0
 """A request that is never answered waits this long for its client to give up."""
 REQUESTS_KEPT = 200_000
 """Soak runs ask for ever: at this number, the older half of the log is dropped."""
-_TRUE = ("1", "true", "True", "t", "T")
 
 
 class SimApiServer:
@@ -106,8 +65,8 @@ class SimApiServer:
         self._server: asyncio.Server | None = None
         self._stopping = False
         self._port = 0
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._replies: dict[Reply, None] = {}
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._watches: set[Connection] = set()
         self._collector: asyncio.Task[None] | None = None
         self._encoded: dict[tuple[str, str, str], bytes] = {}
 
@@ -184,11 +143,6 @@ class SimApiServer:
         self._users[token] = user
         return token
 
-    def _user(self, authorization: str) -> User | None:
-        """Return the user of an ``Authorization`` header; None when there is none or the token is unknown."""
-        scheme, _, token = authorization.partition(" ")
-        return self._users.get(token.strip()) if scheme.lower() == "bearer" else None
-
     def kubeconfig(self, path: Path, *, token: str | None = None) -> Path:
         """Write a kubeconfig for this server at ``path`` (default identity: administrator)."""
         cluster: JSON = {"server": self.url}
@@ -213,158 +167,120 @@ class SimApiServer:
         if self.faults.partitioned or self._stopping:
             writer.transport.abort()
             return
-        task = asyncio.create_task(http.serve(reader, writer, self._handle), name="sim-connection")
-        self._connections[task] = writer
+        connection = Connection(reader, writer)
+        task = asyncio.create_task(connection.serve(self._handle), name="sim-connection")
+        self._connections[task] = connection
         task.add_done_callback(self._disconnected)
 
     def _disconnected(self, task: asyncio.Task[None]) -> None:
-        writer = self._connections.pop(task)
+        connection = self._connections.pop(task)
         if task.cancelled():
-            writer.transport.abort()
+            connection.cut()
         elif error := task.exception():
             _log.error("a connection failed", exc_info=error)
 
     def _cut(self, watches_only: bool) -> int:
-        replies = [reply for reply in self._replies if reply.streaming]
-        for reply in replies:
-            reply.cut()
-        if not watches_only:
-            for writer in self._connections.values():
-                writer.transport.abort()
-        return len(replies)
+        watches = len(self._watches)
+        for connection in list(self._watches) if watches_only else self._connections.values():
+            connection.cut()
+        return watches
 
-    async def _handle(self, request: HttpRequest, reply: Reply) -> None:
-        user = self._user(request.headers.get("authorization", ""))
-        target = parse_path(request.path, self.served)
-        is_watch = request.query.get("watch", "") in _TRUE
-        verb = target.verb(request.method, watch=is_watch) if target else "nonresource"
-        entry = self._logged(request, user, target, verb)
+    async def _handle(self, request: Request, connection: Connection) -> None:
+        scheme, _, token = request.authorization.partition(" ")
+        request.by = self._users.get(token.strip()) if scheme.lower() == "bearer" else None
+        request.find_target(self.served)
+        self.requests.append(request)
+        if len(self.requests) > REQUESTS_KEPT:
+            del self.requests[: REQUESTS_KEPT // 2]
         try:
-            await self._answer(request, reply, user, target, entry)
+            fault = await self._fault(request)
+            if request.by is None:
+                raise unauthorized()
+            if request.verb == "watch":
+                await self._watch(request, connection)
+            else:
+                await self._send(request, connection, *await self._answer(request, fault))
         except ApiError as error:
-            await reply.send(error.code, error.body)
+            await self._send(request, connection, error.code, error.body)
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
             # Our bug, or a malformed body that passed decoding: the real server's panic handler answers 500, too.
             _log.exception("simulated API server failed: method=%s path=%s", request.method, request.path)
             text = f"Internal error occurred: {error!r}"
-            await reply.send(500, ApiError(500, text, "InternalError").body)
+            await self._send(request, connection, 500, ApiError(500, text, "InternalError").body)
         finally:
-            entry.status, entry.sent_bytes = reply.status, reply.sent_bytes
+            request.body = b""
 
-    def _logged(self, request: HttpRequest, user: User | None, target: Target | None, verb: str) -> Request:
-        resource = target.resource if target else None
-        entry = Request(
-            verb,
-            request.path,
-            request.query,
-            resource.group if resource else "",
-            resource.plural if resource else "",
-            target.subresource if target else "",
-            target.namespace if target else "",
-            target.name if target else "",
-            request.headers.get("user-agent", ""),
-            user.name if user else "system:anonymous",
-            request.headers.get("content-type", ""),
-            asyncio.get_running_loop().time(),
-            len(request.body),
-        )
-        self.requests.append(entry)
-        if len(self.requests) > REQUESTS_KEPT:
-            del self.requests[: REQUESTS_KEPT // 2]
-        return entry
+    async def _send(self, request: Request, connection: Connection, status: int, body: Any) -> None:
+        request.status = status
+        request.sent_bytes = await connection.send(status, body)
 
-    async def _answer(
-        self, request: HttpRequest, reply: Reply, user: User | None, target: Target | None, entry: Request
-    ) -> None:
+    async def _fault(self, request: Request) -> Fault | None:
+        """Return the fault that strikes after the work. Raises ApiError for one that strikes before."""
         if self.faults.latency_seconds:
             await asyncio.sleep(self.faults.latency_seconds)
-        fault = self.faults.take(entry.verb, entry.resource)
+        fault = self.faults.take(request.verb, request.resource)
         if fault is not None and fault.status == 0:
             await asyncio.sleep(HANG_SECONDS)
-        refusal: ApiError | None = None
-        if fault is not None:
-            reason, message = reason_of(fault.status)
-            refusal = ApiError(fault.status, message, reason)
-            if not fault.after_commit:
-                raise refusal
-        if user is None:
-            raise unauthorized()
-        if target is None:
-            await reply.send(*self._other(request))
-            return
-        call = Call(request, target, user, request.query)
-        if entry.verb == "watch":
-            await self._watch(call, reply, entry)
-            return
-        if entry.verb not in VERBS:
-            raise ApiError(405, "the server does not allow this method on the requested resource", "MethodNotAllowed")
-        answer = VERBS[entry.verb](self.objects, call)
-        if self.faults.answer_lag_seconds and entry.is_write:
-            await asyncio.sleep(self.faults.answer_lag_seconds)
-        if refusal is not None:
-            raise refusal
-        await reply.send(*answer)
+        if fault is not None and not fault.after_commit:
+            raise fault.error
+        return fault
 
-    def _other(self, request: HttpRequest) -> tuple[int, Any]:
+    async def _answer(self, request: Request, fault: Fault | None) -> tuple[int, Any]:
+        """Return status and body. Raises ApiError."""
+        if request.kind is None:
+            return 200, self._other(request)
+        if request.verb not in VERBS:
+            raise not_allowed()
+        answer = VERBS[request.verb](self.objects, request)
+        if self.faults.answer_lag_seconds and request.is_write:
+            await asyncio.sleep(self.faults.answer_lag_seconds)
+        if fault is not None:
+            raise fault.error
+        return answer
+
+    def _other(self, request: Request) -> Any:
         """Everything that is not about stored objects: health and discovery."""
         if request.path in ("/healthz", "/livez", "/readyz"):
-            return 200, b"ok"
-        if request.method == "GET":
-            found = discovery.document(request.path, self.served)
-            if found is not None:
-                return 200, found
-        raise path_not_found()
+            return b"ok"
+        found = discovery.document(request.path, self.served) if request.method == "GET" else None
+        if found is None:
+            raise path_not_found()
+        return found
 
     # -- watch
 
-    async def _watch(self, call: Call, reply: Reply, entry: Request) -> None:
-        query, target = call.query, call.target
-        initial = query.get("sendInitialEvents", "") in _TRUE
-        if initial and query.get("resourceVersionMatch") != "NotOlderThan":
-            raise bad_request("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
-        revision = query.get("resourceVersion", "")
+    async def _watch(self, request: Request, connection: Connection) -> None:
+        revision = request.query.get("resourceVersion", "")
         if revision and not revision.isdecimal():
             raise bad_request(f'invalid resource version "{revision}"')
-        wanted = call.wanted()
-        if target.namespace:
-            inside, selected = target.namespace, wanted
-
-            def wanted(obj: JSON) -> bool:
-                return obj["metadata"].get("namespace") == inside and selected(obj)
-
-        options = WatchOptions(
-            target.resource,
-            wanted,
-            revision,
-            float(number(query, "timeoutSeconds")) or DEFAULT_TIMEOUT_SECONDS,
-            query.get("allowWatchBookmarks", "") in _TRUE,
-            initial,
-        )
-        self._replies[reply] = None
+        seconds = float(request.number("timeoutSeconds")) or DEFAULT_TIMEOUT_SECONDS
+        bookmarks = request.flag("allowWatchBookmarks")
+        options = WatchOptions(request.target, request.wanted, revision, seconds, bookmarks)
+        self._watches.add(connection)
         try:
-            await reply.start_stream()
-            async with contextlib.aclosing(
-                watch(self.objects.store, options, lambda: self.faults.watch_lag_seconds)
-            ) as events:
+            request.status = 200
+            await connection.start_stream()
+            events = watch(self.objects.store, options, lambda: self.faults.watch_lag_seconds)
+            async with contextlib.aclosing(events):
                 async for kind, obj in events:
-                    await reply.chunk(self._event(call, kind, obj))
-                    entry.events += 1
-                    entry.sent_bytes = reply.sent_bytes
-            await reply.end_stream()
+                    data = self._event(request, kind, obj)
+                    request.events += 1
+                    request.sent_bytes += len(data)
+                    await connection.chunk(data)
+            await connection.end()
         finally:
-            del self._replies[reply]
+            self._watches.remove(connection)
 
-    def _event(self, call: Call, kind: str, obj: JSON) -> bytes:
+    def _event(self, request: Request, kind: str, obj: JSON) -> bytes:
         """One line of a watch; objects are encoded once however many watches carry them."""
         if kind == "ERROR":
             return http.dump({"type": kind, "object": obj}) + b"\n"
-        meta, version = obj["metadata"], call.target.version
-        key = (meta.get("uid", ""), meta["resourceVersion"], version)
-        data = self._encoded.get(key) if key[0] else None
+        key = (obj["metadata"].get("uid", ""), obj["metadata"]["resourceVersion"], request.version)
+        data = self._encoded.get(key)
         if data is None:
-            data = http.dump(call.target.shown(obj))
+            data = http.dump(request.shown(obj))
             if key[0]:
                 self._encoded[key] = data
                 while len(self._encoded) > 4096:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,18 @@ def clone(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: clone(item) for name, item in value.items()}
     return [clone(item) for item in value] if isinstance(value, list) else value
+
+
+def places(value: Any, path: str) -> Iterator[JSON]:
+    """Yield each object at a path, as far as it exists; a star stands for every item of a list or map."""
+    name, _, rest = path.partition(".")
+    if not name:
+        yield value
+    elif name == "*":
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from places(item, rest)
+    elif name in value:
+        yield from places(value[name], rest)
 
 
 @dataclass(frozen=True, slots=True)

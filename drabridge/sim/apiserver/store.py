@@ -30,10 +30,6 @@ class Change:
     object: JSON
     previous: JSON | None
 
-    @property
-    def key(self) -> Key:
-        return key_of(self.object)
-
 
 def key_of(obj: JSON) -> Key:
     return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
@@ -52,7 +48,9 @@ class Store:
         self._history: deque[Change] = deque()
         self._limit = history
         self.compacted = FIRST_REVISION
-        """The oldest revision that can still be listed at, or watched from."""
+        """The oldest revision that can still be watched from."""
+        self.unread: dict[str, tuple[int, list[JSON]]] = {}
+        """What is left of lists that are read page by page, by token, with the list's revision."""
         self._listeners: list[Listener] = []
 
     def get(self, resource: Resource, key: Key) -> JSON | None:
@@ -69,24 +67,13 @@ class Store:
     def count(self, resource: Resource) -> int:
         return len(self._objects[resource.plural])
 
-    def oldest(self, resource: Resource) -> JSON | None:
+    def oldest(self, resource: Resource) -> JSON:
         """Return the object that was created first (a dict keeps the order of insertion, updates do not move a key)."""
-        return next(iter(self._objects[resource.plural].values()), None)
+        return next(iter(self._objects[resource.plural].values()))
 
-    def listed(self, resource: Resource, *, revision: int | None = None) -> list[JSON]:
-        """All objects in key order, now or as they were at ``revision`` (which must not be compacted)."""
+    def listed(self, resource: Resource) -> list[JSON]:
+        """Return all objects in key order."""
         objects = self._objects[resource.plural]
-        if revision is not None and revision < self.revision:
-            objects = dict(objects)
-            for change in reversed(self._history):
-                if change.revision <= revision:
-                    break
-                if change.resource is not resource:
-                    continue
-                if change.previous is None:
-                    objects.pop(change.key, None)
-                else:
-                    objects[change.key] = change.previous
         return [objects[key] for key in sorted(objects)]
 
     def since(self, resource: Resource, revision: int) -> list[Change]:

@@ -78,6 +78,17 @@ class Complaints(list[FieldError]):
             self.unless(name not in names[:index], f"{path}[{index}]", f"Duplicate value: {json.dumps(name)}")
 
 
+def is_extended_resource_name(text: str) -> bool:
+    """Whether the text names an extended resource, for the scheduler and for kubelet's Register.
+
+    It needs a domain that is not kubernetes.io, and ``requests.<text>`` has to be a valid quota name
+    (``pkg/apis/core/v1/helper/helpers.go``, IsExtendedResourceName).
+    """
+    complaints = Complaints()
+    complaints.key("", f"requests.{text}")
+    return "/" in text and "kubernetes.io/" not in text and not text.startswith("requests.") and not complaints
+
+
 def resource_slice(new: JSON, old: JSON | None, release: Release) -> Complaints:
     """All complaints about one slice; ``old`` is the stored one in an update."""
     out, spec = Complaints(), new.get("spec", {})

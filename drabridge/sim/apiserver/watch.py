@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from drabridge.sim.apiserver.kinds import Resource
 from drabridge.sim.apiserver.selectors import Predicate
@@ -14,11 +13,10 @@ from drabridge.sim.apiserver.store import Change, Store
 
 BOOKMARK_SECONDS = 60.0
 """About once a minute (watch cache ``defaultBookmarkFrequency``)."""
-LAST_BOOKMARKS_SECONDS = (2.0, 1.0)
-"""Before the end of a watch with a time limit; two were recorded on 1.36.2 for a four second watch."""
+LAST_BOOKMARK_SECONDS = 1.0
+"""Before the end of a watch with a time limit."""
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 """``--min-request-timeout``: the shortest a watch without timeoutSeconds lives; the real server adds up to as much."""
-INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 Event = tuple[str, JSON]
 """(type, object in storage version without kind and apiVersion)."""
@@ -32,7 +30,6 @@ class WatchOptions:
     """resourceVersion as given: empty or "0" begins with the current objects."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     bookmarks: bool = False
-    send_initial: bool = False
 
 
 def selected(change: Change, wanted: Predicate) -> Event | None:
@@ -53,14 +50,6 @@ def selected(change: Change, wanted: Predicate) -> Event | None:
             {**change.previous, "metadata": {**change.previous["metadata"], "resourceVersion": revision}},
         )
     return None
-
-
-def bookmark(resource: Resource, revision: int, *, initial_end: bool = False) -> Event:
-    blank = resource.blank_object()
-    meta: JSON = {"resourceVersion": str(revision)}
-    if initial_end:
-        meta["annotations"] = {INITIAL_EVENTS_END: "true"}
-    return "BOOKMARK", {**blank, "metadata": meta}
 
 
 async def watch(
@@ -85,20 +74,19 @@ async def watch(
             yield event
             if event[0] == "ERROR":
                 return
-        marks = sorted({deadline - one for one in LAST_BOOKMARKS_SECONDS if options.bookmarks})
-        marks = [mark for mark in marks if mark > loop.time()]
-        heartbeat = loop.time() + BOOKMARK_SECONDS
-        while (now := loop.time()) < deadline:
-            due = min([deadline, heartbeat, *marks])
-            item = await _next(queue, due - now)
+        marks: list[float] = []
+        if options.bookmarks:
+            steps = range(1, int(options.timeout_seconds / BOOKMARK_SECONDS) + 1)
+            marks = [loop.time() + step * BOOKMARK_SECONDS for step in steps]
+            marks = sorted([*marks, max(deadline - LAST_BOOKMARK_SECONDS, loop.time())])
+        while loop.time() < deadline:
+            item = await _next(queue, min([deadline, *marks[:1]]) - loop.time())
             if item is None:
                 # Observed on 1.36.2: no bookmark for a kind without an object, its revision does not move.
-                if options.bookmarks and loop.time() < deadline and any(True for _ in store.listed(options.resource)):
+                if marks and marks.pop(0) < deadline and store.count(options.resource):
                     # The queue is empty, so this watch is also past every change of other resources.
                     seen = max(seen, store.revision)
-                    yield bookmark(options.resource, seen)
-                marks = [mark for mark in marks if mark > loop.time()]
-                heartbeat = loop.time() + BOOKMARK_SECONDS
+                    yield "BOOKMARK", {"metadata": {"resourceVersion": str(seen)}}
                 continue
             written, change = item
             if change.revision <= seen:
@@ -127,14 +115,9 @@ def _beginning(store: Store, options: WatchOptions) -> list[Event]:
     """Everything that a new watch sends at once."""
     resource, wanted = options.resource, options.wanted
     given = int(options.revision or 0)
-    if given > store.revision:
-        return []
-    if options.send_initial or given == 0:
-        events: list[Event] = [("ADDED", obj) for obj in store.listed(resource) if wanted(obj)]
-        if options.send_initial and options.bookmarks:
-            events.append(bookmark(resource, store.revision, initial_end=True))
-        return events
+    if given == 0:
+        return [("ADDED", obj) for obj in store.listed(resource) if wanted(obj)]
     if given < store.compacted:
         return [("ERROR", expired(f"too old resource version: {given} ({store.compacted})").body)]
-    found: list[Any] = [selected(change, wanted) for change in store.since(resource, given)]
+    found = [selected(change, wanted) for change in store.since(resource, given)]
     return [event for event in found if event is not None]

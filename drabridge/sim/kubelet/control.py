@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ async def answer(kubelet: SimKubelet, request: dict[str, Any]) -> dict[str, Any]
     return {
         "crashed": kubelet.crashed,
         "resources": {name: {"streams": view.streams} for name, view in kubelet.resources.items()},
-        "published": asdict(kubelet.node.published),
+        "published": kubelet.node.published,
     }
 
 

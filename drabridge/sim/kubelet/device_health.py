@@ -28,16 +28,16 @@ class HealthBook:
 
     drivers: dict[str, dict[tuple[str, str], Health]] = field(default_factory=dict)
 
-    def report(
-        self, driver: str, devices: Iterable[tuple[str, str, int, float, str]], now: float, default_timeout: float
-    ) -> None:
-        """Take in one message, (pool, device, status, timeout in seconds or 0, text) each.
+    def report(self, driver: str, devices: Iterable[Any], now: float, default_timeout: float) -> None:
+        """Take in the devices of one message of either version.
 
         It is a complete list: a device left out keeps its last value until that is too old.
         """
         known = self.drivers.setdefault(driver, {})
-        for pool, device, status, timeout, text in devices:
-            known[pool, device] = Health(_NAMES.get(status, "Unknown"), text, now + (timeout or default_timeout))
+        for one in devices:
+            expires = now + (one.health_check_timeout_seconds or default_timeout)
+            health = Health(_NAMES.get(one.health, "Unknown"), one.message, expires)
+            known[one.device.pool_name, one.device.device_name] = health
 
     def clear(self, driver: str) -> None:
         """Forget what a stream said that ended: nothing is known any more."""

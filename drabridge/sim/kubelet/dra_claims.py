@@ -27,6 +27,13 @@ class PreparedDevice:
     cdi: tuple[str, ...]
     share_id: str | None = None
 
+    @classmethod
+    def from_wire(cls, device: Any) -> PreparedDevice:
+        """Read a Device of either version; they differ by share_id alone."""
+        has_share = "share_id" in device.DESCRIPTOR.fields_by_name and device.HasField("share_id")
+        requests, cdi = tuple(device.request_names), tuple(device.cdi_device_ids)
+        return cls(device.pool_name, device.device_name, requests, cdi, device.share_id if has_share else None)
+
     def serves(self, request: str) -> bool:
         """Whether a container that names ``request`` (empty: the whole claim) gets it."""
         return not request or not self.requests or request in self.requests
@@ -72,12 +79,7 @@ def claim_refs(pod: PodSpec, container: Container) -> list[tuple[str, str, str]]
 def container_refs(pod: PodSpec, container: Container) -> list[tuple[str, str]]:
     """(claim name, request or empty) of each claim that a container uses, that of its extended resources as well."""
     refs = [(claim, request) for claim, request, _ in claim_refs(pod, container)]
-    if pod.extended_claim is not None:
-        refs += [
-            (pod.extended_claim.claim_name, mapping.request)
-            for mapping in pod.extended_claim.mappings
-            if mapping.container == container.name
-        ]
+    refs += [(pod.extended_claim, request) for name, _, request in pod.extended_requests if name == container.name]
     return refs
 
 

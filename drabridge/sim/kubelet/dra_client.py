@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import grpc.aio
 
 from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.device_health import HealthBook
-from drabridge.sim.kubelet.dra_claims import ClaimInfo, PreparedDevice
-from drabridge.sim.kubelet.go_grpc import error_text, unix_channel
+from drabridge.sim.kubelet.dra_claims import ClaimInfo
+from drabridge.sim.kubelet.go_grpc import PluginCallError, error_text, unix_channel
 from drabridge.sim.kubelet.node import Node
 from drabridge.wire import (
     dra_v1_pb2,
@@ -44,14 +43,6 @@ _HEALTH: dict[str, tuple[Any, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A claim's part of an answer: devices, or an error."""
-
-    devices: tuple[PreparedDevice, ...] = ()
-    error: str = ""
-
-
 class DraClient:
     """One persistent connection for the DRA service and the health stream.
 
@@ -66,24 +57,21 @@ class DraClient:
         self._service = service
         self._channel = unix_channel(endpoint)
 
-    async def prepare(self, claims: Sequence[ClaimInfo]) -> dict[str, Prepared]:
-        """NodePrepareResources for all claims at once; answers by claim uid. Raises PluginCallError."""
-        messages, stubs = _SERVICES[self._service]
-        request = messages.NodePrepareResourcesRequest(claims=[self._claim(messages, claim) for claim in claims])
-        answer = await self._call(
-            "NodePrepareResources", request, stubs.DRAPluginStub(self._channel).NodePrepareResources
-        )
-        return {
-            uid: Prepared(tuple(_device(d) for d in part.devices), part.error) for uid, part in answer.claims.items()
-        }
+    async def call(self, name: str, claims: Sequence[ClaimInfo]) -> Mapping[str, Any]:
+        """NodePrepareResources or NodeUnprepareResources for all claims at once; answers by claim uid.
 
-    async def unprepare(self, claims: Sequence[ClaimInfo]) -> dict[str, str]:
-        """NodeUnprepareResources; error texts (empty: done) by claim uid. Raises PluginCallError."""
+        Raises PluginCallError.
+        """
         messages, stubs = _SERVICES[self._service]
-        request = messages.NodeUnprepareResourcesRequest(claims=[self._claim(messages, claim) for claim in claims])
-        stub = stubs.DRAPluginStub(self._channel)
-        answer = await self._call("NodeUnprepareResources", request, stub.NodeUnprepareResources)
-        return {uid: part.error for uid, part in answer.claims.items()}
+        named = [messages.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name) for claim in claims]
+        request = getattr(messages, f"{name}Request")(claims=named)
+        method = getattr(stubs.DRAPluginStub(self._channel), name)
+        answer = method(request, timeout=self._node.timings.dra_call_seconds)
+        try:
+            answers: Mapping[str, Any] = (await self._node.call(name, self.driver, request, answer)).claims
+        except PluginCallError as error:
+            raise PluginCallError(f"{name}: {error}") from error
+        return answers
 
     async def monitor(self, changed: asyncio.Event) -> None:
         """Follow the connection; ``changed`` is set whenever it begins or ends."""
@@ -109,17 +97,8 @@ class DraClient:
                     async for response in stubs.DRAResourceHealthStub(self._channel).NodeWatchResources(request):
                         await self._node.faults.running.wait()
                         self._node.calls.note(Call("in", "NodeWatchResourcesResponse", self.driver, response))
-                        reports = [
-                            (
-                                d.device.pool_name,
-                                d.device.device_name,
-                                d.health,
-                                d.health_check_timeout_seconds,
-                                d.message,
-                            )
-                            for d in response.devices
-                        ]
-                        book.report(self.driver, reports, time.monotonic(), timings.health_default_timeout_seconds)
+                        now, default = time.monotonic(), timings.health_default_timeout_seconds
+                        book.report(self.driver, response.devices, now, default)
                     call.error = "EOF"
                 except grpc.aio.AioRpcError as error:
                     call.error = error_text(error)
@@ -130,18 +109,3 @@ class DraClient:
     async def close(self) -> None:
         self.connected = False
         await self._channel.close()
-
-    @staticmethod
-    def _claim(messages: Any, claim: ClaimInfo) -> Any:
-        return messages.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name)
-
-    async def _call(self, name: str, request: Any, method: Any) -> Any:
-        answer = method(request, timeout=self._node.timings.dra_call_seconds)
-        return await self._node.call(name, self.driver, request, answer)
-
-
-def _device(device: Any) -> PreparedDevice:
-    share = device.share_id if "share_id" in device.DESCRIPTOR.fields_by_name and device.HasField("share_id") else None
-    return PreparedDevice(
-        device.pool_name, device.device_name, tuple(device.request_names), tuple(device.cdi_device_ids), share
-    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from drabridge.errors import ClusterError
 from drabridge.sim.kubelet import checkpoint, dra_claims
-from drabridge.sim.kubelet.dra_claims import ClaimInfo
+from drabridge.sim.kubelet.dra_claims import ClaimInfo, PreparedDevice
 from drabridge.sim.kubelet.dra_client import DraClient
 from drabridge.sim.kubelet.dra_plugins import DraPlugins
 from drabridge.sim.kubelet.go_grpc import PluginCallError
@@ -112,10 +112,7 @@ class DraManager:
         return claim
 
     async def _prepare_driver(self, driver: str, batch: Sequence[ClaimInfo]) -> None:
-        try:
-            answer = await self._client(driver).prepare(batch)
-        except PluginCallError as error:
-            raise PluginCallError(f"NodePrepareResources: {error}") from error
+        answer = await self._client(driver).call("NodePrepareResources", batch)
         by_uid = {info.uid: info for info in batch}
         for uid, prepared in answer.items():
             info = by_uid.get(uid)
@@ -123,10 +120,8 @@ class DraManager:
                 raise PluginCallError(f"NodePrepareResources returned result for unknown claim UID {uid}")
             if prepared.error:
                 raise PluginCallError(f"NodePrepareResources failed for ResourceClaim {info.name}: {prepared.error}")
-            if self._node.release.prepare_appends:
-                info.drivers[driver].extend(prepared.devices)
-            else:
-                info.drivers[driver] = list(prepared.devices)
+            known = info.drivers[driver] if self._node.release.prepare_appends else []
+            info.drivers[driver] = known + [PreparedDevice.from_wire(device) for device in prepared.devices]
         if missing := len(by_uid.keys() - answer.keys()):
             raise PluginCallError(f"NodePrepareResources skipped {missing} ResourceClaims")
 
@@ -173,14 +168,11 @@ class DraManager:
         return True
 
     async def _unprepare_driver(self, driver: str, batch: Sequence[ClaimInfo]) -> None:
-        try:
-            answer = await self._client(driver).unprepare(batch)
-        except PluginCallError as error:
-            raise PluginCallError(f"NodeUnprepareResources: {error}") from error
+        answer = await self._client(driver).call("NodeUnprepareResources", batch)
         for info in batch:
             if info.uid not in answer:
                 raise PluginCallError("NodeUnprepareResources skipped 1 ResourceClaims")
-            if error_text := answer[info.uid]:
+            if error_text := answer[info.uid].error:
                 raise PluginCallError(f"NodeUnprepareResources failed for ResourceClaim {info.name}: {error_text}")
 
     def _save(self) -> None:

@@ -304,12 +304,12 @@ class SimKubelet:
         """Return what the kubelet would publish now; the last known values while it is down."""
         if self._process is not None:
             self._process.refresh_status()
-        return self.node.live.status()
+        return self.node.live
 
     @property
     def published_node_status(self) -> NodeStatus:
         """Return the API server's status, which lags by up to ``timings.node_status_seconds``."""
-        return self.node.published.status()
+        return self.node.published
 
     async def wait_for(self, predicate: Callable[[], object], timeout: float = 60.0, what: str = "") -> None:
         """Poll every 2 ms. Raises TimeoutError that names ``what``."""

@@ -37,38 +37,20 @@ class ClusterApi(Protocol):
 
 
 class NodeStatus(TypedDict):
-    """``status.capacity`` and ``status.allocatable``, extended resources only."""
+    """``status.capacity`` and ``status.allocatable``, extended resources only: replaced as a whole, never changed.
+
+    They live in the API server: a key that was ever there stays, with 0 once its plugin is gone for good
+    (``pkg/kubelet/nodestatus/setters.go``, MachineInfo).
+    """
 
     capacity: dict[str, int]
     allocatable: dict[str, int]
 
 
-@dataclass(slots=True)
-class NodeResources:
-    """The extended resources of a Node's status (``pkg/kubelet/nodestatus/setters.go``, MachineInfo).
-
-    They live in the API server: a key that was ever there stays, with 0 once its plugin is gone for good.
-    """
-
-    capacity: dict[str, int] = field(default_factory=dict)
-    allocatable: dict[str, int] = field(default_factory=dict)
-
-    def apply(self, capacity: Mapping[str, int], allocatable: Mapping[str, int], removed: Iterable[str]) -> None:
-        """Fold in an answer of the device manager; allocatable starts as a copy of capacity."""
-        self.capacity |= capacity
-        self.capacity |= dict.fromkeys(removed, 0)
-        self.allocatable = self.capacity | dict(allocatable)
-
-    def zero(self) -> None:
-        """Set everything to 0.
-
-        A kubelet with an empty device-plugin directory takes the node for a new one (kubelet_node_status.go).
-        """
-        self.capacity = dict.fromkeys(self.capacity, 0)
-        self.allocatable = dict(self.capacity)
-
-    def status(self) -> NodeStatus:
-        return NodeStatus(capacity=dict(self.capacity), allocatable=dict(self.allocatable))
+def nothing(names: Iterable[str] = ()) -> NodeStatus:
+    """Return a status with 0 of each resource."""
+    zero = dict.fromkeys(names, 0)
+    return NodeStatus(capacity=zero, allocatable=zero)
 
 
 @dataclass(slots=True)
@@ -94,8 +76,8 @@ class Node:
     events: list[Event] = field(default_factory=list)
     pods: dict[str, PodRecord] = field(default_factory=dict)
     orphans: list[PodRecord] = field(default_factory=list)  # force-deleted, and their containers may still run
-    live: NodeResources = field(default_factory=NodeResources)
-    published: NodeResources = field(default_factory=NodeResources)
+    live: NodeStatus = field(default_factory=nothing)
+    published: NodeStatus = field(default_factory=nothing)
 
     @property
     def kubelet_socket(self) -> Path:

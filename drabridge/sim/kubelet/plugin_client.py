@@ -87,24 +87,19 @@ class PluginClient:
 
     async def options(self) -> pb.DevicePluginOptions:
         request = pb.Empty()
-        return await self._node.call(
-            "GetDevicePluginOptions", self.resource, request, self._stub().GetDevicePluginOptions(request)
-        )
+        call = self._stub().GetDevicePluginOptions(request)
+        return await self._node.call("GetDevicePluginOptions", self.resource, request, call)
 
     async def preferred(
         self, available: Iterable[str], must: Iterable[str], size: int
     ) -> pb.PreferredAllocationResponse:
         """Call GetPreferredAllocation, without a deadline, as the real kubelet does."""
-        request = pb.PreferredAllocationRequest(
-            container_requests=[
-                pb.ContainerPreferredAllocationRequest(
-                    available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
-                )
-            ]
+        asked = pb.ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
         )
-        return await self._node.call(
-            "GetPreferredAllocation", self.resource, request, self._stub().GetPreferredAllocation(request)
-        )
+        request = pb.PreferredAllocationRequest(container_requests=[asked])
+        call = self._stub().GetPreferredAllocation(request)
+        return await self._node.call("GetPreferredAllocation", self.resource, request, call)
 
     async def allocate(self, ids: Iterable[str]) -> pb.AllocateResponse:
         """Call Allocate, without a deadline, as the real kubelet does: a plugin that hangs blocks all admissions."""

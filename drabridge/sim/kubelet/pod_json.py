@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from drabridge.sim.kubelet.pods import (
-    Container,
-    ContainerClaim,
-    ExtendedClaim,
-    PodClaim,
-    PodSpec,
-    RequestMapping,
-)
+from drabridge.sim.kubelet.pods import Container, ContainerClaim, PodClaim, PodSpec
 
 
 def pod_from_manifest(manifest: Mapping[str, Any]) -> PodSpec:
@@ -27,7 +20,7 @@ def pod_from_manifest(manifest: Mapping[str, Any]) -> PodSpec:
     pod_claims = tuple(
         PodClaim(c["name"], resolved.get(c["name"]) or c["resourceClaimName"]) for c in spec.get("resourceClaims", [])
     )
-    extended = status.get("extendedResourceClaimStatus")
+    extended = status.get("extendedResourceClaimStatus", {})
     more = {"uid": metadata["uid"]} if metadata.get("uid") else {}
     return PodSpec(
         metadata.get("namespace", "default"),
@@ -36,7 +29,11 @@ def pod_from_manifest(manifest: Mapping[str, Any]) -> PodSpec:
         containers=tuple(map(_container, spec.get("containers", []))),
         init_containers=tuple(map(_container, spec.get("initContainers", []))),
         resource_claims=pod_claims,
-        extended_claim=_extended(extended) if extended else None,
+        extended_claim=extended.get("resourceClaimName", ""),
+        extended_requests=tuple(
+            (one["containerName"], one["resourceName"], one["requestName"])
+            for one in extended.get("requestMappings", [])
+        ),
         restart_policy=spec.get("restartPolicy", "Always"),
     )
 
@@ -50,12 +47,4 @@ def _container(container: Mapping[str, Any]) -> Container:
         tuple(ContainerClaim(c["name"], c.get("request", "")) for c in resources.get("claims", [])),
         container.get("restartPolicy", ""),
         container.get("runSeconds"),
-    )
-
-
-def _extended(status: Mapping[str, Any]) -> ExtendedClaim:
-    mappings = status.get("requestMappings", [])
-    return ExtendedClaim(
-        status["resourceClaimName"],
-        tuple(RequestMapping(m["containerName"], m["resourceName"], m["requestName"]) for m in mappings),
     )

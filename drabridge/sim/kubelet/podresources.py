@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -22,32 +21,28 @@ from drabridge.sim.kubelet.pods import Container, PodRecord, PodSpec
 from podresources.wire import v1_pb2 as pb
 
 
-@dataclass(slots=True)
 class TokenBucket:
     """``rate`` tokens per second, at most ``burst`` saved; starts full (``golang.org/x/time/rate``)."""
 
-    rate: float
-    burst: int
-    _tokens: float = -1.0
-    _last: float = 0.0
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate, self._burst = rate, burst
+        self._tokens, self._last = float(burst), 0.0
 
     def take(self, now: float) -> bool:
         """Whether a call at ``now`` seconds is allowed; a refused call costs nothing."""
-        if self._tokens < 0:
-            self._tokens, self._last = float(self.burst), now
-        self._tokens = min(float(self.burst), self._tokens + (now - self._last) * self.rate)
+        self._tokens = min(float(self._burst), self._tokens + (now - self._last) * self._rate)
         self._last = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+        allowed = self._tokens >= 1
+        self._tokens -= allowed
+        return allowed
 
 
+Context = grpc.aio.ServicerContext[Any, Any]
 HUGE_BYTES = 18_000_000
 
 
 class PodResources:
-    """Builds the answers. ``pods``: every pod this kubelet process knows by now."""
+    """Builds the answers, behind a rate limit and faults. ``pods``: every pod this kubelet process knows by now."""
 
     def __init__(
         self, node: Node, manager: DeviceManager, dra: DraManager, pods: Callable[[], Iterable[PodRecord]]
@@ -57,6 +52,9 @@ class PodResources:
         self._pods = pods
         self._gates = node.gates
         self._share_ids = node.release.share_ids
+        self._calls = node.calls
+        self._faults = node.faults
+        self._bucket = TokenBucket(node.timings.podresources_qps, node.timings.podresources_burst)
 
     def list(self) -> pb.ListPodResourcesResponse:
         """List active pods; without its gate, every known pod.
@@ -97,7 +95,6 @@ class PodResources:
             name=pod.name,
             namespace=pod.namespace,
             containers=[self._container(pod, container) for container in shown],
-            cpu_ids=pod.cpu_ids if self._gates["PodLevelResourceManagers"] else (),
         )
 
     def _container(self, pod: PodSpec, container: Container) -> pb.ContainerResources:
@@ -112,32 +109,14 @@ class PodResources:
             answer.dynamic_resources.extend(claims)
         return answer
 
-
-def _entry(resource: str, id_: str, node: int | None) -> pb.ContainerDevices:
-    entry = pb.ContainerDevices(resource_name=resource, device_ids=[id_])
-    if node is not None:
-        entry.topology.nodes.add(ID=node)
-    return entry
-
-
-Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class PodResourcesServer:
-    """The service behind its rate limit and its faults."""
-
-    def __init__(self, answers: PodResources, node: Node) -> None:
-        self._answers = answers
-        self._calls = node.calls
-        self._faults = node.faults
-        self._bucket = TokenBucket(node.timings.podresources_qps, node.timings.podresources_burst)
+    # -- the service
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """Return the handlers. Answers are sent as bytes, so that a fault can send invalid messages."""
         table: dict[str, tuple[type[Message], Callable[[Any], Message]]] = {
-            "List": (pb.ListPodResourcesRequest, lambda _: self._answers.list()),
-            "Get": (pb.GetPodResourcesRequest, lambda r: self._answers.get(r.pod_namespace, r.pod_name)),
-            "GetAllocatableResources": (pb.AllocatableResourcesRequest, lambda _: self._answers.allocatable()),
+            "List": (pb.ListPodResourcesRequest, lambda _: self.list()),
+            "Get": (pb.GetPodResourcesRequest, lambda r: self.get(r.pod_namespace, r.pod_name)),
+            "GetAllocatableResources": (pb.AllocatableResourcesRequest, lambda _: self.allocatable()),
         }
         methods = {name: self._method(name, *entry) for name, entry in table.items()}
         return (grpc.method_handlers_generic_handler("v1.PodResourcesLister", methods),)
@@ -182,3 +161,10 @@ class PodResourcesServer:
                 pods = [pb.PodResources(name="p" * 1000, namespace=str(n)) for n in range(HUGE_BYTES // 1000)]
                 return pb.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
         return b"\xff\xff\xff\xff\x07nonsense"
+
+
+def _entry(resource: str, id_: str, node: int | None) -> pb.ContainerDevices:
+    entry = pb.ContainerDevices(resource_name=resource, device_ids=[id_])
+    if node is not None:
+        entry.topology.nodes.add(ID=node)
+    return entry

@@ -55,26 +55,6 @@ class PodClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestMapping:
-    """``status.extendedResourceClaimStatus.requestMappings[]``."""
-
-    container: str
-    resource: str
-    request: str
-
-
-@dataclass(frozen=True, slots=True)
-class ExtendedClaim:
-    """``status.extendedResourceClaimStatus`` (KEP-5004).
-
-    The claim that serves the pod's extended resources through DRA.
-    """
-
-    claim_name: str
-    mappings: tuple[RequestMapping, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PodSpec:
     """A pod bound to the node. A missing ``uid`` is drawn; containers are started in the order given."""
 
@@ -84,10 +64,11 @@ class PodSpec:
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
     resource_claims: tuple[PodClaim, ...] = ()
-    extended_claim: ExtendedClaim | None = None
+    extended_claim: str = ""
+    """The claim that serves the pod's extended resources through DRA (KEP-5004)."""
+    extended_requests: tuple[tuple[str, str, str], ...] = ()
+    """(container, resource, request) of that claim's requests."""
     restart_policy: str = "Never"
-    cpu_ids: tuple[int, ...] = ()
-    """Exclusive CPUs of the pod as a whole (gate PodLevelResourceManagers): shown, not managed."""
 
     @property
     def all_containers(self) -> tuple[Container, ...]:
@@ -106,15 +87,13 @@ class PodSpec:
         Also of those that no container refers to.
         """
         names = [claim.claim_name for claim in self.resource_claims]
-        if self.extended_claim is not None:
-            names.append(self.extended_claim.claim_name)
+        if self.extended_claim:
+            names.append(self.extended_claim)
         return tuple(dict.fromkeys(names))
 
     def served_by_claim(self, container: str, resource: str) -> bool:
         """Whether the scheduler gave this container's extended resource to DRA."""
-        if self.extended_claim is None:
-            return False
-        return any(m.container == container and m.resource == resource for m in self.extended_claim.mappings)
+        return (container, resource) in [one[:2] for one in self.extended_requests]
 
 
 @dataclass(frozen=True, slots=True)

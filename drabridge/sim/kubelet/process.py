@@ -20,10 +20,10 @@ from drabridge.sim.kubelet import admission
 from drabridge.sim.kubelet.device_accounting import KubeletPanicError
 from drabridge.sim.kubelet.device_manager import AllocationError, DeviceManager
 from drabridge.sim.kubelet.dra_manager import DraManager
-from drabridge.sim.kubelet.node import Node
+from drabridge.sim.kubelet.node import Node, NodeStatus, nothing
 from drabridge.sim.kubelet.plugin_watcher import PluginWatcher
 from drabridge.sim.kubelet.pod_worker import PodWorker
-from drabridge.sim.kubelet.podresources import PodResources, PodResourcesServer
+from drabridge.sim.kubelet.podresources import PodResources
 from drabridge.sim.kubelet.pods import Phase, PodRecord
 from drabridge.sim.kubelet.registration import Registration
 
@@ -108,7 +108,7 @@ class KubeletProcess:
         self.manager.running_at_start = frozenset(node.running_containers())
         node.device_plugin_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
         if not any(not entry.name.startswith(".") for entry in node.device_plugin_dir.iterdir()):
-            node.live.zero()
+            node.live = nothing(node.live["capacity"])  # it takes the node for a new one (kubelet_node_status.go)
         self.manager.restore(time.monotonic())
         remove_sockets(node.device_plugin_dir)
         registrar = grpc.aio.server()
@@ -129,7 +129,7 @@ class KubeletProcess:
         node.podresources_socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         answers = PodResources(node, self.manager, self.dra, lambda: list(self.known.values()))
         server = grpc.aio.server(options=(("grpc.max_send_message_length", -1),))
-        server.add_generic_rpc_handlers(PodResourcesServer(answers, node).handlers())
+        server.add_generic_rpc_handlers(answers.handlers())
         temporary = self._sockets.bind_by_rename(server, node.podresources_socket)
         await server.start()
         temporary.rename(node.podresources_socket)
@@ -260,7 +260,7 @@ class KubeletProcess:
     def _check_node_fits(self, record: PodRecord) -> None:
         others = [r.spec for r in self.known.values() if r is not record and r.active]
         held = {resource: len(ids) for resource, ids in self.manager.state.allocated.items()}
-        admission.check_node_fits(record.spec, others, self._node.published.allocatable, held)
+        admission.check_node_fits(record.spec, others, self._node.published["allocatable"], held)
 
     async def _reject(self, record: PodRecord, error: admission.RejectedError) -> None:
         """rejectPod: final, whatever the restart policy; containers of a pod that ran are killed."""
@@ -281,13 +281,14 @@ class KubeletProcess:
     # -- node status
 
     def refresh_status(self) -> None:
-        """Return what the next update of the Node would say."""
-        self._node.live.apply(*self.manager.capacity())
+        """Note what the next update of the Node would say; allocatable starts as a copy of capacity."""
+        capacity, allocatable, removed = self.manager.capacity()
+        total = self._node.live["capacity"] | capacity | dict.fromkeys(removed, 0)
+        self._node.live = NodeStatus(capacity=total, allocatable=total | allocatable)
 
     async def _publish_status(self) -> None:
         while True:
             await self._node.faults.running.wait()
             self.refresh_status()
-            self._node.published.capacity = dict(self._node.live.capacity)
-            self._node.published.allocatable = dict(self._node.live.allocatable)
+            self._node.published = self._node.live
             await asyncio.sleep(self._node.timings.node_status_seconds)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from pathlib import Path
 
 import grpc
@@ -15,38 +14,11 @@ import grpc.aio
 
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as rpc
+from drabridge.sim.apiserver.validation import is_extended_resource_name
 from drabridge.sim.kubelet.device_manager import DeviceManager
 from drabridge.sim.kubelet.go_grpc import PluginCallError
 from drabridge.sim.kubelet.node import Node
 from drabridge.sim.kubelet.plugin_client import PluginClient
-
-_NATIVE_DOMAIN = "kubernetes.io/"
-_QUOTA_PREFIX = "requests."
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-
-
-def is_qualified_name(text: str) -> bool:
-    """Whether the text is ``[subdomain/]name`` (apimachinery, validation.go).
-
-    A subdomain of at most 253 lower-case characters, a name of at most 63.
-    """
-    prefix, slash, name = text.rpartition("/")
-    if slash and (len(prefix) > 253 or not _SUBDOMAIN.fullmatch(prefix)):
-        return False
-    return len(name) <= 63 and _NAME.fullmatch(name) is not None
-
-
-def is_extended_resource_name(text: str) -> bool:
-    """Whether Register accepts the name of a resource.
-
-    It needs a domain that is not kubernetes.io, and ``requests.<text>`` has to be a valid quota name
-    (``pkg/apis/core/v1/helper/helpers.go``, IsExtendedResourceName).
-    """
-    if "/" not in text or _NATIVE_DOMAIN in text or text.startswith(_QUOTA_PREFIX):
-        return False
-    return is_qualified_name(_QUOTA_PREFIX + text)
-
 
 VERSION = "v1beta1"
 

@@ -373,7 +373,7 @@ def _rounded(asked: str | None, policy: JSON | None, whole: Quantity) -> Quantit
     if "step" in span:
         step = Quantity.parse(span["step"]).value
         steps = -((low.value - wanted.value) // step)
-        wanted = Quantity(low.value + steps * step, low.format)
+        wanted = Quantity(low.value + steps * step, low.binary)
     if "max" in span and wanted > Quantity.parse(span["max"]):
         return None
     return wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 
 from drabridge.sim.apiserver.objects import Objects
@@ -100,12 +100,15 @@ def _owned_by(claim: JSON, pod: JSON) -> bool:
     return any(one["uid"] == pod["metadata"]["uid"] for one in claim["metadata"].get("ownerReferences", []))
 
 
+def _modify(objects: Objects, claim: JSON, change: Callable[[JSON], object], subresource: str = "") -> None:
+    meta = claim["metadata"]
+    objects.modify("resourceclaims", meta["name"], change, namespace=meta["namespace"], subresource=subresource)
+
+
 def reserve(objects: Objects, claim: JSON, pod: JSON, allocation: JSON | None) -> None:
     """Write ``allocation`` (None keeps the present one) and the pod's reservation, behind the finalizer."""
-    meta = claim["metadata"]
-    where = {"namespace": meta["namespace"]}
-    if allocation is not None and FINALIZER not in meta.get("finalizers", []):
-        objects.modify("resourceclaims", meta["name"], lambda obj: _protect(obj), **where)
+    if allocation is not None and FINALIZER not in claim["metadata"].get("finalizers", []):
+        _modify(objects, claim, lambda obj: obj["metadata"].setdefault("finalizers", []).append(FINALIZER))
     consumer = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
 
     def write(obj: JSON) -> None:
@@ -115,7 +118,7 @@ def reserve(objects: Objects, claim: JSON, pod: JSON, allocation: JSON | None) -
         if consumer["uid"] not in [one["uid"] for one in reserved]:
             reserved.append(consumer)
 
-    objects.modify("resourceclaims", meta["name"], write, subresource="status", **where)
+    _modify(objects, claim, write, "status")
 
 
 def unreserve(objects: Objects, claim: JSON, pod_uid: str) -> None:
@@ -123,13 +126,12 @@ def unreserve(objects: Objects, claim: JSON, pod_uid: str) -> None:
 
     The allocation stays until :func:`release` or the next scheduling attempt.
     """
-    meta = claim["metadata"]
 
     def write(obj: JSON) -> None:
         kept = [one for one in obj["status"].get("reservedFor", []) if one["uid"] != pod_uid]
         obj["status"]["reservedFor"] = kept
 
-    objects.modify("resourceclaims", meta["name"], write, namespace=meta["namespace"], subresource="status")
+    _modify(objects, claim, write, "status")
 
 
 def deallocate(objects: Objects, claim: JSON, *, for_another_try: bool = False) -> None:
@@ -137,25 +139,18 @@ def deallocate(objects: Objects, claim: JSON, *, for_another_try: bool = False) 
 
     A claim that is being deleted is gone after that. The scheduler, ``for_another_try``, leaves the finalizer.
     """
-    meta = claim["metadata"]
-    where = {"namespace": meta["namespace"]}
 
     def clear(obj: JSON) -> None:
         obj["status"].pop("allocation", None)
         obj["status"].pop("reservedFor", None)
 
-    objects.modify("resourceclaims", meta["name"], clear, subresource="status", **where)
+    def unprotect(obj: JSON) -> None:
+        kept = [one for one in obj["metadata"].get("finalizers", []) if one != FINALIZER]
+        obj["metadata"]["finalizers"] = kept
+
+    _modify(objects, claim, clear, "status")
     if not for_another_try:
-        objects.modify("resourceclaims", meta["name"], lambda obj: _unprotect(obj), **where)
-
-
-def _protect(claim: JSON) -> None:
-    claim["metadata"].setdefault("finalizers", []).append(FINALIZER)
-
-
-def _unprotect(claim: JSON) -> None:
-    kept = [one for one in claim["metadata"].get("finalizers", []) if one != FINALIZER]
-    claim["metadata"]["finalizers"] = kept
+        _modify(objects, claim, unprotect)
 
 
 def release(objects: Objects) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+from drabridge.sim.apiserver.kinds import BY_PLURAL
 from drabridge.sim.apiserver.objects import Objects, timestamp
 from drabridge.sim.apiserver.status import JSON
 
@@ -25,9 +26,9 @@ def post(objects: Objects, kind: str, obj: JSON, reason: str, message: str, seve
 
         objects.modify("events", name, again, namespace=namespace)
         return
-    oldest = objects.oldest("events") if objects.count("events") >= KEPT else None
-    if oldest is not None:
-        objects.delete("events", oldest["metadata"]["name"], oldest["metadata"]["namespace"])
+    if objects.store.count(BY_PLURAL["events"]) >= KEPT:
+        oldest = objects.store.oldest(BY_PLURAL["events"])["metadata"]
+        objects.delete("events", oldest["name"], oldest["namespace"])
     involved = {"kind": kind, "name": meta["name"], "uid": meta["uid"]}
     involved |= {"namespace": meta["namespace"]} if "namespace" in meta else {}
     objects.create(

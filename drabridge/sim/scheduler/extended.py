@@ -6,14 +6,14 @@ A class serves one by its ``extendedResourceName``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from drabridge.sim.apiserver.quantity import Quantity
 from drabridge.sim.apiserver.status import JSON
+from drabridge.sim.apiserver.validation import is_extended_resource_name
 from drabridge.sim.releases import Release
+from drabridge.sim.scheduler.allocator import UnsatisfiableError
 from drabridge.sim.scheduler.claim_controller import EXTENDED_ANNOTATION, ended, pod_owner
-
-IMPLICIT_PREFIX = "deviceclass.resource.kubernetes.io/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +27,18 @@ class Ask:
     plain_init: bool
 
 
-def is_extended(name: str) -> bool:
-    """Fully qualified and not Kubernetes' own, implicit class names excepted."""
-    domain, slash, _ = name.partition("/")
-    if name.startswith(IMPLICIT_PREFIX):
-        return True
-    return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
-
-
 def asks(pod: JSON) -> list[Ask]:
     """Every extended resource of every container; quantity 0 does not count."""
     spec = pod["spec"]
     containers = [*spec.get("initContainers", []), *spec.get("containers", [])]
-    plain_inits = sum(one.get("restartPolicy") != "Always" for one in spec.get("initContainers", []))
     found = []
     for index, container in enumerate(containers):
         is_init = index < len(spec.get("initContainers", []))
-        plain = is_init and container.get("restartPolicy") != "Always" and plain_inits > 0
+        plain = is_init and container.get("restartPolicy") != "Always"
         requests = container.get("resources", {}).get("requests", {})
         for number, name in enumerate(sorted(requests)):
             count = int(Quantity.parse(requests[name]).value)
-            if is_extended(name) and count:
+            if is_extended_resource_name(name) and count:
                 request = f"container-{index}-request-{number}"
                 found.append(Ask(container["name"], name, count, request, plain))
     return found
@@ -65,9 +56,6 @@ def class_for(resource: str, classes: Mapping[str, JSON]) -> str | None:
 
     The scheduler's ``extendedDeviceClass`` cache.
     """
-    if resource.startswith(IMPLICIT_PREFIX):
-        name = resource.removeprefix(IMPLICIT_PREFIX)
-        return name if name in classes else None
     serving = [name for name, one in classes.items() if one["spec"].get("extendedResourceName") == resource]
     serving.sort()
     serving.sort(key=lambda name: str(classes[name]["metadata"]["creationTimestamp"]), reverse=True)
@@ -87,15 +75,6 @@ def used_on(node: str, pods: Iterable[JSON], resource: str) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """How one node would serve a pod: ``refusal`` is set when it cannot; ``by_claim`` goes through DRA."""
-
-    refusal: str = ""
-    by_claim: Mapping[str, str] = field(default_factory=dict)
-    """resource -> device class."""
-
-
 def split(
     pod: JSON,
     node: str,
@@ -104,8 +83,11 @@ def split(
     pods: Sequence[JSON],
     *,
     dra: bool,
-) -> Split:
-    """Per resource, never mixed: allocatable above 0 means device plugin, also when it is exhausted."""
+) -> Mapping[str, str]:
+    """Return the device classes of the resources that go through DRA on a node. Raises UnsatisfiableError.
+
+    Per resource, never mixed: allocatable above 0 means device plugin, also when it is exhausted.
+    """
     wanted = asks(pod)
     by_claim: dict[str, str] = {}
     for resource in sorted({ask.resource for ask in wanted}):
@@ -113,10 +95,10 @@ def split(
         device_class = class_for(resource, classes) if dra else None
         if count > 0 or device_class is None:
             if used_on(node, pods, resource) + total(wanted, resource) > count:
-                return Split(f"Insufficient {resource}")
+                raise UnsatisfiableError(f"Insufficient {resource}")
         else:
             by_claim[resource] = device_class
-    return Split("", by_claim)
+    return by_claim
 
 
 def special_claim(pod: JSON, by_claim: Mapping[str, str], release: Release) -> tuple[JSON, list[JSON]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,30 +24,6 @@ from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.jobs import sync_jobs
 from drabridge.sim.scheduler.pools import gather, selects
 from drabridge.sim.scheduler.taints import evict, slices_with_rules
-
-
-class NodeCache:
-    """The scheduler's view of each node's allocatable: correct, but delayed. A step function of time."""
-
-    def __init__(self) -> None:
-        self._steps: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
-
-    def note(self, node: JSON, at_seconds: float) -> None:
-        """Note that a node was written at ``at_seconds`` on the clock that :meth:`allocatable` is asked with."""
-        steps = self._steps.setdefault(node["metadata"]["name"], [])
-        amounts = dict(node.get("status", {}).get("allocatable", {}))
-        if not steps or steps[-1][1] != amounts:
-            steps.append((at_seconds, amounts))
-
-    def allocatable(self, node: str, at_seconds: float) -> Mapping[str, str]:
-        """Return the newest amounts that are not newer than ``at_seconds``; older ones are forgotten."""
-        steps = self._steps.get(node, [])
-        index = bisect_right([at for at, _ in steps], at_seconds)
-        if index == 0:
-            return {}
-        del steps[: index - 1]
-        return steps[0][1]
-
 
 _IGNORED = frozenset({"events", "leases", "configmaps"})
 
@@ -95,7 +70,7 @@ class Scheduler:
         self.timings = timings or SchedulerTimings()
         self._gates = gates
         self._selectors = Selectors()
-        self._nodes = NodeCache()
+        self._allocatable: dict[str, Mapping[str, str]] = {}  # of each node, as it was a while ago
         self._wake = asyncio.Event()
         self._binding: dict[str, asyncio.Task[None]] = {}
         self._queue: list[str] = []
@@ -104,46 +79,44 @@ class Scheduler:
 
     async def run(self) -> None:
         unsubscribe = self.objects.store.subscribe(self._noticed)
-        loop = asyncio.get_running_loop()
         for node in self.objects.peek("nodes"):
-            self._nodes.note(node, float("-inf"))
-        timer: asyncio.TimerHandle | None = None
+            self.see_node(node)
         self._wake.set()
         try:
             while True:
                 await self._wake.wait()
                 await asyncio.sleep(self.timings.settle_seconds)
                 self._wake.clear()
-                next_eviction = self.step()
-                if timer is not None:
-                    timer.cancel()
-                timer = loop.call_later(next_eviction, self._wake.set) if next_eviction is not None else None
+                self.step()
         finally:
             unsubscribe()
-            if timer is not None:
-                timer.cancel()
             for resting in self._resting.values():
                 resting.cancel()
             for task in self._binding.values():
                 task.cancel()
             await asyncio.gather(*self._binding.values(), return_exceptions=True)
 
-    def step(self) -> float | None:
-        """One pass over everything; returns the seconds until a toleration runs out, if one does."""
+    def step(self) -> None:
+        """One pass over everything."""
         sync_jobs(self.objects)
         claim_controller.release(self.objects)
         claim_controller.sync_templates(self.objects)
         for pod in self._pending():
             self._attempt(pod)
-        return evict(self.objects)
+        evict(self.objects)
 
     def _noticed(self, change: Change) -> None:
         if change.resource.plural in _IGNORED:
             return
         if change.resource.plural == "nodes":
-            loop = asyncio.get_running_loop()
-            self._nodes.note(change.object, loop.time())
-            loop.call_later(self.timings.node_cache_lag_seconds, self._wake.set)
+            lag = self.timings.node_cache_lag_seconds
+            asyncio.get_running_loop().call_later(lag, self.see_node, change.object)
+        else:
+            self._wake.set()
+
+    def see_node(self, node: JSON) -> None:
+        """Take note of what a node has, which is correct, but late."""
+        self._allocatable[node["metadata"]["name"]] = node.get("status", {}).get("allocatable", {})
         self._wake.set()
 
     def _pending(self) -> list[JSON]:
@@ -247,13 +220,9 @@ class Scheduler:
         """Resources of the pod that DRA serves on this node, with their classes."""
         if not extended.asks(pod):
             return {}
-        now = asyncio.get_running_loop().time() - self.timings.node_cache_lag_seconds
-        allocatable = self._nodes.allocatable(node, now)
+        allocatable = self._allocatable.get(node, {})
         pods = [one for one in self.objects.peek("pods") if one["metadata"]["uid"] != pod["metadata"]["uid"]]
-        split = extended.split(pod, node, allocatable, classes, pods, dra=self._gates["DRAExtendedResource"])
-        if split.refusal:
-            raise UnsatisfiableError(split.refusal)
-        return split.by_claim
+        return extended.split(pod, node, allocatable, classes, pods, dra=self._gates["DRAExtendedResource"])
 
     # -- writing it down
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 
 from drabridge.sim.apiserver.objects import Objects
 from drabridge.sim.apiserver.status import JSON
 from drabridge.sim.scheduler.claim_controller import EXTENDED_ANNOTATION, ended
 from drabridge.sim.scheduler.events import post
+from drabridge.sim.scheduler.pools import DeviceId
 
 BLOCKING = ("NoSchedule", "NoExecute")
 
@@ -32,51 +32,27 @@ def blocking(taints: Iterable[JSON], tolerations: Sequence[JSON]) -> JSON | None
     return None
 
 
-def eviction_delay_seconds(taints: Iterable[JSON], tolerations: Sequence[JSON], now: datetime) -> float | None:
-    """Seconds until users of the device are evicted; 0 for at once, None for never. Only NoExecute evicts."""
-    delays = []
-    for taint in taints:
-        if taint["effect"] != "NoExecute":
-            continue
-        matching = [one for one in tolerations if tolerates(one, taint)]
-        limits = [one["tolerationSeconds"] for one in matching if "tolerationSeconds" in one]
-        if not matching:
-            delays.append(0.0)
-        elif limits:
-            added = datetime.strptime(taint["timeAdded"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-            delays.append(max(0.0, min(limits) - (now - added).total_seconds()))
-    return min(delays, default=None)
-
-
 # --- eviction: NoExecute deletes the pods that use a device (the device taint eviction controller) --------------------
 
 
-def evict(objects: Objects) -> float | None:
-    """Delete pods whose claim holds a device with a NoExecute taint it does not tolerate (any longer).
+def evict(objects: Objects) -> None:
+    """Delete pods whose claim holds a device with a NoExecute taint that it does not tolerate.
 
-    Returns the seconds until the next toleration runs out, None when there is none. Pods of extended-resource claims
-    stay: 1.36.2 does not evict them (kubernetes#141290).
+    Pods of extended-resource claims stay: 1.36.2 does not evict them (kubernetes#141290). Not imitated: a toleration
+    for some seconds.
     """
     taints = _taints(objects)
     if not taints:
-        return None
-    now, soonest = datetime.now(UTC), None
+        return
     pods = {pod["metadata"]["uid"]: pod for pod in objects.peek("pods")}
     for claim in objects.peek("resourceclaims"):
-        if claim["metadata"].get("annotations", {}).get(EXTENDED_ANNOTATION) == "true":
-            continue
-        delay = _delay(claim, taints, now)
-        if delay is None:
-            continue
-        if delay > 0:
-            soonest = delay if soonest is None else min(soonest, delay)
+        if claim["metadata"].get("annotations", {}).get(EXTENDED_ANNOTATION) == "true" or _tolerated(claim, taints):
             continue
         for consumer in claim["status"].get("reservedFor", []):
             pod = pods.get(consumer["uid"])
             if pod is not None and not ended(pod) and not pod["metadata"].get("deletionTimestamp"):
                 post(objects, "Pod", pod, "DeviceTaintManagerEviction", "Marking for deletion", "Normal")
                 objects.delete("pods", pod["metadata"]["name"], pod["metadata"]["namespace"])
-    return soonest
 
 
 def slices_with_rules(objects: Objects) -> Sequence[JSON]:
@@ -102,21 +78,19 @@ def _with_rules(one: JSON, rules: Sequence[JSON]) -> JSON:
     return {**one, "spec": {**spec, "devices": devices}} if devices else one
 
 
-def _taints(objects: Objects) -> dict[tuple[str, str, str], list[JSON]]:
-    found = {}
+def _taints(objects: Objects) -> dict[DeviceId, list[JSON]]:
+    """Return the NoExecute taints of each device that has one."""
+    found: dict[DeviceId, list[JSON]] = {}
     for one in slices_with_rules(objects):
         for device in one["spec"].get("devices", []):
-            if any(taint["effect"] == "NoExecute" for taint in device.get("taints", [])):
-                key = (one["spec"]["driver"], one["spec"]["pool"]["name"], device["name"])
-                found[key] = device["taints"]
+            if evicting := [taint for taint in device.get("taints", []) if taint["effect"] == "NoExecute"]:
+                found[one["spec"]["driver"], one["spec"]["pool"]["name"], device["name"]] = evicting
     return found
 
 
-def _delay(claim: JSON, taints: dict[tuple[str, str, str], list[JSON]], now: datetime) -> float | None:
+def _tolerated(claim: JSON, taints: dict[DeviceId, list[JSON]]) -> bool:
     results = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", [])
-    delays = [
-        eviction_delay_seconds(taints[key], result.get("tolerations", []), now)
-        for result in results
-        if (key := (result["driver"], result["pool"], result["device"])) in taints
-    ]
-    return min((one for one in delays if one is not None), default=None)
+    return all(
+        blocking(taints.get((one["driver"], one["pool"], one["device"]), ()), one.get("tolerations", [])) is None
+        for one in results
+    )

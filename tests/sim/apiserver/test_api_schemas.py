@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from drabridge.sim.apiserver.kinds import RESOURCES, Resource
+from drabridge.sim.apiserver.kinds import RESOURCES, STORED, Resource
 from drabridge.sim.apiserver.schema import Schema
 from drabridge.sim.releases import DEFAULT, RELEASES
 
@@ -32,7 +32,7 @@ class OpenApi:
 
     def __init__(self, resource: Resource) -> None:
         group = resource.group.partition(".")[0]
-        name = "-".join(filter(None, (resource.kind.lower(), group, resource.version)))
+        name = "-".join(filter(None, (resource.kind.lower(), group, STORED)))
         names = [DEFAULT, *reversed([*RELEASES])]
         release = next(one for one in names if not resource.optional or resource.plural in RELEASES[one].kinds)
         folder = SCHEMAS / f"v{release}.0-local"

@@ -37,10 +37,6 @@ from drabridge.sim.apiserver.quantity import Quantity, canonical
         ("+5", "5"),
         (".5", "500m"),
         ("5.", "5"),
-        ("1e3", "1e3"),
-        ("1E3", "1e3"),
-        ("12e6", "12e6"),
-        ("1500e0", "1500"),
         ("1E", "1E"),
         ("1024Pi", "1Ei"),
         ("3u", "3u"),
@@ -56,7 +52,7 @@ def test_canonical(text: str | int, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Gi", "1 Gi", "1GI", "1ki", "one", "1..5", "1.2.3", "1Mi5", "--1", "1e", "e3", "0x10"]
+    "text", ["", "Gi", "1 Gi", "1GI", "1ki", "one", "1..5", "1.2.3", "1Mi5", "--1", "1e", "1e3", "0x10"]
 )
 def test_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"quantities must match|unable to parse quantity's suffix"):

@@ -12,6 +12,7 @@ import pytest
 
 from drabridge.sim.kubelet.checkpoint import FILE_NAME
 from drabridge.sim.kubelet.kubelet import KubeletDownError
+from drabridge.sim.kubelet.node import nothing
 from drabridge.sim.kubelet.pods import Container, Phase, PodSpec
 from drabridge.sim.kubelet.runtime import MemoryRuntime
 from drabridge.sim.kubelet.timings import Timings
@@ -152,11 +153,7 @@ async def test_a_lost_checkpoint_and_a_late_plugin_start_the_container_without_i
         await kubelet.run_pod(spec)
         await kubelet.stop()
         (kubelet.node.root / "device-plugins" / FILE_NAME).unlink()
-        kubelet.node.live.zero()
-        kubelet.node.published.capacity.clear()
-        kubelet.node.published.allocatable.clear()
-        kubelet.node.live.capacity.clear()
-        kubelet.node.live.allocatable.clear()
+        kubelet.node.live = kubelet.node.published = nothing()
         await kubelet.reboot()
         await kubelet.wait_for(lambda: kubelet.pod_status(spec.uid).running == ("a",), what="the pod to run")
         runtime = kubelet.node.runtime

@@ -11,7 +11,7 @@ import pytest
 
 from drabridge.sim.apiserver.status import ApiError
 from drabridge.sim.scheduler import events
-from tests.sim.scheduler.world import World, device
+from tests.sim.scheduler.world import World
 from tests.support.waiting import until
 
 
@@ -120,21 +120,6 @@ async def test_claim_deleted_in_use_lives_until_its_pod_is_gone(world: World) ->
     world.step()
     with pytest.raises(ApiError, match="not found"):
         world.get("resourceclaims", "c")
-
-
-async def test_toleration_for_some_seconds_delays_the_eviction() -> None:
-    world = World()
-    world.device_class()
-    taint = {"key": "k.example.com/x", "effect": "NoExecute"}
-    world.slice(device("d0", taints=[taint]))
-    world.claim("c", tolerations=[{"operator": "Exists", "tolerationSeconds": 4}])
-    async with looping(world) as scheduled:
-        world.pod("p", "c", terminationGracePeriodSeconds=0)
-        await scheduled(lambda: world.node_of("p"))
-        await asyncio.sleep(0.3)
-        assert world.objects.find("pods", "p", "default") is not None
-        await scheduled(lambda: world.objects.find("pods", "p", "default") is None)
-        assert [one["reason"] for one in world.objects.list("events")].count("DeviceTaintManagerEviction") == 1
 
 
 async def test_events_do_not_grow_without_end(world: World) -> None:

@@ -75,14 +75,6 @@ async def test_without_the_gate_only_device_plugins_serve() -> None:
     assert world.node_of("p") == ""
 
 
-async def test_implicit_name_of_a_class_is_always_dra(world: World) -> None:
-    world.device_class("plain")
-    world.pod("p", limits={"deviceclass.resource.kubernetes.io/plain": "1"})
-    world.step()
-    (request,) = special(world, "p")["spec"]["devices"]["requests"]
-    assert request["exactly"]["deviceClassName"] == "plain"
-
-
 async def test_special_claim_goes_when_the_pod_ends(world: World) -> None:
     world.pod("p", limits={GPU: "4"})
     world.step()

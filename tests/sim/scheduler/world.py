@@ -116,4 +116,4 @@ class World:
         self.objects.modify(
             "nodes", node, lambda o: o.update(status={"capacity": listed, "allocatable": listed}), subresource="status"
         )
-        self.scheduler._nodes.note(self.objects.get("nodes", node), float("-inf"))
+        self.scheduler.see_node(self.objects.get("nodes", node))
