@@ -52,7 +52,8 @@ class EndedAgents:
         withheld, policy, now = self._withheld, self._ledger_service.policy, self._clock()
         if not withheld.left:
             self._unseen = {}
-        if not withheld.left or now < self._due:
+            return
+        if now < self._due:
             return
         self._due = now + policy.absent_seconds
         before, self._unseen = self._unseen, {}

@@ -39,7 +39,7 @@ class Node:
 
     def __init__(self, withheld: WithheldDevices, file: Any) -> None:
         self._withheld = withheld
-        self._file = file
+        self.file = file
         self.now = NOON
         self.rounds = 0
         self.thorough = 0
@@ -79,7 +79,7 @@ class Node:
     @property
     def left(self) -> list[str]:
         """The devices that the file still names."""
-        return [piece["name"] for piece in json.loads(self._file.read_bytes())["pieces"]]
+        return [piece["name"] for piece in json.loads(self.file.read_bytes())["pieces"]]
 
 
 PIECE = KnownDevice("gpu-0", "g0", ("/sys/devices/0",), "default/a", (GPU,))
@@ -133,10 +133,11 @@ async def test_the_time_begins_again_when_a_holder_is_seen() -> None:
 async def test_kubelet_is_asked_once_while_its_list_shows_the_pod() -> None:
     """The other questions cost kubelet more: a write of its checkpoint for each resource."""
     async with node(PIECE) as one:
-        one.listed, before = {(GPU, "g0"): PODS}, one.thorough
+        one.listed, before, inode = {(GPU, "g0"): PODS}, one.thorough, one.file.stat().st_ino
         await one.pass_(100)
         assert one.thorough == before
         assert one.left == ["gpu-0"]
+        assert one.file.stat().st_ino == inode, "and nothing is written"
 
 
 async def test_the_time_begins_again_when_its_agent_was_back_meanwhile() -> None:
