@@ -60,6 +60,8 @@ class Beside:
         return status, body.decode()
 
     async def ready(self) -> bool:
+        if self.waiting.done():
+            self.waiting.result()  # what has failed
         return bool(self.port.address) and (await self.page("/readyz"))[0] == 200
 
     @property
@@ -101,7 +103,11 @@ async def beside() -> AsyncIterator[Beside]:
 async def test_it_is_ready_once_it_knows_the_devices_and_refuses_what_it_does_not_know() -> None:
     async with beside() as one:
         one.begin()
-        await until(lambda: bool(one.port.address), 10, "the port")
+        known = one.standby._inventory.identities()
+        assert one.standby.inventory_for(one.config, known, lambda name: False, lambda fact: None) is None
+        while not one.port.address:
+            await one.ready()
+            await asyncio.sleep(0)
         status, text = await one.page("/readyz")
         if status != 200:
             assert status == 503
@@ -112,6 +118,8 @@ async def test_it_is_ready_once_it_knows_the_devices_and_refuses_what_it_does_no
             assert await one.page(path) == (200, f"{one.standby.words}\n")
         assert (await one.page("/healthz")) == (200, "ok\n")
         assert "\ndrabridge_standby 1.0\n" in (await one.page("/metrics"))[1]
+        headers = {name.lower(): value for name, value in (await fetch(one.port.address, "/metrics"))[1].items()}
+        assert headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         (control,) = one.sockets
         code, text = await asked(control, "/status")
         assert (code, one.standby.words in json.loads(text)["error"]) == (409, True)
@@ -219,7 +227,9 @@ async def test_a_port_of_the_agent_that_serves_is_left_to_it(listen: str) -> Non
         with socket.create_server(("127.0.0.1", 0)) as taken:
             one.port = Port(f"127.0.0.1:{taken.getsockname()[1]}" if listen else "")
             one.begin()
-            await until(lambda: bool(one.sockets), 30, "the control socket")
+            while not one.sockets:
+                await one.ready()
+                await asyncio.sleep(0)
             assert one.port.address == ""
             code, _ = await asked(one.sockets[0], "/healthz")
             assert code == 200
