@@ -133,11 +133,11 @@ async def test_the_time_begins_again_when_a_holder_is_seen() -> None:
 async def test_kubelet_is_asked_once_while_its_list_shows_the_pod() -> None:
     """The other questions cost kubelet more: a write of its checkpoint for each resource."""
     async with node(PIECE) as one:
-        one.listed, before, inode = {(GPU, "g0"): PODS}, one.thorough, one.file.stat().st_ino
+        one.listed, before, written = {(GPU, "g0"): PODS}, one.thorough, one.file.stat().st_ctime_ns
         await one.pass_(100)
         assert one.thorough == before
         assert one.left == ["gpu-0"]
-        assert one.file.stat().st_ino == inode, "and nothing is written"
+        assert one.file.stat().st_ctime_ns == written, "and nothing is written"
 
 
 async def test_the_time_begins_again_when_its_agent_was_back_meanwhile() -> None:
