@@ -5,6 +5,11 @@ and the lists of both overwrite each other (plugin/v1beta1/handler.go up to 1.36
 it would give out. An id that our list has not had as Healthy for a while comes from another plugin. Unlike a List, this
 call does not make kubelet count its devices again.
 
+When the other plugin ends, kubelet has no plugin for the resource any more, although our stream is open: it refuses
+pods ("endpoint has been stopped"), and after five minutes the node has none of the devices (GetCapacity in
+pkg/kubelet/cm/devicemanager/manager.go). So ids that kubelet does not offer, although our list has had them as Healthy
+for a while, are a reason to register again, too.
+
 A pod with an id that no device here has may have any device. So all devices without a known holder are quarantined, as
 at a start.
 """
@@ -15,12 +20,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
 from drabridge.evidence.kubelet import KubeletEvidence
 from drabridge.inventory.devices import Device, device_id_of
+from drabridge.ledger.events import Unit
 from drabridge.ledger.observation import record_lost_by_unknown_units, unknown_units
 from drabridge.ledger.service import LedgerService
 from drabridge.legacy.manager import LegacyManager
@@ -72,7 +78,9 @@ class CompetingPlugins:
         self._every = every
         self._looks = 0
         self._ours: dict[str, dict[str, float]] = {}  # resource -> id -> when it was last Healthy in our list
+        self._since: dict[str, dict[str, float]] = {}  # resource -> id -> since when it is Healthy in our list
         self._suspected: dict[str, set[str]] = {}  # resource -> foreign ids in kubelet's last answer
+        self._missing: dict[str, set[str]] = {}  # resource -> ids of ours that kubelet's last answer lacked
         self._plugins: dict[str, _CompetingPlugin] = {}
 
     async def look(self) -> None:
@@ -81,6 +89,10 @@ class CompetingPlugins:
         for resource, ids in listed.items():
             recent = {one: seen for one, seen in self._ours.get(resource, {}).items() if now - seen < SETTLED_SECONDS}
             self._ours[resource] = recent | dict.fromkeys(ids, now)
+        self._since = {
+            resource: {one: self._since.get(resource, {}).get(one, now) for one in ids}
+            for resource, ids in listed.items()
+        }
         self._looks += 1
         due = self._looks % self._every == 0 or any(self._suspected.values()) or self.found
         if not (listed and due):
@@ -96,10 +108,25 @@ class CompetingPlugins:
         for resource, strange in self._suspected.items():
             if strange & before.get(resource, set()):
                 self._add(resource, strange, now)
+        self._look_for_missing({(one.resource, one.device_id) for one in answer.devices}, now)
         for resource, plugin in self._plugins.items():
             await self._answer(resource, plugin, now)
             if plugin.foreign_ids and resource in self.found:
                 await self._doubt_devices(resource, plugin)
+
+    def _look_for_missing(self, offered: Collection[Unit], now: float) -> None:
+        """Note the resources of which kubelet lacks ids: it may have lost our registration to a plugin that is gone."""
+        before = self._missing
+        self._missing = {
+            resource: {
+                one for one, at in since.items() if now - at >= SETTLED_SECONDS and (resource, one) not in offered
+            }
+            for resource, since in self._since.items()
+        }
+        for resource, ids in self._missing.items():
+            if lost := ids & before.get(resource, set()):
+                log.warning("kubelet lacks healthy devices", extra={"resource": resource, "ids": sorted(lost)})
+                self._plugins.setdefault(resource, _CompetingPlugin(now)).seen_at = now
 
     def _add(self, resource: str, ids: set[str], now: float) -> None:
         if resource not in self.found:

@@ -52,7 +52,8 @@ class EndedAgents:
         withheld, policy, now = self._withheld, self._ledger_service.policy, self._clock()
         if not withheld.left:
             self._unseen = {}
-        if not withheld.left or now < self._due:
+            return
+        if now < self._due:
             return
         self._due = now + policy.absent_seconds
         before, self._unseen = self._unseen, {}
@@ -88,12 +89,12 @@ class EndedAgents:
     def _unclaimed(self, pieces: Collection[KnownDevice], observed: Observed) -> set[KnownDevice]:
         """Return the devices that no pod has, or may have, by its limits."""
         ledger, pods = self._ledger_service.ledger, self._others.pods
-        unaccounted = None if pods is None else pods.unaccounted(ledger, observed)
-        if pods is None or unaccounted is None:
+        if pods is None or (unaccounted := pods.unaccounted(ledger, observed)) is None:
             return set()
         if pods.unknown_devices_in_use({resource for piece in pieces for resource in piece.resources}):
             return set()
-        units = (*(observed.listed or ()), *(observed.checkpoint.pods if observed.checkpoint else ()))
+        assert observed.listed is not None  # else no pod is accounted for
+        units = (*observed.listed, *(observed.checkpoint.pods if observed.checkpoint else ()))
         shown = {(resource, device_id_of(unit)) for resource, unit in units}
         return {
             piece

@@ -72,7 +72,7 @@ class VendorSoftware:
             paths = sorted(directory.glob(pattern))
         except OSError:
             return
-        yield from (path for path in paths if path.is_socket() and not is_dead(path))
+        yield from filter(_has_listener, paths)
 
     def _registrations(self) -> Iterator[Path]:
         """Yield the vendor's registration sockets. A standby's socket, with a token in its name, has another form.
@@ -87,4 +87,8 @@ class VendorSoftware:
 
 def is_vendors(path: Path) -> bool:
     """Whether a file in the driver's directory may be the vendor's: by its name, or a socket with a listener."""
-    return path.name in _VENDORS_FILES or (path.is_socket() and not is_dead(path))
+    return path.name in _VENDORS_FILES or _has_listener(path)
+
+
+def _has_listener(path: Path) -> bool:
+    return path.is_socket() and not is_dead(path)

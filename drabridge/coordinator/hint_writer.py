@@ -29,7 +29,11 @@ class _Written(Struct, frozen=True):
 
     pool: str
     digest: bytes
-    empty: bool
+
+    @classmethod
+    def of(cls, pool: str, text: str) -> _Written:
+        """Describe the ConfigMap of ``pool`` with these hints."""
+        return cls(pool, hashlib.sha256(text.encode()).digest())
 
 
 class HintWriter:
@@ -54,7 +58,7 @@ class HintWriter:
         self._writing: set[str] = set()
         self._delays: dict[str, Iterator[float]] = {}  # of the pools whose last write failed
         self._failing: dict[str, float] = {}  # pool -> since when
-        self._written: dict[str, _Written] = {}  # by the object's name
+        self._written: dict[str, _Written] = {}  # by pool
         self.view = ObjectView(_read, HintsFields)
 
     @property
@@ -90,10 +94,9 @@ class HintWriter:
                 await self._write(cluster, pool)
                 self._delays.pop(pool, None)
                 self._failing.pop(pool, None)
-            except ClusterError as error:
-                self._again(pool, str(error))
             except Exception as error:
-                log.exception("hints not written", extra={"pool": pool})
+                if not isinstance(error, ClusterError):
+                    log.exception("hints not written", extra={"pool": pool})
                 self._again(pool, str(error))
             finally:
                 self._writing.discard(pool)
@@ -102,18 +105,17 @@ class HintWriter:
         self._count("failed")
         delay = next(self._delays.setdefault(pool, backoff(FIRST_SECONDS, MOST_SECONDS)))
         self._failing.setdefault(pool, time.monotonic())
-        self._written.pop(hints_name(self._driver, pool), None)  # it may have been written
+        self._written.pop(pool, None)  # it may have been written
         log.warning("hints not written", extra={"pool": pool, "reason": reason, "retry_seconds": round(delay, 1)})
         self.changed(pool, delay)
 
     async def _write(self, cluster: Cluster, pool: str) -> None:
         text = hints_text(self._pending.hints(pool))
-        wanted = _Written(pool, _digest(pool, text), text == "[]")
-        name = hints_name(self._driver, pool)
-        if self._written.get(name) != wanted:
+        wanted = _Written.of(pool, text)
+        if self._written.get(pool) != wanted:
             body = hints_object(self._driver, pool, text)
             await cluster.apply(CONFIG_MAPS, body, manager=MANAGER, namespace=self._namespace)
-            self._written[name] = wanted
+            self._written[pool] = wanted
             self._count("OK")
 
     async def _compare(self) -> None:
@@ -127,21 +129,12 @@ class HintWriter:
                     label_selector=f"{LABEL}={self._driver}",
                     view=self.view,
                 )
-                found = {hints_name(self._driver, one.pool): one for one in listing.items}
-                # A pool that is being written is left alone: the list may be older than the write.
-                for name in found.keys() | self._written.keys():
-                    pool = (found.get(name) or self._written[name]).pool
-                    if pool in self._writing:
-                        continue
-                    if name in found:
-                        self._written[name] = found[name]
-                    else:
-                        del self._written[name]
-                    if name in found or pool in self._pending.pools:
-                        self.changed(pool)
-                empty = frozenset(name for name, one in found.items() if one.empty)
-                for name in empty & empty_before:
-                    await self._delete_unneeded(name)
+                self._written = {one.pool: one for one in listing.items}
+                for pool in self._written.keys() | self._pending.pools:
+                    self.changed(pool)
+                empty = frozenset(one.pool for one in listing.items if one == _Written.of(one.pool, "[]"))
+                for pool in empty & empty_before:
+                    await self._delete_unneeded(pool)
                 delays, empty_before = backoff(FIRST_SECONDS, MOST_SECONDS), empty
                 await asyncio.sleep(LOOK_SECONDS)
             except ClusterError as error:
@@ -149,27 +142,21 @@ class HintWriter:
                 log.warning("hints not compared", extra={"reason": str(error), "retry_seconds": round(delay, 1)})
                 await asyncio.sleep(delay)
 
-    async def _delete_unneeded(self, name: str) -> None:
+    async def _delete_unneeded(self, pool: str) -> None:
         """Delete a ConfigMap of a node that may be gone for ever.
 
         To an agent a missing one means the same as an empty one.
         """
-        pool = self._written[name].pool
         if pool in self._pending.pools or pool in self._writing:
             return
         self._writing.add(pool)
         try:
+            name = hints_name(self._driver, pool)
             await self._clusters[0].delete(CONFIG_MAPS, name, namespace=self._namespace)
-            self._written.pop(name, None)
         finally:
             self._writing.discard(pool)
 
 
-def _digest(pool: str, text: str) -> bytes:
-    return hashlib.sha256(f"{pool}\0{text}".encode()).digest()
-
-
 def _read(obj: Json) -> _Written:
-    data = obj.get("data") or {}
-    pool, text = str(data.get("pool") or ""), str(data.get("claims") or "")
-    return _Written(pool, _digest(pool, text), text == "[]")
+    """Read a ConfigMap. Malformed data raises any exception: the object is written again if claims wait."""
+    return _Written.of(str(obj["data"]["pool"]), str(obj["data"]["claims"]))

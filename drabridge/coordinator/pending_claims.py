@@ -28,9 +28,9 @@ class WaitingClaim(Struct, frozen=True):
 
 def waiting_claim(obj: Json, driver: str) -> WaitingClaim:
     """Read a claim. Malformed data raises any exception."""
-    metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
+    metadata, status = obj["metadata"], obj.get("status") or {}
     uid, allocation = str(metadata["uid"]), status.get("allocation") or {}
-    pools = tuple(_waits_for(allocation, status.get("devices") or (), driver)) if allocation else ()
+    pools = tuple(_waits_for(allocation, status.get("devices") or (), driver))
     if not pools:
         return WaitingClaim(uid)
     return WaitingClaim(
@@ -38,8 +38,8 @@ def waiting_claim(obj: Json, driver: str) -> WaitingClaim:
         tuple(sys.intern(pool) for pool in dict.fromkeys(pools)),
         sys.intern(str(metadata["namespace"])),
         str(metadata["name"]),
-        str(metadata.get("resourceVersion") or ""),
-        sys.intern(str(allocation.get("allocationTimestamp") or "")),
+        str(metadata["resourceVersion"]),
+        sys.intern(str(allocation.get("allocationTimestamp", ""))),
     )
 
 
@@ -48,7 +48,7 @@ def _waits_for(allocation: Json, devices: Any, driver: str) -> Iterator[str]:
     condition = lease_condition(driver)
     ends = {condition, lease_denied_condition(driver)}
     ended = {
-        (entry.get("pool"), entry.get("device"), entry.get("shareID") or "")
+        (entry.get("pool"), entry.get("device"), entry.get("shareID"))
         for entry in devices
         if entry.get("driver") == driver
         and any(one.get("type") in ends and one.get("status") == "True" for one in entry.get("conditions") or ())
@@ -56,7 +56,7 @@ def _waits_for(allocation: Json, devices: Any, driver: str) -> Iterator[str]:
     for result in (allocation.get("devices") or {}).get("results") or ():
         if result.get("driver") != driver or condition not in (result.get("bindingConditions") or ()):
             continue
-        if (result["pool"], result["device"], result.get("shareID") or "") not in ended:
+        if (result["pool"], result["device"], result.get("shareID")) not in ended:
             yield str(result["pool"])
 
 

@@ -93,6 +93,36 @@ async def test_an_id_that_just_left_our_list_is_still_ours(node: Node) -> None:
     assert "kubelet offers a, b," in node.found[R]
 
 
+async def test_healthy_ids_that_kubelet_lacks_are_registered_again_ever_less_often(node: Node) -> None:
+    """As after the end of another plugin: our stream is open, and kubelet has nobody to ask for these devices."""
+    node.listed[R] = frozenset({"a", "b"})
+    await node.look()
+    node.offered = {"b"}
+    await node.look(int(SETTLED_SECONDS / LOOK_SECONDS))
+    assert node.done == [], "kubelet may be late with our list, and one answer is none"
+    await node.look()
+    assert [word for _, word in node.done] == ["register"]
+    assert not node.found, "nobody knows why"
+    await node.look(100)
+    times = [at for at, word in node.done if word == "register"]
+    pauses = [later - at for at, later in pairwise(times)]
+    assert len(times) > 3
+    assert pauses == sorted(pauses)
+    node.offered = {"a", "b"}
+    await node.look(100)
+    done = len(node.done)
+    await node.look(200)
+    assert len(node.done) == done
+
+
+async def test_ids_that_became_healthy_just_now_are_not_missed(node: Node) -> None:
+    for number in range(20):
+        node.listed[R] = frozenset({f"new-{number}"})
+        node.offered = {f"new-{number - 1}"} if number else set()
+        await node.look(5)
+    assert node.done == []
+
+
 async def test_pods_with_ids_of_no_device_are_reported_as_of_unknown_origin(node: Node) -> None:
     node.offered = {"a", "b::0"}
     await node.look(2)

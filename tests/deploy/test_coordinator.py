@@ -16,7 +16,7 @@ import yaml
 
 from deploy.helm import HelmRefusedError, lint, manifests, one
 from drabridge.config.loader import load
-from drabridge.kube.claim_hints import hints_name, lock_name
+from drabridge.kube.claim_hints import LABEL, hints_name, hints_object, lock_name
 from drabridge.sim.apiserver import admission
 from drabridge.sim.apiserver.auth import User
 from drabridge.sim.apiserver.kinds import Resource
@@ -147,23 +147,43 @@ def object_of(name: str, namespace: str = NAMESPACE) -> Json:
     return {"metadata": {"name": name, "namespace": namespace}}
 
 
+def hints(driver: str, pool: str, namespace: str = NAMESPACE) -> Json:
+    obj = hints_object(driver, pool, "[]")
+    return {**obj, "metadata": {**obj["metadata"], "namespace": namespace}}
+
+
 @pytest.mark.parametrize(
-    ("resource", "name", "namespace", "allowed"),
+    ("resource", "obj", "allowed"),
     [
-        ("configmaps", hints_name(DRIVER, "node-a"), NAMESPACE, True),
-        ("configmaps", hints_name(DRIVER, "a/" + "b" * 253), NAMESPACE, True),
-        ("configmaps", "drabridge", NAMESPACE, False),
-        ("configmaps", hints_name("other.example.com", "node-a"), NAMESPACE, False),
-        ("configmaps", hints_name(DRIVER, "node-a"), "default", False),
-        ("leases", lock_name(DRIVER), NAMESPACE, True),
-        ("leases", "kube-scheduler", NAMESPACE, False),
+        ("configmaps", hints(DRIVER, "node-a"), True),
+        ("configmaps", hints(DRIVER, "a/" + "b" * 253), True),
+        ("configmaps", object_of("drabridge"), False),
+        ("configmaps", object_of(hints_name(DRIVER, "node-a")), False),
+        ("configmaps", hints("other.example.com", "node-a"), False),
+        ("configmaps", hints(f"{DRIVER}.gpu", "node-a"), False),
+        ("configmaps", hints(DRIVER, "node-a", "default"), False),
+        ("leases", object_of(lock_name(DRIVER)), True),
+        ("leases", object_of(lock_name(f"{DRIVER}.gpu")), False),
+        ("leases", object_of("kube-scheduler"), False),
     ],
 )
-def test_it_writes_its_own_objects_only(resource: str, name: str, namespace: str, allowed: bool) -> None:
-    obj = object_of(name, namespace)
+def test_it_writes_its_own_objects_only(resource: str, obj: Json, allowed: bool) -> None:
     for operation, new, old in (("CREATE", obj, None), ("UPDATE", obj, obj), ("DELETE", None, obj)):
         assert (refusals(POLICIES, Request(operation, resource, User(ACCOUNT), new, old)) == []) is allowed
         assert refusals(POLICIES, Request(operation, resource, User("another"), new, old)) == []
+
+
+@pytest.mark.parametrize(
+    "labels", [{"labels": {LABEL: f"{DRIVER}.gpu"}}, {"labels": {"another": DRIVER}}, {"labels": {}}, {}]
+)
+def test_it_makes_no_hints_of_another_driver_its_own_and_gives_none_away(labels: Json) -> None:
+    """The name is its own as well: the driver's with ``.gpu`` on the node ``a``, or its own on the node ``gpu.a``."""
+    ours = hints(DRIVER, "gpu.a")
+    assert ours["metadata"]["name"] == hints_name(f"{DRIVER}.gpu", "a")
+    theirs = object_of(ours["metadata"]["name"])
+    theirs["metadata"].update(labels)
+    for new, old in ((ours, theirs), (theirs, ours)):
+        assert refusals(POLICIES, Request("UPDATE", "configmaps", User(ACCOUNT), new, old))
 
 
 FABRIC: Json = {

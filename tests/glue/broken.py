@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from msgspec import Struct
 
+from drabridge.coexistence.competing_plugins import CompetingPlugins
 from drabridge.dra.deallocation import Deallocations
 from drabridge.dra.leases import Leases
 from drabridge.evidence.kubelet import KubeletEvidence
@@ -54,6 +55,9 @@ BROKEN: Mapping[str, Broken] = {
     ),
     "a denial does not wait for the slices": Broken(
         ("shared", 315), lambda: patch.object(Leases, "__init__", _without_slices)
+    ),
+    "kubelet's loss of our registration is not noticed": Broken(
+        ("lanes", 6), lambda: patch.object(CompetingPlugins, "_look_for_missing", lambda self, offered, now: None)
     ),
     "a claim's deallocation is never asked about": Broken(
         ("shared", 301), lambda: patch.object(Deallocations, "release_if_deallocated", _never)

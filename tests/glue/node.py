@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import grpc.aio
+
 from drabridge.agent.endpoints import Answer, Views
 from drabridge.agent.main import Agent
 from drabridge.agent.options import Options
@@ -40,8 +42,9 @@ from drabridge.system.port import Port
 from tests.glue.api_connection import Connection, Trouble
 from tests.glue.memory_grpc import Wire
 from tests.glue.processes import PROCESS, Process
-from tests.glue.truth import Promises, TrueRuntime
+from tests.glue.truth import OF_ANOTHER_PLUGIN, Promises, TrueRuntime
 from tests.glue.worlds import CONTROL, DRIVER, NODE, World
+from tests.support.kubelet_peers import Plugin, device
 
 LOCK_LOOK_SECONDS = 0.02
 STOP_SECONDS = 3.0  # what the agent promises
@@ -155,6 +158,16 @@ async def _wait_for_lock(directory: Path) -> Lock:
         await asyncio.sleep(LOCK_LOOK_SECONDS)
 
 
+class CompetingPlugin(Plugin):
+    """Another plugin for a resource of ours. What it gives is its own affair: it asks no agent."""
+
+    async def Allocate(self, request: Any, context: Any) -> Any:
+        answer = await super().Allocate(request, context)
+        for one in answer.container_responses:
+            one.envs[OF_ANOTHER_PLUGIN] = "1"
+        return answer
+
+
 class Node:
     """One node, from :meth:`open` to :meth:`close`."""
 
@@ -177,6 +190,7 @@ class Node:
         self.promises = Promises(self.cluster.api.objects, self.kubelet)
         self.agents: list[tuple[Process, asyncio.Task[None]]] = []  # the oldest first
         self._coordinator: Process | None = None
+        self._plugin: CompetingPlugin | None = None
         self._stops: dict[Process, Callable[[], None]] = {}
         self._stack = contextlib.ExitStack()
 
@@ -191,6 +205,7 @@ class Node:
         while self.agents:
             await self.kill_agent()
         await self.kill_coordinator()
+        await self.stop_plugin()
         await self.cluster.stop()
         self._stack.close()
         AGENTS.clear()
@@ -213,6 +228,23 @@ class Node:
             ):
                 stack.enter_context(patch(name, stand_in))
             yield
+
+    # --- another plugin
+
+    async def start_plugin(self, resource: str, ids: Iterable[str]) -> None:
+        """Register another plugin for a resource, with these ids, unless one runs or kubelet is away."""
+        if self._plugin is not None or not self.kubelet.is_running:
+            return
+        self._plugin = plugin = CompetingPlugin(self._root / NODE, "vendor.sock", map(device, ids), resource)
+        self.promises.theirs = {(resource, one) for one in ids}
+        await plugin.serve()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await plugin.register()
+
+    async def stop_plugin(self) -> None:
+        if self._plugin is not None:
+            plugin, self._plugin = self._plugin, None
+            await plugin.stop()
 
     # --- the agents
 

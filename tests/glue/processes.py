@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context, ContextVar
 from typing import Any, TypeVar
 from unittest.mock import patch
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from tests.glue import clock  # isort: skip
 from drabridge.errors import HostError
@@ -89,21 +89,53 @@ def _task(loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = 
     return task
 
 
+class Disk:
+    """The disk of the node: each call takes up to ``slow_seconds``, one after the other in each thread."""
+
+    def __init__(self) -> None:
+        self.slow_seconds = 0.0
+        self._free_at: WeakKeyDictionary[IoThread, float] = WeakKeyDictionary()
+
+    def is_free(self, thread: IoThread) -> bool:
+        return not self.slow_seconds and self.seconds(thread) <= 0.0
+
+    def seconds(self, thread: IoThread) -> float:
+        """How long the calls take that the thread has now."""
+        return self._free_at.get(thread, 0.0) - asyncio.get_running_loop().time()
+
+    def occupy(self, thread: IoThread) -> float:
+        """Let one more call take its time; returns when it is over."""
+        begin = max(self._free_at.get(thread, 0.0), asyncio.get_running_loop().time())
+        self._free_at[thread] = begin + random.uniform(1e-6, max(self.slow_seconds, 2e-6))
+        return self._free_at[thread]
+
+
+DISK = Disk()
+
+
 def _submit(self: IoThread, call: Callable[[], T]) -> Job[T]:
-    """Make the call at once: threads would make stories that cannot be told again."""
+    """Make the call at once, or later on a slow disk: threads would make stories that cannot be told again."""
     if self._stopped:
         raise RuntimeError("the thread was stopped")
-    if not PROCESS.get().alive:
-        return Job.failed(HostError("the process was killed"))
-    job = Job(call)
-    job.run()
+    process = PROCESS.get()
+
+    def unless_killed() -> T:
+        if not process.alive:
+            raise HostError("the process was killed")
+        return call()
+
+    job = Job(unless_killed)
+    if DISK.is_free(self):
+        job.run()
+    else:
+        asyncio.get_running_loop().call_at(DISK.occupy(self), job.run)
     return job
 
 
 async def _wait_all(self: IoThread) -> None:
     if self._stopped:
         raise RuntimeError("the thread was stopped")
-    await asyncio.sleep(0)
+    await asyncio.sleep(0 if DISK.is_free(self) else DISK.seconds(self) + 1e-6)
 
 
 async def _to_thread(call: Callable[..., T], *args: Any, **more: Any) -> T:
@@ -168,4 +200,5 @@ def _repeatable(loop: JumpingLoop, dice: random.Random) -> Iterator[None]:
             stack.enter_context(patch.object(owner, name, stand_in))
         clock.follow(loop.time)
         stack.callback(clock.follow, None)
+        stack.callback(setattr, DISK, "slow_seconds", 0.0)
         yield

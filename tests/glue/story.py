@@ -22,10 +22,12 @@ from drabridge.sim.kubelet.faults import ListFault
 from drabridge.sim.scheduler import claim_controller
 from tests.glue import processes
 from tests.glue.node import Node
+from tests.glue.processes import DISK
 from tests.glue.worlds import DRIVER, NAMESPACE, NODE, World
 
 Json = dict[str, Any]
 CALM_SECONDS = 300.0  # in which somebody who waits is served; kubelet tries a claim again after 60 to 90
+STOPPED_SECONDS = 300.0  # for so long kubelet calls a plugin that is gone
 FREE_SECONDS = 300.0  # from the last pod's end until every device is free
 PAUSES = (0.0, 0.0, 0.02, 0.3, 2.0, 8.0, 20.0)
 CLASS = f"""\
@@ -77,6 +79,8 @@ class Story:
                 await asyncio.sleep(dice.choice(PAUSES) * dice.random())
             await self._calm()
             await self._serve_all()
+            if self.world.rough:
+                await self._run_with_limits()
             await self._free_all()
         except (TimeoutError, DrabridgeError) as error:
             self.faults.append(f"the story broke off: {type(error).__name__}: {error}")
@@ -110,6 +114,7 @@ class Story:
             self._drain: 1,
             **({self._kill_coordinator: 1} if self.world.coordinator else {}),
             **({self._reserve_for_a_group: 2} if self.world.groups else {}),
+            **({self._slow_disk: 1, self._another_plugin: 1} if self.world.rough else {}),
         }
         seldom = (0, 1, 1, 3)
         return [(one, weight * (1 if weight > 2 else self.dice.choice(seldom))) for one, weight in found.items()]
@@ -281,7 +286,7 @@ class Story:
         trouble.doubled = self.dice.choice((0.0, 0.2))
         self.say(f"messages late {trouble.late_seconds} s, lost {trouble.lost}, doubled {trouble.doubled}")
 
-    def _for_a_while(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    def _for_a_while(self, begin: Callable[[], None], end: Callable[[], None], longest: float = 0.0) -> None:
         async def whole(seconds: float) -> None:
             begin()
             try:
@@ -289,7 +294,8 @@ class Story:
             finally:
                 end()
 
-        task = asyncio.ensure_future(whole(self.dice.choice((1.0, 5.0, 40.0)) * self.dice.random()))
+        longest = longest or self.dice.choice((1.0, 5.0, 40.0))
+        task = asyncio.ensure_future(whole(longest * self.dice.random()))
         self._passing.add(task)
         task.add_done_callback(self._passing.discard)
 
@@ -311,6 +317,24 @@ class Story:
 
         self.say("kubelet reads lists slowly")
         self._for_a_while(lambda: delay(10.0), lambda: delay(0.0))
+
+    async def _slow_disk(self) -> None:
+        def slow(seconds: float) -> None:
+            DISK.slow_seconds = seconds
+
+        most = self.dice.choice((0.05, 0.5, 3.0))
+        self.say(f"a call to the disk takes up to {most} s")
+        self._for_a_while(lambda: slow(most), lambda: slow(0.0))
+
+    async def _another_plugin(self) -> None:
+        """The vendor's, left running or brought back: with the same ids, or with others of which nobody knows."""
+        resource = self.dice.choice(self.world.resources)
+        same = [one.id for one in self.world.devices if one.resource == resource]
+        ids = self.dice.choice((same, [f"vendor-{number}" for number in range(2)]))
+        self.say(f"another plugin registers {resource} with {', '.join(ids)}")
+        await self.node.start_plugin(resource, ids)
+        stop, longest = self.node.stop_plugin, self.dice.choice((5.0, 60.0, 200.0))
+        self._for_a_while(lambda: None, lambda: self._passing.add(asyncio.ensure_future(stop())), longest)
 
     def _allow_admin_access(self) -> None:
         labels = {"resource.kubernetes.io/admin-access": "true"}
@@ -344,6 +368,7 @@ class Story:
             task.cancel()
         await asyncio.sleep(0)
         self.node.trouble.calm()
+        await self.node.stop_plugin()
         await asyncio.sleep(60.0)
         if not self.node.serves:
             raise TimeoutError("no agent has the ledger a minute after everything works again")
@@ -373,6 +398,24 @@ class Story:
                 waiting = ", ".join(pod["metadata"]["name"] for pod in pods)
                 raise TimeoutError(f"{waiting} wait though every device could be free: {self._seen()}")
             await asyncio.sleep(self.dice.uniform(1.0, 10.0))
+
+    async def _run_with_limits(self) -> None:
+        """Start pods with limits until one runs: kubelet may still call a plugin that is gone."""
+        loop, objects = asyncio.get_running_loop(), self.node.cluster.api.objects
+        until, name = loop.time() + CALM_SECONDS + STOPPED_SECONDS, ""
+        while True:
+            pod = objects.find("pods", name, NAMESPACE) if name else None
+            phase = pod["status"].get("phase") if pod is not None else "Failed"
+            if phase == "Failed":
+                name = self._name()
+                await self._apply(self._pod(name, {self.world.resources[0]: 1}, ()))
+            elif phase != "Pending":
+                break
+            if loop.time() > until:
+                raise TimeoutError(f"no pod with limits starts any more: {self._seen()}")
+            await asyncio.sleep(5.0)
+        for pod in self._pods():
+            self._delete(pod)
 
     async def _free_all(self) -> None:
         objects, loop = self.node.cluster.api.objects, asyncio.get_running_loop()

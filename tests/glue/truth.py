@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from drabridge.inventory.devices import device_id_of
@@ -16,6 +16,8 @@ from drabridge.sim.kubelet.runtime import MemoryRuntime, RunOptions
 from tests.glue.worlds import DRIVER, NODE
 
 GIVEN = (ClaimPhase.GRANTED, ClaimPhase.PREPARED)
+OF_ANOTHER_PLUGIN = "OF_ANOTHER_PLUGIN"
+"""In the environment of a container whose devices another plugin gave."""
 LEASE, DENIED = lease_condition(DRIVER), lease_denied_condition(DRIVER)
 Use = tuple[str, str, str]  # device, "limits" or the claim's name, the pod's UID
 
@@ -23,7 +25,8 @@ Use = tuple[str, str, str]  # device, "limits" or the claim's name, the pod's UI
 class TrueRuntime(MemoryRuntime):
     """Starts every container, and writes down each device that then has two holders.
 
-    Not written down is what the agent cannot prevent: kubelet itself gives one device to two pods with limits.
+    Not written down is what the agent cannot prevent: kubelet itself gives one device to two pods with limits, and
+    another plugin gives whatever it likes.
     """
 
     def __init__(self, roots: Mapping[str, str], shareable: bool = False) -> None:
@@ -51,7 +54,7 @@ class TrueRuntime(MemoryRuntime):
         self._uses.pop((pod_uid, container), None)
 
     def _of_limits(self, pod: PodSpec, options: RunOptions) -> Iterator[Use]:
-        for _, unit in options.device_ids:
+        for _, unit in () if OF_ANOTHER_PLUGIN in options.envs else options.device_ids:
             yield device_id_of(unit), "limits", pod.uid
 
     def _of_claims(self, pod: PodSpec, options: RunOptions) -> Iterator[Use]:
@@ -83,6 +86,7 @@ class Promises:
     def __init__(self, objects: Objects, kubelet: SimKubelet) -> None:
         self.broken: list[str] = []
         self.ledger = Ledger()  # of the agent that has it, as it was last
+        self.theirs: Set[tuple[str, str]] = frozenset()  # units that another plugin offers as well
         self._objects = objects
         self._kubelet = kubelet
         objects.store.subscribe(self._written)
@@ -95,9 +99,9 @@ class Promises:
         healthy = self._kubelet.process.manager.state.healthy
         for entry in ledger.entries.values():
             granted = [held.claim for held in entry.holders if held.phase in GIVEN]
-            if granted and any(
-                device_id_of(unit) == entry.device.id for unit in healthy.get(entry.device.resource, ())
-            ):
+            resource = entry.device.resource
+            offered = (unit for unit in healthy.get(resource, ()) if (resource, unit) not in self.theirs)
+            if granted and any(device_id_of(unit) == entry.device.id for unit in offered):
                 self._note(f"kubelet may give {entry.name} away, which claim {granted[0].name} was granted")
 
     def _written(self, change: Change) -> None:

@@ -20,7 +20,8 @@ class World(Struct, frozen=True):
 
     ``lanes``: what an operator may ask for; first what the configuration has. ``most``: how many devices a pod may ask
     for, which there are in each lane of the first. ``elsewhere``: another node has devices of the driver, too.
-    ``groups``: claims are reserved for pod groups as well. ``graces``: seconds that pods may have to end.
+    ``groups``: claims are reserved for pod groups as well. ``graces``: seconds that pods may have to end. ``rough``:
+    the disk is slow now and then, and another plugin registers a resource.
     """
 
     name: str
@@ -35,6 +36,7 @@ class World(Struct, frozen=True):
     elsewhere: bool = False
     groups: bool = False
     graces: tuple[int, ...] = (5,)
+    rough: bool = False
 
 
 def _plain(count: int) -> tuple[Device, ...]:
@@ -66,6 +68,7 @@ LANES = World(
     _plain(4),
     ({"legacy": 2, "dra": 2}, {"legacy": 1, "dra": "*"}, {"legacy": "*", "dra": 1}),
     most=2,
+    rough=True,
 )
 MIXED = World(
     "mixed",
@@ -98,6 +101,7 @@ PARTS = World(
     ),
     ({"legacy": 1, "dra": 1}, {"legacy": 2, "dra": 0}, {"legacy": 0, "dra": 2}),
     resources=(WHOLE, PART),
+    rough=True,
 )
 SHARES = World(
     "shares",

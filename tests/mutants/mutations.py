@@ -53,7 +53,8 @@ class _Module:
 
     def text(self, node: ast.AST) -> str:
         start, end = self._span(node)
-        return self._data[start:end].decode()
+        found = self._data[start:end].decode()
+        return f"({found})" if isinstance(node, ast.NamedExpr) else found
 
     def mutation(self, node: ast.AST, text: str, what: str) -> Mutation:
         start, end = self._span(node)
@@ -81,6 +82,8 @@ def _living(node: ast.AST) -> Iterator[ast.AST]:
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "type_params", "bases"):
             continue
+        if isinstance(node, ast.ClassDef) and name == "keywords":  # frozen: the type checker sees who assigns
+            continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not _is_silent(child):
                 yield from _living(child)
@@ -93,7 +96,7 @@ def _is_silent(node: ast.AST) -> bool:
             return True
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="log")))):
             return True
-        case ast.If(body=body, orelse=[]) if all(map(_is_silent, body)):  # it decides what is logged
+        case ast.If(body=body, orelse=other) if all(map(_is_silent, (*body, *other))):  # it decides what is logged
             return True
         case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Raise() | ast.Import() | ast.ImportFrom():
             return True
@@ -123,7 +126,7 @@ def _of(module: _Module, node: ast.AST) -> Iterator[Mutation]:
             yield module.mutation(node, str(not value), f"{not value} for {value}")
         case ast.Call(keywords=[_, *_]):
             for one in node.keywords:
-                if one.arg is not None:
+                if one.arg is not None and not _is_task_name(node, one):
                     arguments = [module.text(other) for other in (*node.args, *node.keywords) if other is not one]
                     text = f"{module.text(node.func)}({', '.join(arguments)})"
                     yield module.mutation(node, text, f"without {module.text(one)!r}")
@@ -131,6 +134,11 @@ def _of(module: _Module, node: ast.AST) -> Iterator[Mutation]:
             for other in module.members[name[0]]:
                 if other != name[1]:
                     yield module.mutation(node, f"{name[0]}.{other}", f"{other} for {module.text(node)}")
+
+
+def _is_task_name(call: ast.Call, argument: ast.keyword) -> bool:
+    """Tell whether an argument is the name of a task, which only people read."""
+    return argument.arg == "name" and isinstance(call.func, ast.Attribute) and call.func.attr == "create_task"
 
 
 def _member(node: ast.AST) -> tuple[str, str] | None:

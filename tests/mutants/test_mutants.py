@@ -15,13 +15,20 @@ SOURCE = '''
 """Text."""
 log = None
 
+class C(Struct, frozen=True): pass
+
 def f(self, é: bool = True):
     """Text."""
     if self.a and not self.b:
         log.info("x", extra=True)
         if self.new:
             log.info("y")
+        elif self.old:
+            log.info("z")
         self.é = call(1, version=2)
+        asyncio.create_task(work, name="work")
+        if (found := self.find()) is not None:
+            return found
         return Lane.SHARED if é is None else Lane.DRA
     del self.c[1]
     raise ValueError("a" if é else "b")
@@ -40,6 +47,10 @@ def changes() -> dict[str, str]:
         ("True for 'self.a and not self.b'", "if True:"),
         ("without 'self.é = call(1, version=2)'", "        pass\n"),
         ("without 'version=2'", "self.é = call(1)\n"),
+        (
+            "((found := self.find()) is None) for '(found := self.find()) is not None'",
+            "if ((found := self.find()) is None):",
+        ),
         ("(é is not None) for 'é is None'", "if (é is not None) else"),
         ("SHARED for Lane.DRA", "else Lane.SHARED"),
         ("without 'del self.c[1]'", "    pass\n    raise"),
@@ -53,8 +64,10 @@ def test_a_small_fault_is_made(what: str, line: str) -> None:
 
 def test_what_people_read_stays() -> None:
     assert all(text.count('"""Text."""') == 2 and 'log.info("x", extra=True)' in text for text in changes().values())
+    assert all("frozen=True" in text for text in changes().values())
+    assert not [what for what in changes() if "name=" in what and "create_task" not in what]
     assert all('raise ValueError("a" if é else "b")' in text for text in changes().values())
-    assert all('if self.new:\n            log.info("y")' in text for text in changes().values())
+    assert all('if self.new:\n            log.info("y")\n        elif self.old:' in text for text in changes().values())
 
 
 @pytest.mark.parametrize("path", ["dra/leases.py", "ledger/apply_event.py", "agent/standby.py", "lanes/mover.py"])

@@ -1,0 +1,235 @@
+"""What a standby has ready and hands over, on this machine's devices: one in this process, beside a ledger's lock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from drabridge.agent.options import Options
+from drabridge.agent.standby import Standby, standbys
+from drabridge.config.loader import load
+from drabridge.config.schema import Config
+from drabridge.inventory.identity import KnownIdentities
+from drabridge.inventory.identity_store import IdentityStore
+from drabridge.inventory.observer import Fact, Reconciled, SourceChanged
+from drabridge.ledger.entries import Entry, Hold, Ledger, LedgerDevice, Owner
+from drabridge.ledger.lock import LedgerLockedError, Lock
+from drabridge.ledger.store import Store
+from drabridge.system.io_thread import IoThread
+from drabridge.system.paths import Paths
+from drabridge.system.port import Port
+from tests.support.agent_process import CONFIG, IDS, fetch
+from tests.support.standby import asked
+from tests.support.waiting import short_directory, until
+
+NODE = "node-a"
+
+
+class Beside:
+    """A standby, and the lock of the agent that serves."""
+
+    def __init__(self, root: Path) -> None:
+        self.config: Config = load(CONFIG)
+        self.options = Options(root / "config.yaml", NODE, root, cdi=root / "cdi", cdi_specs=(root / "cdi",))
+        self.paths = Paths.of(self.config.driver, kubelet=root, cdi=root / "cdi", cdi_specs=(root / "cdi",))
+        self.paths.state.mkdir(parents=True)
+        self.paths.device_plugins.mkdir()
+        self.lock = Lock(self.paths.state)
+        self.port = Port("127.0.0.1:0")
+        self.snapshots = 0
+        self.stop = asyncio.Event()
+        self.standby: Standby
+        self.waiting: asyncio.Task[Lock | None]
+
+    def begin(self) -> None:
+        self.standby = Standby(self.options, self.config, self.paths, self.port, self._snapshot)
+        self.waiting = asyncio.create_task(self.standby.wait(self.stop))
+
+    def _snapshot(self) -> None:
+        self.snapshots += 1
+
+    async def page(self, path: str) -> tuple[int, str]:
+        status, _, body = await fetch(self.port.address, path)
+        return status, body.decode()
+
+    async def ready(self) -> bool:
+        if self.waiting.done():
+            self.waiting.result()  # what has failed
+        return bool(self.port.address) and (await self.page("/readyz"))[0] == 200
+
+    @property
+    def sockets(self) -> list[Path]:
+        return sorted(self.paths.state.glob("standby-*.sock"))
+
+
+async def free_lock(directory: Path) -> Lock:
+    """Take the lock that a standby which was told to end may get, and then gives back at once."""
+    found: list[Lock] = []
+
+    def taken() -> bool:
+        with contextlib.suppress(LedgerLockedError):
+            found.append(Lock(directory))
+        return bool(found)
+
+    await until(taken, 10, "the lock")
+    return found[0]
+
+
+@contextlib.asynccontextmanager
+async def beside() -> AsyncIterator[Beside]:
+    with short_directory() as root:
+        one = Beside(root)
+        before = asyncio.all_tasks()
+        yield one
+        one.stop.set()
+        one.lock.close()
+        with contextlib.suppress(asyncio.CancelledError):
+            (lock,) = await asyncio.gather(one.waiting)
+            if lock is not None:
+                lock.close()
+        await one.standby.close()
+        await one.port.close()
+        assert one.sockets == []
+        assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
+
+
+async def test_it_is_ready_once_it_knows_the_devices_and_refuses_what_it_does_not_know() -> None:
+    async with beside() as one:
+        one.begin()
+        known = one.standby._inventory.identities()
+        assert one.standby.inventory_for(one.config, known, lambda name: False, lambda fact: None) is None
+        while not one.port.address:
+            await one.ready()
+            await asyncio.sleep(0)
+        status, text = await one.page("/readyz")
+        if status != 200:
+            assert status == 503
+            assert text.startswith(f"not ready: {one.standby.words}; ")
+        await until(one.ready, 30, "the devices")
+        assert one.snapshots
+        for path in ("/readyz", "/"):
+            assert await one.page(path) == (200, f"{one.standby.words}\n")
+        assert (await one.page("/healthz")) == (200, "ok\n")
+        assert "\ndrabridge_standby 1.0\n" in (await one.page("/metrics"))[1]
+        headers = {name.lower(): value for name, value in (await fetch(one.port.address, "/metrics"))[1].items()}
+        assert headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        (control,) = one.sockets
+        code, text = await asked(control, "/status")
+        assert (code, one.standby.words in json.loads(text)["error"]) == (409, True)
+        assert (await asked(control, "/metrics"))[0] == 200
+        assert not one.waiting.done()
+
+
+async def test_a_dead_standby_s_socket_is_removed_and_a_live_one_s_stays() -> None:
+    async with beside() as one:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(one.paths.state / "standby-dead.sock"))
+        with socket.socket(socket.AF_UNIX) as live:
+            live.bind(str(one.paths.state / "standby-live.sock"))
+            live.listen()
+            assert standbys(one.paths.state) == ["standby-live.sock"]
+            one.begin()
+            await until(one.ready, 30, "the devices")
+            names = {path.name for path in one.sockets}
+            assert "standby-live.sock" in names
+            assert len(names) == 2
+            assert "standby-dead.sock" not in names
+        (one.paths.state / "standby-live.sock").unlink()
+
+
+async def test_it_waits_for_the_lock_and_hands_over_what_it_found() -> None:
+    async with beside() as one:
+        one.begin()
+        await until(one.ready, 30, "the devices")
+        assert not one.waiting.done()
+        one.lock.close()
+        lock = await asyncio.wait_for(one.waiting, 10)
+        assert lock is not None
+        facts: list[Fact] = []
+        standby, known = one.standby, one.standby._inventory.identities()
+        assert standby.inventory_for(replace(one.config), known, lambda name: False, facts.append) is None
+        assert standby.inventory_for(one.config, KnownIdentities(), lambda name: False, facts.append) is None
+        assert facts == []
+        inventory = standby.inventory_for(one.config, known, lambda name: name == "zero", facts.append)
+        assert inventory is not None
+        assert {type(fact) for fact in facts} == {Reconciled, SourceChanged}
+        assert {device.name for device in inventory.current.devices} == set(IDS)
+        told = len(facts)
+        inventory.refresh()
+        await until(lambda: len(facts) > told, 10, "a new look")
+        assert standby._held("zero")
+        assert standby.take_inventory_task(object()) is None  # type: ignore[arg-type]
+        task = standby.take_inventory_task(inventory)
+        assert task is not None
+        await standby.step_aside()
+        assert one.sockets == []
+        assert not task.done(), "it goes on for the agent"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        lock.close()
+
+
+async def test_a_device_that_was_held_when_it_began_keeps_its_name_under_another_configuration() -> None:
+    async with beside() as one:
+        one.begin()
+        await until(one.ready, 30, "the devices")
+        known = one.standby._inventory.identities()
+        one.stop.set()
+        await one.waiting
+        await one.standby.close()
+        await one.port.close()
+        one.lock.close()
+        (zero,) = (device for device in one.standby._inventory.current.devices if device.name == "zero")
+        store = Store(one.paths.state, node=NODE, lock=await free_lock(one.paths.state))
+        held = Entry(LedgerDevice.of(zero), Owner.LEGACY, hold=Hold(zero.units))
+        store.rewrite(Ledger.of([held, Entry(LedgerDevice("null", "r"))]))
+        store.close()
+        one.lock, files = await free_lock(one.paths.state), IoThread("identities")
+        IdentityStore(one.paths.state, files).save(known)
+        await files.finish(10.0)
+        one.config = load(CONFIG.replace('id: ["{sysname}"]', 'id: ["new-{sysname}"]'))
+        one.stop, one.port = asyncio.Event(), Port("127.0.0.1:0")
+        one.begin()
+        await until(one.ready, 30, "the devices")
+        names = {device.name for device in one.standby._inventory.current.devices}
+        assert names == {"zero", "new-null", "new-full", "new-random"}
+
+
+async def test_an_inventory_that_the_agent_does_not_take_ends() -> None:
+    async with beside() as one:
+        one.begin()
+        await until(one.ready, 30, "the devices")
+        await one.standby.step_aside()
+        assert "inventory" not in {task.get_name() for task in asyncio.all_tasks()}
+        assert one.standby.take_watches() is None, "there is no API server"
+
+
+async def test_one_that_is_told_to_end_gets_no_lock_and_leaves_it_to_others() -> None:
+    async with beside() as one:
+        one.begin()
+        await until(one.ready, 30, "the devices")
+        one.stop.set()
+        assert await asyncio.wait_for(one.waiting, 10) is None
+        one.lock.close()
+        (await free_lock(one.paths.state)).close()
+
+
+@pytest.mark.parametrize("listen", ["taken", ""])
+async def test_a_port_of_the_agent_that_serves_is_left_to_it(listen: str) -> None:
+    async with beside() as one:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            one.port = Port(f"127.0.0.1:{taken.getsockname()[1]}" if listen else "")
+            one.begin()
+            while not one.sockets:
+                await one.ready()
+                await asyncio.sleep(0)
+            assert one.port.address == ""
+            code, _ = await asked(one.sockets[0], "/healthz")
+            assert code == 200
