@@ -135,12 +135,14 @@ class LegacyManager:
     def healthy_ids(self) -> dict[str, frozenset[str]]:
         """Return resource -> the Healthy ids in the list that kubelet has.
 
-        Not while a newer list is on its way.
+        Not while a newer list is on its way, nor of a list that was cut because it is too large for kubelet.
         """
         found = {}
         for name, served in self._served.items():
             current, state = served.plugin.devices().current, served.server.state
-            if current is not None and state.registered and state.sent_version == current.version:
+            if current is None or not state.registered or state.left_out:
+                continue
+            if state.sent_version == current.version:
                 found[name] = frozenset(one.id for one in current.value if one.health is ListedHealth.HEALTHY)
         return found
 
