@@ -125,7 +125,10 @@ async def run(*words: str) -> None:
 
 def address(name: str) -> str:
     """The PCI function that a device of the shelf is, or is a part of."""
-    device = pyudev.Devices.from_sys_path(pyudev.Context(), find(name))
+    place = Path(find(name))
+    if place.parent.name.startswith("nvme-subsys"):  # a disk whose controllers are paths to it
+        place = next(place.parent.glob("nvme[0-9]")).resolve()
+    device = pyudev.Devices.from_sys_path(pyudev.Context(), str(place))
     return str(device.sys_name if device.subsystem == "pci" else device.find_parent("pci").sys_name)
 
 
