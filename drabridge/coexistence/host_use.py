@@ -227,8 +227,13 @@ class IommuGroups:
         return {one: str((self._sys / "bus/pci/devices" / one).resolve()) for one in addresses}
 
     def own_nodes(self, address: str) -> set[str]:
-        """Return the paths of the IOMMUFD nodes that a function has while it is bound to vfio-pci (Linux 6.6)."""
-        return {f"{VFIO}devices/{name}" for name in names_in(self._sys / "bus/pci/devices" / address / "vfio-dev")}
+        """Return the paths of the IOMMUFD nodes that a function has while it is bound to vfio-pci.
+
+        From Linux 6.0 on a bound function has a vfio device, but a node only with CONFIG_VFIO_DEVICE_CDEV (6.6), as
+        Ubuntu's kernels have it, and Debian's have not.
+        """
+        folder = self._sys / "bus/pci/devices" / address / "vfio-dev"
+        return {f"{VFIO}devices/{name}" for name in names_in(folder) if (folder / name / "dev").exists()}
 
     def opened(self, functions: Sequence[Function]) -> str:
         """Return who has a node of the functions open, in words; "" if nobody has. Raises HostError if unknown.

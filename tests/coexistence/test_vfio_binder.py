@@ -331,6 +331,16 @@ def test_what_the_host_uses_stays_with_it(kernel: Kernel, name: str) -> None:
     assert said in why_not(kernel)
 
 
+def test_a_bound_function_has_a_node_of_its_own_only_where_the_kernel_makes_one(kernel: Kernel) -> None:
+    """Linux 6.1 shows the vfio device without a node: a holder would wait for one that never comes."""
+    made = kernel.add("0000:3b:00.2", VFIO_PCI, "10de:1") / "vfio-dev/vfio0"
+    made.mkdir(parents=True)
+    groups = IommuGroups(kernel.root / "sys")
+    assert groups.own_nodes("0000:3b:00.2") == set()
+    (made / "dev").write_text("510:0\n")
+    assert groups.own_nodes("0000:3b:00.2") == {"/dev/vfio/devices/vfio0"}
+
+
 def test_a_link_that_is_down_and_a_disk_with_nothing_on_it_may_go(kernel: Kernel) -> None:
     interface(kernel, "0x1002")
     disk(kernel)

@@ -139,8 +139,8 @@ def group(function: str) -> str:
 
 def own_node(function: str) -> str:
     """The node that a function bound to vfio-pci has for IOMMUFD; "" on a kernel that makes none."""
-    folder = Path(f"/sys/bus/pci/devices/{function}/vfio-dev")
-    return next((f"/dev/vfio/devices/{one.name}" for one in folder.glob("vfio*")), "")
+    found = Path(f"/sys/bus/pci/devices/{function}/vfio-dev").glob("vfio*/dev")
+    return next((f"/dev/vfio/devices/{one.parent.name}" for one in found), "")
 
 
 def driver_of(function: str) -> str:
