@@ -54,7 +54,7 @@ BROKEN: Mapping[str, Broken] = {
         ("shared", 301), lambda: patch.object(KubeletEvidence, "allocatable", _nothing)
     ),
     "a denial does not wait for the slices": Broken(
-        ("shared", 315), lambda: patch.object(Leases, "__init__", _without_slices)
+        ("shared", 400), lambda: patch.object(Leases, "__init__", _without_slices)
     ),
     "kubelet's loss of our registration is not noticed": Broken(
         ("lanes", 6), lambda: patch.object(CompetingPlugins, "_look_for_missing", lambda self, offered, now: None)

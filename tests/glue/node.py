@@ -114,9 +114,9 @@ class _Watcher:
 class _Endpoints:
     """Keeps what the control socket would serve."""
 
-    def __init__(self, views: Views, requests: Mapping[str, Answer], *_: Any) -> None:
+    def __init__(self, views: Views, requests: Mapping[tuple[str, str], Answer], *_: Any) -> None:
         self.requests = requests
-        self.service: LedgerService = requests["/drain"].__self__.ledger_service  # type: ignore[attr-defined]
+        self.service: LedgerService = requests["POST", "/drain"].__self__.ledger_service  # type: ignore[attr-defined]
         AGENTS[PROCESS.get()] = self
         self.service.subscribe(_Endpoints.ledger_changed)
 
@@ -312,7 +312,7 @@ class Node:
     async def ask(self, what: str, **body: Any) -> None:
         """Send a control request, if an agent has the ledger. Raises DrabridgeError."""
         if self._serving is not None:
-            await self._serving.requests[f"/{what}"](json.dumps(body).encode())
+            await self._serving.requests["POST", f"/{what}"](json.dumps(body).encode())
 
     @property
     def service(self) -> LedgerService:

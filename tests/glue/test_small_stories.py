@@ -16,6 +16,7 @@ from drabridge.ledger.entries import Owner
 from drabridge.ledger.events import ClaimDeallocated
 from drabridge.sim.apiserver.objects import Objects, Writer
 from drabridge.sim.apiserver.server import SimApiServer
+from drabridge.sim.cluster import RUN_SECONDS_ANNOTATION
 from drabridge.sim.kubelet.faults import ListFault
 from tests.glue import processes
 from tests.glue.api_connection import Connection, Trouble
@@ -64,10 +65,10 @@ def phase(node: Node, name: str) -> str:
 
 
 async def ask_for(story: Story, name: str, *, limits: bool = False, count: int = 1) -> None:
-    if limits:
-        await story._apply(story._pod(name, {"example.com/device": count}, ()))
-    else:
-        await story._apply(story._claim(name, count), story._pod(name, {}, [name]))
+    """Create a pod that runs until it is deleted."""
+    pod = story._pod(name, {"example.com/device": count}, ()) if limits else story._pod(name, {}, [name])
+    pod["metadata"]["annotations"].pop(RUN_SECONDS_ANNOTATION, None)
+    await story._apply(*([] if limits else [story._claim(name, count)]), pod)
 
 
 def test_no_lease_is_told_of_an_allocation_that_came_after_it() -> None:

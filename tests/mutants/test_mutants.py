@@ -74,7 +74,7 @@ def test_what_people_read_stays() -> None:
 def test_every_broken_module_can_be_read(path: str) -> None:
     source = (ROOT / "drabridge" / path).read_text()
     found = mutations(source)
-    assert len(found) > 50
+    assert len(found) > 40
     for one in sample(found, 60, 1):
         ast.parse(one.apply(source))
 

@@ -73,7 +73,7 @@ async def test_a_machine_has_its_disk_by_iommufd_until_it_ends() -> None:
         (function,) = (one for one in disks if driver_of(one) == "vfio-pci")
         own = own_node(function)
         given = {one["hostPath"] for one in given_nodes(agent)}
-        assert given == {own, "/dev/iommu", f"/dev/vfio/{group(function)}", "/dev/vfio/vfio"}
+        assert given == {own, "/dev/iommu", f"/dev/vfio/{group(function)}", "/dev/vfio/vfio"}, agent.text()
         with machine(own) as info:
             assert info[1] & IS_PCI
             with pytest.raises(OSError, match=os.strerror(errno.EBUSY)):  # the kernel: one owner for a group
