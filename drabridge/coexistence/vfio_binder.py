@@ -40,7 +40,7 @@ NVIDIA = "10de"
 BIND_SECONDS = 20.0  # kubelet waits 30 for PreStartContainer, 45 for a claim; a driver's remove may wait for ever
 CLOSE_SECONDS = 5.0  # wait so long for the last holder, or our own NVML process, to close a device
 LOOK_SECONDS = 0.2
-SEEN_SECONDS = 3.0  # wait so long until the inventory has the node that a bind made
+SEEN_SECONDS = 10.0  # wait so long until the inventory has the node that a bind made: a busy udevd took over three
 
 
 class Taken(Struct, frozen=True):
