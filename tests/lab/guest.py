@@ -49,8 +49,11 @@ class GuestError(LabError):
     """The guest died, or did not answer in time; the text has the end of its console."""
 
 
-class LostTimerError(GuestError):
-    """The guest does not boot because a timer was lost; another boot is likely to have it."""
+class LostBootError(GuestError):
+    """The guest does not boot by a fault of the emulation: QEMU 10 lost a timer, and failed an assertion of its own.
+
+    Another boot is likely to go well.
+    """
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class Guest:
             try:
                 self._start()
                 break
-            except LostTimerError:
+            except LostBootError:
                 self.kill()
                 if boot == BOOTS:
                     raise
@@ -170,11 +173,11 @@ class Guest:
         with self._news:  # the guest's server says number 0 when it is up
             while not self._news.wait_for(lambda: self._closed or 0 in self._answers, LOOK_SECONDS):
                 if LOST_TIMER in self.console():
-                    raise LostTimerError(self._about("the guest lost a timer while it booted"))
+                    raise LostBootError(self._about("the guest lost a timer while it booted"))
                 if time.monotonic() > deadline:
                     raise GuestError(self._about(f"the guest did not boot within {BOOT_SECONDS:g} s"))
         if self._closed:
-            raise GuestError(self._about("QEMU ended while the guest booted"))
+            raise LostBootError(self._about("QEMU ended while the guest booted"))
         self.boot_seconds = time.monotonic() - began
 
     def kill(self) -> None:
