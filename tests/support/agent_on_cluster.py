@@ -144,7 +144,7 @@ async def bridge(
             await agent.ready()
             await lists_read(cluster.kubelets["node-a"])
             yield agent, cluster, runtime
-            assert runtime.conflicts == []
+            assert runtime.conflicts == [], runtime.conflicts
 
 
 def allocate(cluster: SimCluster, claim: str, devices: list[str]) -> None:
