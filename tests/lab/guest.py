@@ -129,17 +129,14 @@ class Guest:
     # -- start and end
 
     def __enter__(self) -> Self:
-        for boot in range(1, BOOTS + 1):
+        for left in reversed(range(BOOTS)):
             try:
                 self._start()
                 break
-            except LostBootError:
+            except BaseException as error:
                 self.kill()
-                if boot == BOOTS:
+                if not (left and isinstance(error, LostBootError)):
                     raise
-            except BaseException:
-                self.kill()
-                raise
         return self
 
     def __exit__(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +83,23 @@ def test_a_qemu_that_ends_at_once_is_told_with_its_words(tmp_path: Path, monkeyp
 def test_options_are_json_that_qemu_reads() -> None:
     for one in (*shelf.BUSES, *(device.json for device in (*shelf.AT_BOOT, *shelf.SPARE))):
         assert json.loads(json.dumps(one))["driver"]
+
+
+@pytest.mark.parametrize(("lost", "error"), [(2, None), (3, guest.LostBootError)])
+def test_a_boot_that_the_emulation_spoils_is_begun_anew_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, lost: int, error: type[Exception] | None
+) -> None:
+    boots = 0
+
+    def start(self: guest.Guest) -> None:
+        nonlocal boots
+        boots += 1
+        if boots <= lost:
+            raise guest.LostBootError("lost")
+
+    monkeypatch.setattr(guest, "needs", list)
+    monkeypatch.setattr(guest.Guest, "_start", start)
+    image_of_none: Any = object()
+    with pytest.raises(error) if error else contextlib.nullcontext(), guest.Guest(image_of_none, devices=[], spare=[]):
+        pass
+    assert boots == 3
