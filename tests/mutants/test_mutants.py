@@ -70,11 +70,11 @@ def test_what_people_read_stays() -> None:
     assert all('if self.new:\n            log.info("y")\n        elif self.old:' in text for text in changes().values())
 
 
-@pytest.mark.parametrize("path", ["dra/leases.py", "ledger/apply_event.py", "agent/standby.py", "lanes/mover.py"])
+@pytest.mark.parametrize("path", ["dra/leases.py", "ledger/apply_event.py", "agent/standby.py", "lanes/desired.py"])
 def test_every_broken_module_can_be_read(path: str) -> None:
     source = (ROOT / "drabridge" / path).read_text()
     found = mutations(source)
-    assert len(found) > 40
+    assert len(found) > 50
     for one in sample(found, 60, 1):
         ast.parse(one.apply(source))
 
