@@ -149,13 +149,13 @@ def _prepare(tx: Transaction, event: ev.Prepare) -> None:
 
 
 def _refuse_before_merge(tx: Transaction, names: Iterable[str]) -> None:
-    """Grant nothing before the ledger was merged with kubelet's view."""
+    """Refuse every device: the ledger is not merged yet with kubelet's view."""
     tx.refusals += [refusals.starting(name) for name in names]
 
 
 def _claim_allocated(tx: Transaction, event: ev.ClaimAllocated) -> None:
     kept = {use.device for use in event.uses if not use.admin}
-    # A claim that was allocated anew, elsewhere, loses its former devices.
+    # A claim that was allocated again, with other devices, loses its former ones.
     for name in _held_by(tx, event.claim):
         if name not in kept:
             _signal(tx, DeviceSignal.CLAIM_DEALLOCATED, name, event.claim.uid)
@@ -164,7 +164,7 @@ def _claim_allocated(tx: Transaction, event: ev.ClaimAllocated) -> None:
         if use.admin:
             continue
         _signal(tx, DeviceSignal.CLAIM_ALLOCATED, use.device, RequestedUse(event.claim, use))
-        if before is None or not use.lease or tx.refusals:  # another reason to refuse it says more
+        if before is None or not use.lease or tx.refusals:  # if there is another reason to refuse, that one says more
             continue
         if any(held.claim.uid == event.claim.uid for held in before.denied):
             tx.refusals.append(refusals.denied(before))
@@ -180,7 +180,7 @@ def _grant_lease(tx: Transaction, event: ev.LeaseGranted) -> None:
 
 
 def _held_by(tx: Transaction, claim: ClaimRef) -> list[str]:
-    """Return the devices that the claim holds, waits for or was denied. With admin access it does not hold a device."""
+    """Return the devices that the claim holds, waits for or was denied; not those that it has by admin access."""
     return [
         name
         for name in tx.ledger.by_claim.get(claim.uid, ())
@@ -189,10 +189,10 @@ def _held_by(tx: Transaction, claim: ClaimRef) -> list[str]:
 
 
 def _deny_lease(tx: Transaction, claim: ClaimRef, uses: Iterable[ev.DeviceUse], reason: str) -> None:
-    """Deny a claim all of its devices, and write an Event. A device that is not known any more needs no denial.
+    """Deny a claim all of its devices, and write an Event. A device that is no longer known needs no denial.
 
-    Refused if the claim was granted all of them. If it lacks one, those that it was granted are of another lane, or of
-    an earlier allocation, and are denied as well.
+    The event is refused if the claim was granted all of them. If the claim lacks one, it is denied the granted ones,
+    too: they are of another lane, or of an earlier allocation.
     """
     known, wanted = _held_by(tx, claim), [use.device for use in uses if not use.admin]
     entries = [tx.get(name) for name in wanted or known]
@@ -227,9 +227,9 @@ def _observed(tx: Transaction, event: ev.Observed) -> None:
 
 
 def _kubelet_started(tx: Transaction, event: ev.KubeletStarted) -> None:
-    """Suspend releases until a new kubelet knows its pods, and count evidence anew.
+    """Suspend releases until a new kubelet knows its pods, and start to count evidence again.
 
-    A kubelet that is known already changes nothing.
+    A kubelet that is already known changes nothing.
     """
     if _is_known_kubelet(tx, event.kubelet):
         return
@@ -246,7 +246,7 @@ def _kubelet_started(tx: Transaction, event: ev.KubeletStarted) -> None:
 
 
 def _is_known_kubelet(tx: Transaction, kubelet: str) -> bool:
-    """Whether it is the process that was met before; one that cannot be identified is not."""
+    """Whether ``kubelet`` is the process that was known before; a process that cannot be identified is not."""
     return kubelet != "" and kubelet == tx.node_now.kubelet
 
 
@@ -274,9 +274,9 @@ def _agent_started(tx: Transaction, event: ev.AgentStarted) -> None:
     node = tx.node_now
     until, because = event.at + tx.policy.settle_seconds, "the agent started"
     if node.whole and _is_known_kubelet(tx, event.kubelet) and node.releases_suspended_until <= until:
-        until, because = node.releases_suspended_until, node.suspended_because  # counted since kubelet's own start
-    # The first merge must be on disk: fabric claims leave files but nothing in the ledger, and at a start a ledger that
-    # was never merged takes such files for traces of a lost one.
+        until, because = node.releases_suspended_until, node.suspended_because  # since kubelet's start
+    # The first merge must be on disk: fabric claims leave files but nothing in the ledger. An agent that starts with a
+    # ledger that was never merged takes such files for traces of a lost ledger.
     tx.durable_node = bool(node.lost) or not node.ever_merged
     _set_node(
         tx,
@@ -300,8 +300,8 @@ def _record_prepared(tx: Transaction, prepared: Iterable[ev.ClaimDevices], names
 def _believe_other_resources(tx: Transaction, answers: Sequence[KubeletAnswer]) -> None:
     """Believe pods that kubelet shows under another resource with an id of ours, if the device's holder is not known.
 
-    It is not known for a device in quarantine, nor for a free one of a ledger that was never merged with kubelet's
-    view. The same id may be chance, so it does not put a known holder in doubt.
+    The holder is not known if the device is in quarantine, or if it is free and the ledger was never merged with
+    kubelet's view. The same id may be chance, so it casts no doubt on a known holder.
     """
     unsure = {Owner.QUARANTINE} if tx.ledger.node.ever_merged else {Owner.QUARANTINE, Owner.NONE}
     for name, before in tx.ledger.entries.items():
@@ -374,7 +374,7 @@ def _device_changed(tx: Transaction, entry: Entry, device: LedgerDevice) -> None
         message = f"{entry.name} is in service again"
         tx.effects.append(Notify(Subject.NODE, "DeviceUncordoned", message, warning=False))
     hold = entry.hold
-    if hold is not None and device.resource != entry.device.resource:  # kubelet goes on counting it as before
+    if hold is not None and device.resource != entry.device.resource:  # kubelet still counts it so
         hold = replace(hold, resource=hold.resource or entry.device.resource)
     changed = replace(entry, device=device, hold=hold, was_at=_former_nodes(entry, device), seq=tx.seq)
     if presence_changed:
@@ -384,9 +384,10 @@ def _device_changed(tx: Transaction, entry: Entry, device: LedgerDevice) -> None
 
 
 def _former_nodes(entry: Entry, device: LedgerDevice) -> tuple[str, ...]:
-    """Return former device nodes that the holder may still have, beside those that the device has now.
+    """Return the device nodes that the device had before, and that its holder may still have.
 
-    The device was plugged in again, or its driver was reset; the container was given the former nodes.
+    They differ from the present ones if the device was plugged in again, or its driver was reset: the container was
+    given the former nodes.
     """
     if entry.owner is Owner.NONE:
         return ()
@@ -422,8 +423,8 @@ def _forgotten(tx: Transaction, event: ev.Forgotten) -> None:
 def _refused(tx: Transaction, event: ev.Event) -> Step:
     """Return the step that changes nothing. The side that believed the device free is sent the current offers at once.
 
-    A person hears of a refusal once, with the answer that kubelet gets. For Allocate that is this answer. A Prepare
-    tries several times inside one call of kubelet: :func:`refusal_effects` comes with the last try.
+    A refusal is reported to people once, with the answer that kubelet gets. For Allocate that is this answer. A Prepare
+    tries several times within one call of kubelet: the caller reports the last try by :func:`refusal_effects`.
     """
     match event:
         case ev.Allocate():
@@ -440,7 +441,7 @@ def _refused(tx: Transaction, event: ev.Event) -> Step:
 
 
 def refusal_effects(side: Side, refused: Sequence[Refusal], claim: ClaimRef | None = None) -> tuple[Effect, ...]:
-    """Return what people hear of a refusal: a count for each device, and one Kubernetes Event.
+    """Return how a refusal is reported to people: a count for each device, and one Kubernetes Event.
 
     The Event is about the claim, or about the node if a pod was refused: Allocate does not name its pod.
     """

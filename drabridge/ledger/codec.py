@@ -23,9 +23,9 @@ Json = dict[str, Any]
 _CRC_DIGITS = 8
 
 ENTRY_FIELDS = frozenset({*LedgerDevice.__struct_fields__, *Entry.__struct_fields__} - {"device"})
-_ALWAYS = frozenset({"owner", "lane", "since", "seq", "allocated_at"})  # without owner an entry is damaged, not free
+_ALWAYS = frozenset({"owner", "lane", "since", "seq", "allocated_at"})  # an entry without an owner is damaged, not free
 _OF_PROCESS = frozenset({"absences", "absent_since", "known", "unseen_since", "merged", "kubelet_seq"})
-"""Not written: a new agent counts from the start what kubelet has shown, and merges anew."""
+"""Not written: a new agent merges again, and counts from zero what kubelet shows."""
 
 
 def entry_to_json(entry: Entry) -> Json:
@@ -72,7 +72,7 @@ def node_from_json(data: Mapping[str, Any]) -> NodeState:
 
 
 def _changed(value: Struct) -> Json:
-    """Return the fields that are written always, and those that do not have their default."""
+    """Return the fields that are always written, and those whose value is not the default."""
     found = {}
     for name, default in _DEFAULTS[type(value)]:
         given = getattr(value, name)
@@ -103,7 +103,7 @@ def _hold_from_json(data: Mapping[str, Any] | None) -> Json | None:
     if data is None:
         return None
     kept = {name: value for name, value in data.items() if name not in _OF_PROCESS}
-    return kept | {"allocated_at": data["allocated_at"]}  # without it a hold is damaged, not old
+    return kept | {"allocated_at": data["allocated_at"]}  # a hold without it is damaged, not old
 
 
 def _as_in_checkpoint(pods: tuple[PodRef, ...]) -> list[Json]:
@@ -143,7 +143,7 @@ def decode(line: bytes) -> Json:
     if line[_CRC_DIGITS : _CRC_DIGITS + 1] != b" " or line[:_CRC_DIGITS] != b"%08x" % zlib.crc32(body):
         raise UnreadableLedgerError("its checksum does not match")
     try:
-        value: Any = msgspec.json.decode(body)  # it accepts only text that can be written again
+        value: Any = msgspec.json.decode(body)  # raises ValueError for text that could not be written again
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UnreadableLedgerError(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):

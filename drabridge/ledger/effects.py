@@ -1,4 +1,4 @@
-"""What a step decided: the answer, the replaced entries, and the effects that somebody outside must carry out."""
+"""What a step decided: the answer, the replaced entries, and the effects that the caller must carry out."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Refused(Struct, frozen=True):
 
 
 class Released(Struct, frozen=True):
-    """A holder no longer holds the device. A claim's ``held_seconds`` count from when it was prepared."""
+    """A holder no longer holds the device. For a claim, ``held_seconds`` count from when it was prepared."""
 
     device: str
     holder: str
@@ -127,7 +127,7 @@ Effect = Readvertise | Refused | Released | LaneMoved | LaneMoveAborted | Notify
 
 
 class Step(Struct, frozen=True):
-    """The result of one event. If ``durable``, it must be on disk before anybody hears of it."""
+    """The result of one event. If ``durable``, the result must be on disk before anybody is told of it."""
 
     decision: Decision
     changes: tuple[Entry, ...] = ()

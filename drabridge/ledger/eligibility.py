@@ -13,8 +13,9 @@ _DRA_LANES = frozenset({Lane.DRA, Lane.SHARED})
 def legacy_healthy(ledger: Ledger, entry: Entry) -> bool:
     """Whether ListAndWatch shows the device Healthy: it is present, and held by a legacy pod or free for one.
 
-    What a legacy pod holds stays Healthy in every lane: a kubelet that restarts fails the pod otherwise. But not if
-    kubelet counts the pod under another resource: under this one it takes the device for free.
+    A device that a legacy pod holds stays Healthy in every lane: otherwise kubelet fails the pod when it restarts. But
+    if kubelet counts the pod under another resource, the device is Unhealthy here: under this resource kubelet takes it
+    for free.
     """
     if entry.device.presence is not Presence.PRESENT:
         return False
@@ -26,9 +27,9 @@ def legacy_healthy(ledger: Ledger, entry: Entry) -> bool:
 def dra_schedulable(ledger: Ledger, entry: Entry) -> bool:
     """Whether a ResourceSlice shows the device without taint: it is present, and held by claims or free for one.
 
-    It has a taint while it waits to leave the lane: where claims queue, the next claim would take it before the last
-    one has released it, and a device for several claims would never become free. It also has a taint while the
-    scheduler takes a held device for free, or would give it once more to a claim that was denied it.
+    A device has a taint while it waits to leave the lane: where claims queue, the next claim would take it before the
+    last one has released it, and a device for several claims would never become free. A held device also has a taint
+    while the scheduler takes it for free, or would give it again to a claim that was denied it.
     """
     if entry.device.presence is not Presence.PRESENT or entry.denied:
         return False
@@ -40,11 +41,11 @@ def dra_schedulable(ledger: Ledger, entry: Entry) -> bool:
 
 
 def _scheduler_counts(held: ClaimHold, entry: Entry) -> bool:
-    """Whether the scheduler counts a claim's hold, and so gives the device to nobody whom we would refuse.
+    """Whether the scheduler counts a claim's hold, so that it gives the device to no claim that we would refuse.
 
-    It counts whole devices and shares apart: a device that is held as a whole and now offered in shares, or the other
-    way round, looks free. A device whose claim has lost its allocation looks free, too, until the claim is unprepared
-    and its processes have ended.
+    The scheduler counts whole devices and shares separately: a device that is held as a whole and now offered in shares
+    looks free to it, and so does the reverse. A device whose claim has lost its allocation also looks free, until the
+    claim is unprepared and its processes have ended.
     """
     known = (held.api_allocated and not held.lingers) or (entry.device.shareable and not entry.device.capacity)
     return known and bool(held.shares) is entry.device.shareable
@@ -71,7 +72,7 @@ def _free_for(ledger: Ledger, entry: Entry, lanes: frozenset[Lane]) -> bool:
 def cordoned_by(ledger: Ledger, entry: Entry) -> Entry | None:
     """Return the entry that puts a device out of service: itself, or one with overlapping hardware; None if none does.
 
-    Nobody new gets it, and who has it keeps it.
+    Its holders keep it, and nobody else gets it.
     """
     return next((one for one in (entry, *ledger.relatives(entry.device)) if one.device.cordoned), None)
 
@@ -79,7 +80,7 @@ def cordoned_by(ledger: Ledger, entry: Entry) -> Entry | None:
 def leasable(ledger: Ledger, entry: Entry) -> bool:
     """Whether a claim may have the device by a lease: it overlaps with no other device.
 
-    Kubelet gives up one device for a lease, and would go on giving the device's parts to pods.
+    For a lease kubelet gives up one device only; it would still give the parts of that device to pods.
     """
     return all(one.device.presence is Presence.GONE for one in ledger.relatives(entry.device))
 
@@ -102,7 +103,7 @@ def blocking_relative(ledger: Ledger, entry: Entry) -> Entry | None:
 
 
 def _is_former_name(relative: Entry, family: tuple[Entry, ...]) -> bool:
-    """Whether a relative is gone and another of the family is in its place now, so that nobody can get it."""
+    """Whether the relative is gone and another device of the family is in its place, so that nobody can get it."""
     return relative.device.presence is Presence.GONE and any(
         one.device.presence is not Presence.GONE and relative.device.same_place(one.device) for one in family
     )

@@ -47,7 +47,7 @@ MOVING = frozenset({Lane.LEGACY_TO_DRA, Lane.DRA_TO_LEGACY})
 class ClaimPhase(StrEnum):
     """How far a claim has come on this node, weakest first."""
 
-    DENIED = "denied"  # it was refused the lease: it holds nothing, and the device is for no claim until it lets go
+    DENIED = "denied"  # the lease was denied: it holds nothing, and no claim gets the device until it is deallocated
     PENDING = "pending"  # kubelet has not yet given the device up
     WITHDRAWN = "withdrawn"  # kubelet has given it up; the lease is not yet confirmed
     GRANTED = "granted"
@@ -63,14 +63,14 @@ class MoveStep(StrEnum):
 
 
 class WaitsFor(StrEnum):
-    """Whose word a free device waits for, before the other side, or a lease, may have it.
+    """What must confirm that a free device is given up, before the other side, or a claim with a lease, may have it.
 
-    ``lanes/mover.py`` asks them, and tells the ledger.
+    ``lanes/mover.py`` asks, and tells the ledger the answer.
     """
 
-    KUBELET = "kubelet"  # kubelet's: it has given the device up
-    SLICES = "slices"  # the API server's: no slice shows it
-    CLAIMS = "claims"  # the API server's, after the quiet time: no claim has it
+    KUBELET = "kubelet"  # kubelet: it no longer offers the device
+    SLICES = "slices"  # the API server: no slice shows it
+    CLAIMS = "claims"  # the API server, after the quiet time: no claim has it
 
 
 class PodRef(Struct, frozen=True):
@@ -108,11 +108,11 @@ class HeldBecause(StrEnum):
     KUBELET_UNSETTLED = "kubelet-unsettled"  # kubelet restarted: it does not know all of its pods yet
     NO_LIST = "no-list"  # PodResources did not answer
     NO_SECOND_WITNESS = "no-second-witness"  # neither kubelet's checkpoint nor the API server could be asked
-    IN_CHECKPOINT = "in-checkpoint"  # not listed, but kubelet's checkpoint names it: an init container
-    POD_UNACCOUNTED = "pod-unaccounted"  # a pod asks for it, or is gone and may run yet, and kubelet shows it with none
+    IN_CHECKPOINT = "in-checkpoint"  # not listed, but kubelet's checkpoint names it, as for an init container
+    POD_UNACCOUNTED = "pod-unaccounted"  # kubelet shows none with a pod that asks for it, or is gone and may still run
     STILL_OPEN = "still-open"  # a process has the device node open
     GRACE_PERIOD = "grace-period"  # its pod is gone but was not seen to end: its processes may use their grace period
-    ONCE_ABSENT = "once-absent"  # not seen; one look is not enough
+    ONCE_ABSENT = "once-absent"  # no pod was seen on it, but not often enough yet
 
 
 class Hold(Struct, frozen=True):
@@ -124,23 +124,23 @@ class Hold(Struct, frozen=True):
     last_seen: float = 0.0
     absences: int = 0  # consecutive rounds of evidence that did not show the hold
     absent_since: float = 0.0  # the first of these rounds
-    pods: tuple[PodRef, ...] = ()  # who has it since the last Allocate, as far as kubelet has said
+    pods: tuple[PodRef, ...] = ()  # those that have it since the last Allocate, as far as kubelet has shown
     because: HeldBecause = HeldBecause.TOO_YOUNG
-    resource: str = ""  # what kubelet counts it under, if that is not (or no longer) the device's resource; else empty
+    resource: str = ""  # the resource that kubelet counts it under, if not (or no longer) the device's; else empty
     known: bool = False  # this kubelet process called Allocate for it, or has shown it
-    retaken: bool = False  # a kubelet that had not shown it gave it out again: perhaps beside a pod that it forgot
-    unseen_since: float = 0.0  # this agent's first round that did not show it, even if that round could not count
+    retaken: bool = False  # a kubelet that had not shown it gave it out again: perhaps while a forgotten pod runs
+    unseen_since: float = 0.0  # this agent's first round that did not show it, even if the round did not count
     grace: float | None = None  # seconds that its pods have to end when they are deleted; None: not known
-    recorded: tuple[PodRef, ...] = ()  # its pods as kubelet's checkpoint named them, by UID, after the last Allocate
-    former: tuple[PodRef, ...] = ()  # as it named them before: a file that names no others may be older than Allocate
+    recorded: tuple[PodRef, ...] = ()  # its pods by UID, as kubelet's checkpoint named them after the last Allocate
+    former: tuple[PodRef, ...] = ()  # the pods that it named before: a checkpoint with no others may be older
     earlier: tuple[PodRef, ...] = ()
-    """Pods that had it at Allocates before the last one, and are not known to have ended: kubelet gives the device of a
-    pod that was deleted by force to the next one while the first one's processes run."""
+    """Pods that had it before the last Allocate and are not known to have ended. When a pod was deleted by force,
+    kubelet gives its device to the next pod while processes of the deleted pod still run."""
     earlier_until: float = 0.0  # when the last process of ``earlier`` must have ended
 
     @property
     def last_recorded(self) -> tuple[PodRef, ...]:
-        """The pods that a later hold has in ``former``."""
+        """The pods that become ``former`` of the next hold."""
         return self.recorded or (NEVER_KNOWN,)
 
 
@@ -161,11 +161,11 @@ class ClaimHold(Struct, frozen=True):
     admin: bool = False
     api_allocated: bool = True  # False once the API server no longer shows the allocation
     grace: float = 0.0  # seconds that its pods have to end when they are deleted; 0: not known
-    lingers: float = 0.0  # unprepared at ``since``, but processes of its pods may run on for so many seconds; else 0
+    lingers: float = 0.0  # seconds after ``since``, when it was unprepared, for which its pods' processes may run on
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """Whose word the claim waits for before it can be granted its lease; None: nobody's."""
+        """What must confirm, before the claim can be granted its lease, that the device is given up; None: nothing."""
         return WaitsFor.KUBELET if self.phase is ClaimPhase.PENDING and not self.admin else None
 
     @property
@@ -194,12 +194,13 @@ class LedgerDevice(Struct, frozen=True):
     root: str = ""  # the whole device that this is a part of; "" for a whole device
     presence: Presence = Presence.PRESENT
     shareable: bool = False  # several claims may hold it (allowMultipleAllocations)
-    capacity: tuple[tuple[str, int], ...] = ()  # of a shareable device: a second check against over-commitment
-    syspath: str = ""  # where the hardware is, or was last: of two names for one place at most one has a holder
+    capacity: tuple[tuple[str, int], ...] = ()  # a shareable device's, to check again that it is not over-committed
+    syspath: str = ""  # where the hardware is, or was last; of two devices for one place at most one has a holder
     also_at: tuple[str, ...] = ()
-    """Other places of its hardware, where no other device may have a holder beside it. Syspaths, or nodes that it hands
-    out: ``c188:0``, ``/dev/vfio/12``, ``cdi:...`` (a CDI file's), and ``+c188:1`` (a companion's: two may share it)."""
-    cordoned: str = ""  # why it is out of service, in the operator's words: nobody new gets it; "" if it is not
+    """Other places of its hardware. While it has a holder, no other device at such a place may have one. They are
+    syspaths, or nodes that it hands out: ``c188:0``, ``/dev/vfio/12``, ``cdi:...`` (from a CDI file), and ``+c188:1``
+    (a companion's, which two devices may share)."""
+    cordoned: str = ""  # why it is out of service, in the operator's words; "" if it is in service
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -211,13 +212,13 @@ class LedgerDevice(Struct, frozen=True):
         return self.same_syspath(other) or _share_a_node(self.also_at, other.also_at)
 
     def same_syspath(self, other: LedgerDevice) -> bool:
-        """Whether both name what is, or was, at one syspath, or one is also at the other's syspath."""
+        """Whether both have the same syspath, now or last, or one of them is also at the syspath of the other."""
         if not (self.syspath and other.syspath):
             return False
         return self.syspath in (other.syspath, *other.also_at) or other.syspath in self.also_at
 
     def related(self, other: LedgerDevice) -> bool:
-        """Whether one is a part of the other, or in its place. A common device node alone does not count."""
+        """Whether one is a part of the other, or both have the same place. A common device node does not count."""
         return self.root == other.name or other.root == self.name or self.same_syspath(other)
 
     @property
@@ -257,7 +258,7 @@ class Entry(Struct, frozen=True):
     seq: int = 0  # the ledger's sequence number at the last change: evidence gathered before it is not believed
     released_because: str = ""  # why the last holder no longer holds it
     presence_since: float = 0.0  # last change of presence
-    legacy_until: float = 0.0  # when kubelet stopped dealing with it; without meaning while ``with_kubelet``
+    legacy_until: float = 0.0  # when kubelet stopped dealing with it; means nothing while ``with_kubelet``
     was_at: tuple[str, ...] = ()  # device nodes that it handed out before, which its holder may still have
     former: tuple[PodRef, ...] = ()  # the pods of its last hold that ended, as kubelet's checkpoint named them
 
@@ -267,12 +268,12 @@ class Entry(Struct, frozen=True):
 
     @property
     def target(self) -> Lane:
-        """The lane that it is on its way to; the one that it is in if it does not move."""
+        """The lane that the device moves to; its present lane if it does not move."""
         return self.move.target if self.move else self.lane
 
     @property
     def waits_for(self) -> WaitsFor | None:
-        """Whose word it waits for, because its move has begun or claims wait for its lease; None: nobody's."""
+        """What must confirm that the device is given up, for its move or for the lease of a claim; None: nothing."""
         if any(held.waits_for for held in self.claims):
             return WaitsFor.KUBELET
         if self.move is None or self.lane not in MOVING:
@@ -298,7 +299,7 @@ class Entry(Struct, frozen=True):
 
     @property
     def denied(self) -> tuple[ClaimHold, ...]:
-        """The claims that were denied the device and have not let go of it, as far as is known."""
+        """The claims that were denied the device and are still allocated it, as far as is known."""
         return tuple(claim for claim in self.claims if claim.phase is ClaimPhase.DENIED)
 
     @property
@@ -313,7 +314,7 @@ class Entry(Struct, frozen=True):
         return (own, self.hold.resource) if self.hold is not None and self.counted_elsewhere else (own,)
 
     def claim(self, uid: str) -> ClaimHold | None:
-        """Return the hold of the claim ``uid`` on this device; None if it has none, or admin access alone."""
+        """Return the hold of the claim ``uid`` on this device; None if the claim has none, or only admin access."""
         return next((held for held in self.holders if held.claim.uid == uid), None)
 
 
@@ -321,7 +322,7 @@ class NodeState(Struct, frozen=True):
     """What the ledger remembers about the node as a whole."""
 
     boot_id: str = ""
-    merged: bool = False  # this agent process has merged the ledger with kubelet's view; before, nothing is granted
+    merged: bool = False  # this agent process has merged the ledger with kubelet's view; until then nothing is granted
     kubelet: str = ""  # the known kubelet process (deviceplugin.kubelet_process); "": the next one counts as another
     kubelet_seq: int = 0  # evidence gathered before this sequence number came from an earlier kubelet
     releases_suspended_until: float = 0.0
@@ -330,12 +331,12 @@ class NodeState(Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether the ledger knows every holder: it was merged with kubelet's view, and not lost since."""
+        """Whether the ledger knows every holder: it was merged with kubelet's view, and has not been lost since."""
         return self.ever_merged and not self.lost
 
     @property
     def ever_merged(self) -> bool:
-        """Whether any agent ever merged this ledger with kubelet's view; before, "free" is not known."""
+        """Whether any agent ever merged this ledger with kubelet's view; until then no device is known to be free."""
         return self.releases_suspended_until > 0.0  # every merge sets it
 
 
@@ -388,7 +389,7 @@ class Ledger(Struct, frozen=True):
         one of its places, and devices whose holder may still have one of its nodes.
         """
         if not device.root and device.name not in self.by_root and self._alone(device):
-            return ()  # most devices end here; this is asked of every device for every list
+            return ()  # so for most devices; every list asks this of every device
         return (*self._family(device), *self._beside(device))
 
     def _alone(self, device: LedgerDevice) -> bool:
@@ -403,7 +404,7 @@ class Ledger(Struct, frozen=True):
         return True
 
     def _family(self, device: LedgerDevice) -> tuple[Entry, ...]:
-        """Return its whole or its parts, and other names for the syspaths of itself, its whole and its parts."""
+        """Return a device's whole or parts, and other names for the syspaths of the device, its whole and its parts."""
         others = self._others_in_place(device)
         if device.root:
             whole = self.entries.get(device.root)
@@ -425,7 +426,7 @@ class Ledger(Struct, frozen=True):
         return tuple(other for other in here if other.device.syspath == device.syspath)
 
     def _beside(self, device: LedgerDevice) -> tuple[Entry, ...]:
-        """Return devices with another syspath that share one of the device's places, or did and may still share it."""
+        """Return devices with another syspath that share a place with it, or whose holder may still have its node."""
         names: Iterable[str] = self.by_place.get(device.syspath, ())
         if device.also_at:
             more = (self.by_place.get(_place_key(place), ()) for place in device.also_at)
@@ -457,17 +458,17 @@ def _places(entry: Entry | None) -> tuple[str, ...]:
 
 
 def _place_key(place: str) -> str:
-    """Return the key of a place in ``by_place``: a device node is one place, a companion's or not."""
+    """Return the key of a place in ``by_place``: the same for a device node whether it is a companion's or not."""
     return place[1:] if place[:1] == COMPANION else place
 
 
 def _is_node(place: str) -> bool:
-    """Whether a place is a device node, or a CDI device that stands for some; else it is a syspath."""
+    """Whether a place is a device node, or a CDI device that stands for nodes; otherwise it is a syspath."""
     return place.startswith(("/dev/", CDI_PLACE)) or (place[:1] in ("c", "b", COMPANION) and place[-1:].isdecimal())
 
 
 def _share_a_node(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Whether a node that is its own on one side is also on the other side, there its own or a companion's."""
+    """Whether both have a device node in common that is not a companion's on both sides."""
     return bool(some and others) and any(
         place in there or f"{COMPANION}{place}" in there
         for here, there in ((some, others), (others, some))

@@ -1,7 +1,7 @@
 """What can happen to the ledger. Every event carries ``at`` in wall-clock seconds; the ledger itself has no clock.
 
-``since_seq`` of an answer is ``Ledger.seq`` at the moment when the gathering of the answer *began*. About a device that
-changed hands after that moment the answer is not believed.
+``since_seq`` of an answer is ``Ledger.seq`` at the moment when the gathering of the answer *began*. The answer is not
+believed about a device that changed after that moment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeviceUse(Struct, frozen=True):
     device: str
     share: ClaimShare | None = None
     admin: bool = False
-    lease: bool = False  # its allocation carries our binding condition: the scheduler waits for our word
+    lease: bool = False  # its allocation has our binding condition: the scheduler waits until we set it
 
 
 class ClaimDevices(Struct, frozen=True):
@@ -53,8 +53,8 @@ class ClaimAllocated(Struct, frozen=True):
 
 
 class ClaimDeallocated(Struct, frozen=True):
-    """The claim lost its allocation: none is shown, the claim is gone (or replaced by one with another UID), or it has
-    another allocation.
+    """The claim lost its allocation: it has none or another one, or the claim is gone (or replaced by one with another
+    UID).
     """
 
     uid: str
@@ -77,8 +77,8 @@ class Prepare(Struct, frozen=True):
 class Unprepare(Struct, frozen=True):
     """No container uses the claim and its CDI file is gone: NodeUnprepareResources, or a Prepare that was undone.
 
-    With ``lingers``, processes of a pod that is gone may still run for so many seconds. The event comes again when that
-    time is over, or earlier with ``ended``, once the pods were seen to end.
+    ``lingers``: seconds for which processes of a pod that is gone may still run. The event comes again when that time
+    is over, or earlier with ``ended``, once the pods were seen to end.
     """
 
     uid: str
@@ -134,15 +134,15 @@ class Discovered(Struct, frozen=True):
     devices: tuple[LedgerDevice, ...]
     at: float
     lanes: Mapping[str, Lane] = field(default_factory=dict)
-    """Where a device starts that the ledger has never seen; LEGACY if it is not named. After the first merge, a device
-    that starts in DRA is offered to claims only once kubelet has confirmed that no pod has it."""
+    """The first lane of a device that the ledger has never seen; LEGACY if it is not named here. After the first merge,
+    a device that starts in DRA is offered to claims only once kubelet has confirmed that no pod has it."""
     prepared: tuple[ClaimDevices, ...] = ()
     """Claims that may be in use on this node. The merge could not record them on a device that was not there."""
-    cordoned: Mapping[str, str] = field(default_factory=dict)  # as of :class:`Cordoned`
+    cordoned: Mapping[str, str] = field(default_factory=dict)  # as in :class:`Cordoned`
 
 
 class Cordoned(Struct, frozen=True):
-    """These devices are out of service, and no others: nobody new gets them, who has them keeps them."""
+    """These devices, and no others, are out of service: their holders keep them, and nobody else gets them."""
 
     devices: Mapping[str, str]  # device name -> why, never empty
     at: float
@@ -168,8 +168,8 @@ class SetLane(Struct, frozen=True):
 
 
 class WithdrawnFromKubelet(Struct, frozen=True):
-    """Kubelet no longer offers the device: GetAllocatableResources lacks it, and no Allocate or GetPreferredAllocation
-    of ours was open. ``since_seq``: the ledger when that question was asked.
+    """Kubelet no longer offers the device: GetAllocatableResources lacks it, and no call of Allocate or
+    GetPreferredAllocation was open here. ``since_seq``: of the ledger when kubelet was asked.
     """
 
     device: str
@@ -227,7 +227,7 @@ class AgentStarted(Struct, frozen=True):
 class RecordLost(Struct, frozen=True):
     """The durable state cannot be read: nobody knows who holds what until evidence or a person says so.
 
-    With ``devices`` only these may have holders that are not on record; all else is known.
+    With ``devices``, only these may have holders that are not on record; all other holders are known.
     """
 
     at: float
@@ -250,7 +250,7 @@ class ManualRelease(Struct, frozen=True):
 
 
 class LeaseGranted(Struct, frozen=True):
-    """The binding conditions of the claim and of ``others``, for which the same pod waits, are to be set.
+    """The binding conditions shall be set on the claim and on ``others``, for which the same pod waits.
 
     Refused unless kubelet has given up all of their devices.
     """
@@ -261,10 +261,10 @@ class LeaseGranted(Struct, frozen=True):
 
 
 class LeaseDenied(Struct, frozen=True):
-    """The claim's failure condition is to be set, after the slices show its devices tainted.
+    """The claim's failure condition shall be set, once the slices show its devices with a taint.
 
-    ``uses``: its devices here; those that the ledger knows of the claim are denied as well. Refused if the claim was
-    granted all of them.
+    ``uses``: the claim's devices here. Other devices that the claim has in the ledger are denied as well. The event is
+    refused if the claim was granted all of its devices.
     """
 
     claim: ClaimRef

@@ -23,8 +23,8 @@ class LedgerLockedError(HostError):
 class Lock:
     """The lock of one directory.
 
-    ``ran_before`` says whether an agent was here before, as far as the directory tells. An agent does not count if it
-    ended while we waited and removed its files, the lock last.
+    ``ran_before`` says whether an agent ran here before, as far as the directory shows. An agent that ended while we
+    waited, and removed all of its files, does not count.
     """
 
     def __init__(self, directory: Path, *, wait: bool = False) -> None:
@@ -54,7 +54,7 @@ class Lock:
             self._fd = fd
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Let another process have the lock."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -70,7 +70,7 @@ def same_file(path: Path, opened: os.stat_result) -> bool:
 
 
 def holder(directory: Path) -> str:
-    """Read the pid of the process that took the directory's lock last, in its own PID namespace; "unknown" if none."""
+    """Read the pid of the process that last took the lock, as in that process's PID namespace; "unknown" if none."""
     try:
         fd = os.open(directory / FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -101,7 +101,7 @@ def _take(path: Path, *, wait: bool) -> tuple[bool, int]:
         if same_file(path, os.fstat(fd)):
             break
         os.close(fd)  # its file was removed or replaced while we waited: try the one at the path now
-    with contextlib.suppress(OSError):  # a full disk: the lock is taken, even if its file cannot say by whom
+    with contextlib.suppress(OSError):  # on a full disk the lock is taken, but its file does not say by whom
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return before, fd

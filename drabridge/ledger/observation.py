@@ -1,14 +1,14 @@
 """Sort a round of evidence by the devices of the ledger.
 
 Kubelet counts by resource: the same id under another plugin's resource is another device, and short ids are common. So
-what kubelet shows belongs to a device only under the device's own resource, or under the one that its hold is counted
-by.
+a unit that kubelet shows belongs to a device only under the device's own resource, or under the resource that its hold
+is counted under.
 
 There is one exception, at a start where the holder is not known (:mod:`drabridge.ledger.apply_event`): the plugin
 before this agent may have given the same hardware the same id under another resource's name. That cannot be told from
-chance, because kubelet's checkpoint goes on naming the devices of a plugin that has ended. So it is believed, once. A
-mistake then blocks a device while that resource shows a pod with the id; not believing it could take the device of a
-running pod.
+chance, because kubelet's checkpoint still names the devices of a plugin that has ended. So it is believed, once. If
+that is wrong, a device is blocked while that resource shows a pod with the id. If it were not believed, a running pod
+could lose its device to another one.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EvidenceRound:
         self._recorded = KubeletAnswer(event.recorded)
         self._barrier = checkpoint is not None and checkpoint.barrier
         self._opened = event.opened or {}
-        # Claims that kubelet shows with device names that are not known here: they may have any device.
+        # Kubelet shows these claims with devices of unknown names: they may have any device.
         self._strange = tuple(
             claim for name, shown in event.claimed.items() if name not in ledger.entries for claim in shown
         )
@@ -81,7 +81,7 @@ class EvidenceRound:
         """Return what this round says about one device."""
         listed, checkpoint = self._listed, self._checkpoint
         answers = (listed, checkpoint)
-        in_doubt = entry.owner is Owner.QUARANTINE  # then claims are asked for as well
+        in_doubt = entry.owner is Owner.QUARANTINE  # then claims count as well
         evidence = DeviceEvidence(
             None if listed is None else listed.pods(entry),
             None if checkpoint is None else checkpoint.pods(entry),
@@ -141,7 +141,7 @@ def shown_on(answers: Sequence[KubeletAnswer], entry: Entry, other_resource: str
 
 
 def shown_as_another_resource(answers: Sequence[KubeletAnswer], entry: Entry) -> DeviceEvidence | None:
-    """As :func:`shown_on`, under a resource that is not known to be the device's. Of several, any one will do."""
+    """Do as :func:`shown_on`, under any one resource that is not known to be the device's."""
     others = {resource for answer in answers for resource in answer.other_resources(entry)}
     return shown_on(answers, entry, min(others)) if others else None
 

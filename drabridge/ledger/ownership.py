@@ -28,7 +28,7 @@ from drabridge.ledger.transaction import Transaction
 
 
 def owner_of(hold: Hold | None, claims: tuple[ClaimHold, ...]) -> Owner:
-    """Return the owner of a device with these holders. Admin access holds nothing, nor does a claim that was denied."""
+    """Return the owner of a device with these holders. Admin access and claims that were denied do not count."""
     strongest = Owner.NONE
     for held in claims:
         if held.admin or held.phase is ClaimPhase.DENIED:
@@ -84,7 +84,7 @@ def stamp_legacy_end(tx: Transaction, before: Entry, entry: Entry) -> Entry:
 
 
 def lane_when_held(tx: Transaction, before: Entry, owner: Owner) -> tuple[Lane, Move | None]:
-    """Put a device that was taken into its holder's lane; if it was to be elsewhere, it moves when it is released."""
+    """Put a taken device into its holder's lane; if it should be in another one, it moves there when it is released."""
     lane, move = before.lane, before.move
     if lane in MOVING and move is not None:
         lane = move.source
@@ -109,11 +109,11 @@ def _lane_when_free(tx: Transaction, before: Entry) -> tuple[Lane, Move | None]:
 
 
 def begin_move(tx: Transaction, source: Lane, target: Lane, asked: float) -> tuple[Lane, Move | None]:
-    """Begin to move a free device: the side that has it must confirm that it is withdrawn before the other gets it."""
+    """Begin to move a free device: the present side must confirm that it is withdrawn before the other side gets it."""
     if target is source:
         return source, None
     if {source, target} == {Lane.LEGACY, Lane.SHARED}:
-        return target, None  # pods may have it before and after, and claims never had it without a lease
+        return target, None  # pods may have it before and after the move, and claims only by a lease
     lane = Lane.LEGACY_TO_DRA if target is Lane.DRA else Lane.DRA_TO_LEGACY
     whom = "kubelet" if lane is Lane.LEGACY_TO_DRA else "the API server"
     return lane, Move(source, target, MoveStep.REVOKING, asked, tx.at, f"waits for {whom} to confirm")
@@ -151,9 +151,9 @@ def with_holder_found(tx: Transaction, before: Entry, hold: Hold | None, claims:
 
 
 def _report_overlap(tx: Transaction, found: Entry) -> None:
-    """Tell everybody concerned that somebody has a device, and somebody else a part of it."""
+    """Tell everybody concerned that a device and overlapping hardware have different holders."""
     for relative in tx.relatives(found):
-        if relative.owner is not Owner.NONE and (relative.device.related(found.device) or _differ(found, relative)):
+        if relative.owner is not Owner.NONE and (relative.device.related(found.device) or _disjoint(found, relative)):
             message = (
                 f"{found.name}, which {refusals.holder(found)} has, shares its hardware with {relative.name}, which "
                 f"{refusals.holder(relative)} has; stop one of them"
@@ -162,7 +162,7 @@ def _report_overlap(tx: Transaction, found: Entry) -> None:
             _report(tx, message, pods, [held.claim for one in (found, relative) for held in one.holders])
 
 
-def _differ(one: Entry, other: Entry) -> bool:
+def _disjoint(one: Entry, other: Entry) -> bool:
     """Whether two held devices have no holder in common, as far as their holders are known."""
     if any(entry.hold is not None and not entry.hold.pods for entry in (one, other)):
         return False  # the pod of the Allocate is not known yet
@@ -177,7 +177,8 @@ def _holders(entry: Entry) -> set[tuple[str, str]]:
 def obstacle(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
     """Return the refusal if the device is not there, is out of service, or overlapping hardware is held; else None.
 
-    It also keeps a holder from getting more of the device. ``uid``: of the claim that is to have it; "": a pod.
+    A holder that asks for more of the device is refused for these reasons, too. ``uid``: of the claim that is to have
+    it; "": a pod.
     """
     if entry.device.presence is not Presence.PRESENT:
         return refusals.not_present(entry)
@@ -203,9 +204,9 @@ def overlap(tx: Transaction, entry: Entry, uid: str = "") -> Refusal | None:
 
 
 def _same_holder(tx: Transaction, entry: Entry, relative: Entry, uid: str) -> bool:
-    """Whether one container or one claim has both devices, and all that they have in common is a device node.
+    """Whether one container or one claim has both devices, and they have only a device node in common.
 
-    A step is for one container or one claim; what the claim has from an earlier step is its own as well.
+    A step is for one container or one claim. Devices that the claim got in an earlier step are its own as well.
     """
     if relative.device.related(entry.device):
         return False

@@ -10,7 +10,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 _SHARDS = 64  # with a thousand keys, a change copies 16 of them and 64 references: 1 us where a dict takes 6
-_LAST = _SHARDS - 1  # a power of two less one: "&" takes half as long as "%"
+_LAST = _SHARDS - 1  # one less than a power of two, as a mask: "&" takes half as long as "%"
 
 
 class PersistentMap(Mapping[str, T], Generic[T]):

@@ -8,7 +8,7 @@ from drabridge.system import safety_defaults as defaults
 
 
 class LedgerPolicy(Struct, frozen=True):
-    """Times in seconds, and what is switched on; the agent sets them from the section ``safety`` of its configuration.
+    """Times in seconds, and switches. The agent sets them from the section ``safety`` of its configuration.
 
     Both take their defaults from ``drabridge.system.safety_defaults``, where each has its reason.
     """
@@ -19,5 +19,5 @@ class LedgerPolicy(Struct, frozen=True):
     absent_seconds: float = defaults.ABSENT_SECONDS
     settle_seconds: float = defaults.SETTLE_SECONDS
     quiesce_seconds: float = defaults.QUIESCE_SECONDS
-    grace_seconds: float = 30.0  # of a pod whose own value is not known: the API server's default (core/v1/defaults.go)
+    grace_seconds: float = 30.0  # where a pod's value is not known; as the API server's default (core/v1/defaults.go)
     tombstone_seconds: float = defaults.TOMBSTONE_SECONDS

@@ -17,7 +17,7 @@ _OFFERED_TO = {
     Lane.LEGACY_TO_DRA: "is being moved from the legacy lane to the dra lane",
     Lane.DRA_TO_LEGACY: "is being moved from the dra lane to the legacy lane",
 }
-# Kubelet does not retry a pod whose Allocate failed; a claim keeps the devices that it was given.
+# A pod whose Allocate failed is not retried by kubelet; a claim keeps the devices that it was given.
 _OTHER_DEVICE_HINT = {
     Side.LEGACY: "the pod that replaces this one gets another device",
     Side.DRA: "delete the pod, and the claim unless it is of a template, for another device",
@@ -25,13 +25,13 @@ _OTHER_DEVICE_HINT = {
 
 
 def _time(then: float, now: float) -> str:
-    """``14:02 UTC``, with the date in front if that was not within the last day."""
+    """``14:02 UTC``, with the date in front if ``then`` is a day or longer ago."""
     moment = datetime.fromtimestamp(then, UTC)
     return moment.strftime("%H:%M UTC" if 0 <= now - then < _DAY_SECONDS else "%Y-%m-%d %H:%M UTC")
 
 
 def _time_with_seconds(then: float) -> str:
-    """``14:02:05 UTC``: for what is over within the hour."""
+    """``14:02:05 UTC``: for times that matter for less than an hour."""
     return datetime.fromtimestamp(then, UTC).strftime("%H:%M:%S UTC")
 
 
@@ -161,7 +161,7 @@ def no_lease(entry: Entry) -> Refusal:
 
 
 def denied(entry: Entry) -> Refusal:
-    """Refuse a device to a claim that was denied the lease of it, and that has not let go of it."""
+    """Refuse a device to a claim that was denied the device's lease, and that is still allocated it."""
     hint = "the scheduler takes the allocation back and chooses another device"
     return Refusal(entry.name, RefusalCode.DENIED, f"the claim was denied the lease of {entry.name}", hint)
 

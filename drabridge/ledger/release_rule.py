@@ -1,9 +1,9 @@
-"""When has a legacy pod released a device? The DevicePlugin API never says; this rule does, and in doubt it says no.
+"""Decide when a legacy pod has released a device. The DevicePlugin API never says so. In doubt the pod has it.
 
 PodResources List alone is not enough. It leaves out plain init containers (kubernetes/kubernetes#120501), pods that
-were force-deleted but still run (#104824), everything that a new kubelet has not re-synced, and the moments between
-Allocate's reply and kubelet's own record. So a hold whose end is not proven (:mod:`drabridge.ledger.proofs`) ends only
-when all of these are true:
+were force-deleted but still run (#104824), everything that a new kubelet has not re-synced, and pods in the moments
+between Allocate's reply and kubelet's own record. So a hold whose end is not proven (:mod:`drabridge.ledger.proofs`)
+ends only when all of these are true:
 
 - every source of evidence that can be asked agrees that no pod has the device, in at least two rounds;
 - at least two kinds of source could be asked;
@@ -26,7 +26,7 @@ from drabridge.ledger.events import DeviceUse
 from drabridge.ledger.policy import LedgerPolicy
 from drabridge.ledger.proofs import End
 
-MOST_EARLIER = 16  # pods that a device passed through and that may run: somebody may delete many by force
+MOST_EARLIER = 16  # pods that had a device before and may still run: somebody may delete many by force
 
 
 class DeviceEvidence(Struct, frozen=True):
@@ -37,7 +37,7 @@ class DeviceEvidence(Struct, frozen=True):
     barrier: bool = False  # the checkpoint was certainly written after the List
     unaccounted: tuple[str, ...] | None = None  # API server: pods whose devices kubelet does not show
     opened: bool | None = None  # open-file probe
-    units: tuple[str, ...] = ()  # kubelet's ids by which it shows the device with a pod
+    units: tuple[str, ...] = ()  # the ids with which kubelet shows the device on a pod
     claimed: tuple[ClaimRef, ...] = ()  # PodResources: claims that give the device to a container
     allocated: tuple[tuple[ClaimRef, DeviceUse], ...] | None = ()  # API server: claims that have the device allocated
     elsewhere: str = ""  # the resource that the units are counted under, if it is not known to be the device's
@@ -54,13 +54,13 @@ class DeviceEvidence(Struct, frozen=True):
 
 
 class HoldEnded(Struct, frozen=True):
-    """The hold has ended; ``because`` is what is recorded."""
+    """The hold has ended; ``because`` is recorded as the reason."""
 
     because: str
 
 
 def holding_claims(entry: Entry, claimed: Iterable[ClaimRef]) -> tuple[ClaimRef, ...]:
-    """Of the claims that kubelet shows with a device, those that have more than admin access to it."""
+    """Return those of the claims that have more than admin access to the device; kubelet shows them all with it."""
     admins = {(held.claim.namespace, held.claim.name) for held in entry.claims if held.admin}
     return tuple(claim for claim in claimed if (claim.namespace, claim.name) not in admins)
 
@@ -102,8 +102,8 @@ def with_earlier(hold: Hold, pods: Iterable[PodRef], until: float) -> Hold:
 def with_record(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
     """Return the hold with the pods that kubelet's checkpoint names, if it was written after the last Allocate.
 
-    A checkpoint that was read behind the barrier was. Any other one counts only if the pods from before are known and
-    it names others as well. Pods in ``earlier`` that have ended are left out.
+    A checkpoint that was read behind the barrier was written after it. Any other one counts only if the former pods are
+    known and it names other pods as well. Pods in ``earlier`` that have ended are removed.
     """
     if hold.earlier:
         left = tuple(pod for pod in hold.earlier if not _has_ended(pod.uid, evidence))
@@ -125,12 +125,12 @@ def with_record(hold: Hold, evidence: DeviceEvidence, at: float) -> Hold:
 
 
 def without_ended_units(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
-    """Return the hold without units that the device no longer has and no pod has any more.
+    """Return the hold without units that neither the device nor a pod has any more.
 
-    That matters after ``replicas`` was made smaller: a pod's units are shown to kubelet as Healthy, so a unit that
-    stayed in the hold for ever would be given out for ever. Both of kubelet's answers must be there, and some time must
+    This matters after ``replicas`` was made smaller: a pod's units are shown to kubelet as Healthy, so a unit that
+    stayed in the hold would be given out again and again. Both of kubelet's answers must be there, and some time must
     have passed since the last Allocate. A unit that kubelet shows again comes back into the hold. Only units with the
-    device's own id are dropped, because kubelet would show those. The hold itself stays in any case.
+    device's own id are dropped, because kubelet would show those. The hold itself always stays.
     """
     if set(hold.units) <= set(entry.device.units) or not hold.confirmed:
         return hold
@@ -143,16 +143,16 @@ def without_ended_units(hold: Hold, entry: Entry, evidence: DeviceEvidence, at: 
 
 
 def without_left(hold: Hold, before: Hold, evidence: DeviceEvidence, at: float, policy: LedgerPolicy) -> Hold:
-    """Return the hold with pods that kubelet no longer shows moved to ``earlier``, while others have units of it.
+    """Return the hold with pods moved to ``earlier`` that kubelet no longer shows, while other pods have units of it.
 
-    A pod that was deleted by force may run on. Neither the ends nor the grace periods of the others say for how long.
+    A pod that was deleted by force may run on; the other pods' ends and grace periods do not say for how long.
     ``before``: the hold before this round of evidence.
     """
     if len(hold.units) < 2 or evidence.listed is None:
         return hold
     shown = (*(_with_uid(pod, before.pods) for pod in evidence.listed), *(evidence.checkpointed or ()))
     uids, names = {pod.uid for pod in shown}, {(pod.namespace, pod.name) for pod in shown}
-    known = before.pods if evidence.checkpointed is None else (*before.pods, *hold.recorded)  # init containers, too
+    known = before.pods if evidence.checkpointed is None else (*before.pods, *hold.recorded)  # includes init containers
     left = {
         pod.uid: pod if pod.uid else NEVER_KNOWN
         for pod in known
@@ -164,12 +164,12 @@ def without_left(hold: Hold, before: Hold, evidence: DeviceEvidence, at: float, 
     run = [pod for uid, pod in left.items() if not _has_ended(uid, evidence)]
     if not run:
         return hold
-    grace = max(grace_of(before, policy), grace_of(hold, policy))  # a new agent counts it anew
+    grace = max(grace_of(before, policy), grace_of(hold, policy))  # a new agent starts this wait again
     return with_earlier(replace(hold, grace=grace), run, at + grace + policy.absent_seconds)
 
 
 def end_of_hold(hold: Hold, ends: Mapping[str, End]) -> End:
-    """Return how the pods of a hold ended, all together. ``ends``: what the API server showed, by UID."""
+    """Return the weakest end among the pods of a hold. ``ends``: what the API server showed, by UID."""
     recorded = [pod.uid for pod in hold.recorded]
     return proofs.end_of(
         [*recorded, *(pod.uid for pod in hold.earlier)] if recorded else (), ends, retaken=hold.retaken
@@ -186,7 +186,7 @@ def _has_ended(uid: str, evidence: DeviceEvidence) -> bool:
 
 
 def _with_uid(pod: PodRef, before: Iterable[PodRef]) -> PodRef:
-    """Return the pod with the UID that the API server gave it at some time; PodResources does not know UIDs."""
+    """Return the pod with the UID that is known from before; PodResources has no UIDs."""
     if pod.uid or not pod.name:
         return pod
     return next((known for known in before if replace(known, uid="") == pod), pod)
@@ -203,7 +203,7 @@ def judge(
 ) -> Hold | HoldEnded:
     """Judge a hold that fresh evidence does not show: it has ended, or it goes on for the reason in ``because``.
 
-    If it is ``quarantined``, every source must answer, and claims are asked for as well: the record of claims was lost
+    If the device is ``quarantined``, every source must answer, and claims count as well: the record of claims was lost
     together with that of pods.
     """
     if evidence.listed is None:
@@ -225,8 +225,8 @@ def judge(
     by_checkpoint = evidence.checkpointed is not None and evidence.barrier
     by_api = evidence.unaccounted is not None
     by_all = by_api and evidence.allocated is not None and (by_checkpoint or evidence.checkpointed is None)
-    # A kubelet whose checkpoint was deleted (a usual piece of advice) forgets pods that run: then both of its answers
-    # miss them. So kubelet alone is believed only about a device that this kubelet process has known.
+    # When its checkpoint is deleted (as people are often advised to do), kubelet forgets running pods: both of its
+    # answers miss them. So kubelet alone is believed only about a device that this kubelet process has known.
     by_kubelet = by_checkpoint and (hold.known or evidence.alone or evidence.opened is False)
     if not (by_all if quarantined else by_kubelet or by_api):
         return _held(hold, HeldBecause.NO_SECOND_WITNESS)
@@ -251,8 +251,8 @@ def judge(
 def _grace_seconds(hold: Hold, evidence: DeviceEvidence, policy: LedgerPolicy) -> float:
     """Return the seconds for which a pod's processes may run on after kubelet has forgotten the pod.
 
-    0 for a hold that kubelet never showed: it has waited ``unconfirmed_seconds``. 0 also where no claim can get the
-    device: then only kubelet gives it out again.
+    0 for a hold that kubelet never showed, because it has already waited ``unconfirmed_seconds``. Also 0 where no claim
+    can get the device, because then only kubelet gives it out again.
     """
     if evidence.alone or not hold.confirmed:
         return 0.0
@@ -260,7 +260,7 @@ def _grace_seconds(hold: Hold, evidence: DeviceEvidence, policy: LedgerPolicy) -
 
 
 def _held(hold: Hold, because: HeldBecause, unseen_since: float | None = None) -> Hold:
-    """Let the hold go on for this reason; absences are counted anew."""
+    """Let the hold go on for this reason; absences are counted from zero again."""
     unseen_since = hold.unseen_since if unseen_since is None else unseen_since
     if hold.because is because and not hold.absences and hold.unseen_since == unseen_since:
         return hold

@@ -1,8 +1,8 @@
-"""Run the ledger of an agent: take events one at a time, and answer once the result is on disk.
+"""Run the ledger of an agent: take events one at a time, and answer when the result is on disk.
 
 Requests that wait at the same time share one fsync (group commit), which runs in a thread so that the loop goes on. A
 step is durable if it makes or ends a hold or moves a device. What evidence says about a hold (last seen, absences) goes
-to disk with the next durable step: a new agent gathers it anew, and a hold whose evidence is lost only lasts longer.
+to disk with the next durable step: a new agent gathers it again, and a hold whose evidence is lost only lasts longer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 0.001  # how long the loop waits for a write; an fsync takes 0.02 to 0.2 ms on a data-centre SSD
 BURST_SECONDS = 0.0003  # requests that come together arrive within this time of each other
 RETRY_SECONDS = 0.1  # between two tries to apply what must be applied
-HANGS_SECONDS = 3.0  # an overloaded disk answers within it; kubelet gives an Allocate up after 5 s
-CLOSE_SECONDS = 1.0  # of the 3 s in which SIGTERM is promised to end the agent
+HANGS_SECONDS = 3.0  # an overloaded disk answers within this time; kubelet gives up on an Allocate after 5 s
+CLOSE_SECONDS = 1.0  # part of the 3 s in which SIGTERM must end the agent
 
 Callback = Callable[[Ledger, tuple[Effect, ...]], None]
 """Called on the loop with the ledger and the effects, after each step that changed something or has effects, and when
@@ -48,10 +48,10 @@ class StoreHealth(Struct, frozen=True):
 
 
 class PendingStep(Struct, frozen=True, eq=False):
-    """A step that was taken in memory. ``answer`` is done once the disk has it, or has failed.
+    """A step that was taken in memory. ``answer`` is done once the step is on disk, or the disk has failed.
 
-    ``at_once``: the disk is quick and works on it now. What the caller does before :meth:`LedgerService.settle` costs
-    no time then; it must be harmless if the write fails.
+    ``at_once``: the disk is quick and is writing the step now. The caller can use the time until it calls
+    :meth:`LedgerService.settle` for something that is harmless if the write fails.
     """
 
     result: Step
@@ -65,7 +65,7 @@ class _Batch(Struct, frozen=True):
 
     waiting: list[PendingStep]
     after: Ledger
-    unwritten: set[str]  # devices whose evidence stays to be written later
+    unwritten: set[str]  # devices whose evidence is left to be written later
     writing: Job[None] | None  # None: none of the steps is durable
     began: float
 
@@ -74,8 +74,8 @@ class LedgerService:
     """Owns the ledger at run time. Use from one loop only; :meth:`close` ends it.
 
     ``ledger`` is what is on disk (evidence aside); offers are computed from it. ``head`` also has the steps that wait
-    for the disk: look there if no holder may be missed. ``loaded`` says what the start found; devices of a damaged
-    ledger have been quarantined by then, visibly.
+    for the disk: use it where no holder may be missed. ``loaded`` says what was found at the start. Devices of a
+    damaged ledger are already quarantined then, as ``ledger`` shows.
     """
 
     def __init__(self, store: Store, policy: LedgerPolicy | None = None, now: Callable[[], float] = time) -> None:
@@ -84,7 +84,7 @@ class LedgerService:
         self._store = store
         self.loaded: LoadResult = store.load()
         self.ledger = self.loaded.ledger
-        self._startup_effects: tuple[Effect, ...] = ()  # for the first subscriber
+        self._startup_effects: tuple[Effect, ...] = ()  # told to the first subscriber
         if self.loaded.doubtful:
             result = step(self.ledger, RecordLost(now(), reason=self.loaded.message), self.policy)
             self.ledger = result.applied_to(self.ledger)
@@ -94,20 +94,20 @@ class LedgerService:
             store.rewrite(self.ledger)
         except LedgerLockedError:
             raise
-        except HostError as error:  # start all the same: an agent that grants nothing can still say why
+        except HostError as error:  # start nevertheless: an agent that grants nothing can still say why
             self._set_unhealthy(str(error))
         self.head = self.ledger
         self._queue: list[PendingStep] = []
         self._unwritten: set[str] = set()  # devices whose newest evidence is not on disk
-        self._begun: _Batch | None = None  # what the disk works on, and nobody waits for yet
+        self._begun: _Batch | None = None  # what the disk is writing, while no task waits for it yet
         self._flusher: asyncio.Task[None] | None = None
         self._callbacks: list[Callback] = []
-        self._disk_is_quick = True  # at its last write
+        self._disk_is_quick = True  # whether its last write was quick
         self._written_at = float("-inf")
         self._io = IoThread("ledger")
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Call ``callback`` at every change; returns the function that ends it.
+        """Call ``callback`` at every change. Return the function that ends the subscription.
 
         The first subscriber is called at once if the start found something to report.
         """
@@ -118,7 +118,7 @@ class LedgerService:
         return lambda: self._callbacks.remove(callback)
 
     async def apply(self, event: Event) -> Decision:
-        """Take one step and return its decision when it is durable; if it cannot be, it is undone and refused.
+        """Take one step and return its decision once it is durable; if the write fails, the step is undone and refused.
 
         The step goes on if the caller is cancelled: what kubelet asked for may be on disk already.
         """
@@ -126,7 +126,7 @@ class LedgerService:
         return self.settle(pending) or await pending.answer
 
     async def apply_until_accepted(self, event: Event) -> None:
-        """As :meth:`apply`, again and again until it is accepted: for what has happened, whatever the disk does."""
+        """Repeat :meth:`apply` until the event is accepted: it has happened, even if the disk fails for a while."""
         while not (await self.apply(event)).accepted:
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -135,9 +135,9 @@ class LedgerService:
         return self._take(step(self.head, event, self.policy))
 
     def settle(self, pending: PendingStep) -> Decision | None:
-        """Return the decision if it is there, or a quick disk has it within PATIENCE_SECONDS; else None.
+        """Return the decision if it is there, or if a quick disk gives it within PATIENCE_SECONDS; else None.
 
-        To wait on the spot is quicker than turns of the loop. A disk that became slow, or hangs, blocks the loop once.
+        Waiting here is quicker than turns of the loop. A disk that became slow, or hangs, blocks the loop only once.
         """
         if (batch := self._begun) is not None and pending in batch.waiting:
             self._begun = None
@@ -149,17 +149,17 @@ class LedgerService:
         return pending.answer.result() if pending.answer.done() else None
 
     def report_refusal(self, side: Side, decision: Decision, claim: ClaimRef | None = None) -> None:
-        """Tell subscribers that a caller was refused: for a caller that tries several times before it answers.
+        """Tell subscribers of a refusal, for a caller that tried several times.
 
-        A ledger that cannot be written is not reported here; :attr:`health` says so.
+        A ledger that cannot be written is not reported here; :attr:`health` tells that.
         """
         if refused := [one for one in decision.refusals if one.code is not RefusalCode.NOT_DURABLE]:
             self._notify(refusal_effects(side, refused, claim))
 
     def retry_write(self) -> None:
-        """Try again to write a ledger that could not be written, though nobody asks for anything.
+        """Try again to write a ledger that could not be written, although there is no request.
 
-        Does not wait for the disk; subscribers hear of it when the write succeeds.
+        This does not wait for the disk; subscribers are told when the write succeeds.
         """
         if not self.health.ok and self._flusher is None and self._begun is None:
             self._take(Step(ACCEPTED, durable=True))
@@ -184,7 +184,7 @@ class LedgerService:
         return pending
 
     def _go_on(self) -> None:
-        """Write on in the background what nobody has settled."""
+        """Finish in the background the write that no caller has settled."""
         begun, self._begun = self._begun, None
         if self._flusher is None and (begun or self._queue):
             self._begin_flush(begun)
@@ -193,10 +193,10 @@ class LedgerService:
         self._flusher = asyncio.create_task(self._flush(batch), name="ledger-flush")
 
     async def close(self, last: Callable[[], None] = lambda: None) -> None:
-        """Finish what waits, write the remaining evidence, run ``last`` under the lock, and close the store.
+        """Finish the waiting steps, write the remaining evidence, run ``last`` under the lock, and close the store.
 
-        After CLOSE_SECONDS a disk that hangs is left alone: what was not answered was not promised. Then ``last`` does
-        not run, and the store stays open until the process ends.
+        If the disk still hangs after CLOSE_SECONDS, this gives up: steps that were not answered were not granted. Then
+        ``last`` does not run, and the store stays open until the process ends.
         """
         deadline = monotonic() + CLOSE_SECONDS
         self._go_on()
@@ -236,7 +236,7 @@ class LedgerService:
             return _Batch(waiting, after, names, None, began)
         try:
             writing = self._io.submit(lambda: self._store.append(after, names, removed))
-        except RuntimeError as error:  # closed: a task that outlived the agent's end is refused like everybody else
+        except RuntimeError as error:  # closed already: a task that goes on after the agent's end is refused
             writing = Job.failed(HostError(f"the ledger is closed: {error}"))
         return _Batch(waiting, after, set(), writing, began)
 
@@ -248,7 +248,7 @@ class LedgerService:
         return self._disk_is_quick and monotonic() - self._written_at >= BURST_SECONDS
 
     async def _flush(self, batch: _Batch | None) -> None:
-        """Write batch after batch until nothing waits."""
+        """Write batch after batch until no step waits."""
         try:
             while batch or self._queue:
                 batch = batch or self._start_batch()
@@ -296,7 +296,7 @@ class LedgerService:
             self._publish(waiting.result)
 
     def _refuse(self, batch: list[PendingStep], error: BaseException) -> None:
-        """Fail closed: the ledger is what it was, and everybody who waits is refused."""
+        """Refuse everybody who waits, and put the ledger back to what it was."""
         known, is_news = isinstance(error, HostError), self.health.ok
         self._set_unhealthy(str(error) if known else f"the ledger cannot be written: {error}", None if known else error)
         if isinstance(error, LedgerLockedError) and not self.health.lost:

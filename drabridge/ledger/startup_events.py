@@ -20,37 +20,37 @@ from drabridge.ledger.events import (
 
 
 class StartupFindings(Struct, frozen=True):
-    """What lies on the node, and what kubelet shows."""
+    """What was found on the node, and what kubelet shows."""
 
     at: float
     recorded: tuple[ClaimDevices, ...] = ()  # claims with records of this boot
     before: frozenset[str] = frozenset()  # UIDs of claims with records of an earlier boot: no container of theirs runs
-    files: tuple[ClaimDevices, ...] = ()  # claims with CDI files, and every device that these may mean
-    left: frozenset[str] | None = frozenset()  # UIDs of claims that have any file left; None: not known
+    files: tuple[ClaimDevices, ...] = ()  # claims with CDI files, and every device that the files may mean
+    left: frozenset[str] | None = frozenset()  # UIDs of claims of which any file is left; None: not known
     listed: Pods | None = None  # pods in PodResources; None: kubelet does not answer
-    claims: tuple[ClaimDevices, ...] = ()  # claims in PodResources; without a UID if no CDI file says it
+    claims: tuple[ClaimDevices, ...] = ()  # claims in PodResources; without a UID if no CDI file has it
     checkpoint: CheckpointRead | None = None
     kubelet: str = ""  # the process that answers at kubelet's socket
     rebooted: bool = False  # the node booted after the ledger was written
 
 
 def in_use(ledger: Ledger, found: StartupFindings) -> tuple[ClaimDevices, ...]:
-    """Return the claims that a container may use, by our records, by kubelet, and else by their CDI files."""
+    """Return the claims that a container may use, by our records and by kubelet; other claims by their CDI files."""
     claims = {one.claim.uid: one for one in found.recorded}
-    if found.rebooted:  # no container has what an earlier boot left behind
+    if found.rebooted:  # no container uses what an earlier boot left behind
         return tuple(claims.values())
     for one in found.claims:
         if not one.claim.uid or one.claim.uid in found.before:
             continue
         known = claims.setdefault(one.claim.uid, one)
         recorded = {use.device for use in known.uses}  # admin access too, which kubelet does not show as such
-        if more := tuple(use for use in one.uses if use.device not in recorded):  # the record came from a backup
+        if more := tuple(use for use in one.uses if use.device not in recorded):  # so the record came from a backup
             claims[one.claim.uid] = ClaimDevices(known.claim, known.uses + more)
     for one in found.files:
         uid = one.claim.uid
         if uid in claims or uid in found.before:
             continue
-        # A ledger that knows all holders knows better: the file still names devices that were released manually.
+        # If the ledger knows all holders, it outranks the file, which still names devices that were released manually.
         has = ledger.by_claim.get(uid) if ledger.node.whole else None
         uses = (use for use in one.uses if has is None or use.device in has or use.device not in ledger.entries)
         claims[uid] = ClaimDevices(one.claim, tuple(dict.fromkeys(uses)))
@@ -93,7 +93,7 @@ def _ended(ledger: Ledger, found: StartupFindings, claims: Iterable[ClaimDevices
 
 
 def _without_uid(ledger: Ledger, found: StartupFindings, claims: Iterable[ClaimDevices]) -> tuple[str, ...]:
-    """Return the devices of claims that nobody knows by UID: nothing but a quarantine can hold them."""
+    """Return the devices of claims whose UID nobody knows: only a quarantine can keep these devices held."""
     known = {(one.claim.namespace, one.claim.name) for one in claims}
     return tuple(
         use.device

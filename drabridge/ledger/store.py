@@ -1,4 +1,4 @@
-"""Keep the ledger on disk: one file, a snapshot followed by a journal. What cannot be read is never taken for free.
+"""Keep the ledger on disk: one file, a snapshot followed by a journal. An unreadable entry never counts as free.
 
 ``ledger.jsonl`` is text, one record a line, each with the CRC-32 of its own bytes in front. The first line is the
 envelope: format, version, node, sequence number, number of entries. The entries follow, then one line for each commit
@@ -6,12 +6,13 @@ with the entries that it replaced. A commit is one ``write`` and one ``fsync``, 
 journal outgrows its limit, the file is rewritten: temporary file, fsync, rename, fsync of the directory. The copy from
 before stays as ``ledger.jsonl.previous``.
 
-A last line without its end was never acknowledged and is dropped. Other damage of the journal ends the reading: what
-was read so far is kept. If the snapshot is damaged, the previous copy is read instead. In both cases every device that
-looks free there is quarantined.
+A last line without its end was never acknowledged and is dropped. At any other damage of the journal the reading ends,
+and what was read so far is kept. If the snapshot is damaged, the previous copy is read instead. In these two cases
+every device that looks free is quarantined.
 
-The Node's UID is not in the file. A Node object that is made anew changes nothing about who holds the machine's devices
-(the ends of pods and the deallocations of claims come as always), and there is no API server to ask at this point.
+The Node's UID is not in the file. If the Node object is created again, that changes nothing about who holds the
+machine's devices: pods end and claims are deallocated as always. Also, no API server can be asked when the file is
+read.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ log = logging.getLogger(__name__)
 FORMAT = "drabridge-ledger"
 VERSION = 1
 FILE = "ledger.jsonl"
-_COMPACT_BYTES = 1 << 20  # of journal; replaying one MiB takes about 50 ms, half of the budget of a start
-_KEPT_ASIDE = 5  # unreadable files that are kept for a person to look at
+_COMPACT_BYTES = 1 << 20  # size of the journal; replaying one MiB takes about 50 ms, half of the budget of a start
+_KEPT_ASIDE = 5  # how many unreadable files are kept for a person to look at
 
 
 class Loaded(StrEnum):
@@ -57,7 +58,7 @@ class Loaded(StrEnum):
     FRESH = "fresh"  # the agent never ran here
     COMPLETE = "complete"
     REPAIRED = "repaired"  # a commit that was never acknowledged was dropped
-    PARTIAL = "partial"  # read up to some point, or an older copy: what looks free may be held
+    PARTIAL = "partial"  # read up to some point, or an older copy: a device that looks free may be held
     LOST = "lost"  # nothing can be read
 
 
@@ -92,9 +93,9 @@ class _Read(Struct):
 
 
 class Store:
-    """The one writer of the ledger of one node. Raises HostError if another process is the writer, or the disk refuses.
+    """The only writer of the ledger of one node. Raises HostError if another process is the writer, or the disk fails.
 
-    ``lock`` is the directory's lock if the caller has it already. ``fsync`` is the only call that a test replaces: to
+    ``lock`` is the directory's lock if the caller already has it. ``fsync`` is the only call that tests replace: to
     lose what was not synced, or to fail.
     """
 
@@ -106,21 +107,21 @@ class Store:
         self.node = node
         self._fsync = fsync
         self._fd: int | None = None
-        self._opened: os.stat_result | None = None  # of ``_fd``
+        self._opened: os.stat_result | None = None  # the file of ``_fd``
         self._journal_bytes = 0
         self._envelope: Json = {}
         self._unknown: dict[str, Json] = {}
         self._lock = lock or Lock(directory)
 
     def close(self) -> None:
-        """Let another process have the ledger."""
+        """Close the file and let another process have the ledger."""
         self._drop()
         self._lock.close()
 
     # --- reading ---
 
     def load(self) -> LoadResult:
-        """Read what there is. Every file has a defined result, and what is unreadable never comes out as free."""
+        """Read what there is. Every file has a defined result, and no unreadable entry comes out as free."""
         try:
             read = _read(self.path, self.node)
         except FileNotFoundError:
@@ -145,7 +146,7 @@ class Store:
         return LoadResult(Loaded.COMPLETE, read.ledger, mode)
 
     def _from_previous(self, problem: str) -> LoadResult:
-        """Read the copy from before the last rewrite. It is old: its holders count, what looks free may be held."""
+        """Read the copy from before the last rewrite. Its holders count, but devices that look free may be held."""
         problem += _kept(self._set_aside())
         try:
             read = _read(self.previous, self.node)
@@ -169,7 +170,7 @@ class Store:
         places = [self.path.with_name(f"{FILE}.unreadable-{n}") for n in range(1, _KEPT_ASIDE + 1)]
         place = next((place for place in places if not os.path.lexists(place)), None)
         if place is None:
-            return None  # the next rewrite replaces it; the oldest ones tell the most
+            return None  # the next rewrite replaces this one; the oldest files tell the most
         try:
             self.path.rename(place)
         except OSError:
@@ -181,8 +182,8 @@ class Store:
     def append(self, ledger: Ledger, names: Iterable[str], removed: Iterable[str] = ()) -> None:
         """Make the devices ``names`` and the node's state of ``ledger`` durable. Raises HostError if that fails.
 
-        After a failure the next call writes the whole file anew, because nobody knows what the kernel kept of a failed
-        fsync. The file is also written anew if it is no longer at its path: no agent would read what was appended to a
+        After a failure the next call writes the whole file again, because nobody knows what the kernel kept of a failed
+        fsync. The file is also written again if it is no longer at its path: no agent would read what was appended to a
         removed file.
         """
         if self._fd is None or self._journal_bytes > _COMPACT_BYTES:
@@ -273,7 +274,7 @@ _BAD_RECORD = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def read_if_possible(directory: Path, *, node: str) -> Ledger | None:
-    """Read a ledger of another writer as far as possible; None if nothing about this node can be read."""
+    """Read the ledger of another writer as far as possible; None if nothing about this node can be read."""
     try:
         return _read(directory / FILE, node).ledger
     except (OSError, UnreadableLedgerError):
@@ -281,9 +282,9 @@ def read_if_possible(directory: Path, *, node: str) -> Ledger | None:
 
 
 def read_completely(directory: Path, *, node: str) -> Ledger | None:
-    """Read a ledger of another writer to its end; None if there is none about this node.
+    """Read the ledger of another writer to its end; None if there is none about this node.
 
-    Raises HostError if there is one that cannot be read to its end: what looks free in it may be held.
+    Raises HostError if it cannot be read to its end: devices that look free in it may be held.
     """
     path = directory / FILE
     try:

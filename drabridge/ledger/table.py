@@ -1,7 +1,7 @@
 r"""The one table that says who may hold a device.
 
 Two rules. Nothing else changes ownership: every owner and every lane in the ledger comes out of a row of this table.
-And the table knows no clock, no socket and no file: what a row does follows from ledger, event and policy alone.
+And the table knows no clock, no socket and no file: the effect of a row follows from ledger, event and policy alone.
 
 Why a ledger
 ------------
@@ -20,23 +20,24 @@ things: a lane never takes a device from anybody, and an owner never decides wha
     shared:   NONE --allocated--> DRA_PENDING --kubelet gave it up--> DRA_GRANTED
                                       \--Allocate came first--> LEGACY, and the claim is denied
 
-Nobody tells when a pod with limits lets go: the DevicePlugin API has no Deallocate. So LEGACY ends by evidence alone:
-by a proof (:mod:`drabridge.ledger.proofs`), or after a wait (:mod:`drabridge.ledger.release_rule`).
+Nobody tells us when a pod with limits releases a device: the DevicePlugin API has no Deallocate. So LEGACY ends only by
+evidence: by a proof (:mod:`drabridge.ledger.proofs`), or after a wait (:mod:`drabridge.ledger.release_rule`).
 
 Who wins
 --------
-What runs wins over what is promised. A claim that is only pending gives way to an Allocate. A claim that is granted or
-prepared does not: the Allocate is refused, and kubelet fails the pod. If evidence shows a pod on a device that a claim
-holds, both may run: the owner is CONFLICT until all but one have gone. If the record of a holder is lost, the owner is
-QUARANTINE until evidence, a reboot or the operator says that nobody has it. No row makes either of them free sooner.
+A running holder wins over a promised one. A claim that is only pending gives way to an Allocate. A claim that is
+granted or prepared does not: the Allocate is refused, and kubelet fails the pod. If evidence shows a pod on a device
+that a claim holds, both may run: the owner is CONFLICT until all but one have gone. If the record of a holder is lost,
+the owner is QUARANTINE until evidence, a reboot or the operator says that nobody has it. No row makes either of them
+free sooner.
 
 How a device changes lanes
 --------------------------
-Revoke, acknowledge, grant. First the API that has it stops offering it, and the lane is one of the two that are offered
-nowhere. Then that API's authority confirms: kubelet by its allocatable number, the scheduler's side by a slice that no
-longer shows the device and a later list of claims in which nobody has it. Only then the other API is offered it. If a
-grant of the old side arrives in between, it is served, and the move waits. A shared device skips the move: there each
-claim is confirmed by itself, after kubelet has given the device up (the lease).
+Revoke, acknowledge, grant. First the API that offers the device stops offering it, and the device is in one of the two
+lanes that are offered nowhere. Then that API's authority confirms: kubelet by its allocatable number, the scheduler's
+side by a slice that no longer shows the device and a later list of claims in which nobody has it. Only then may the
+other API offer it. If a grant of the old side arrives in between, it is served, and the move waits. A shared device
+skips the move: there each claim is confirmed by itself, after kubelet has given the device up (the lease).
 
 How to read the table
 ---------------------
@@ -75,12 +76,12 @@ class DeviceSignal(StrEnum):
     PREPARE_ADMIN = "prepare-admin"  # the same, with admin access
     UNPREPARE = "unprepare"  # no container uses the claim
     FOUND_PREPARED = "found-prepared"  # a record, a CDI file or kubelet says that it may be in use
-    SET_LANE = "set-lane"  # it is to be in another lane
+    SET_LANE = "set-lane"  # the device shall be in another lane
     WITHDRAWN_FROM_KUBELET = "withdrawn-from-kubelet"  # kubelet no longer offers it
     WITHDRAWN_FROM_SLICES = "withdrawn-from-slices"  # the API server no longer offers it
-    NO_CLAIM_LISTED = "no-claim-listed"  # and a later list of claims shows none with it
+    NO_CLAIM_LISTED = "no-claim-listed"  # a later list of claims shows no claim with it
     REBOOTED = "rebooted"  # the node booted
-    RECOUNT = "recount"  # kubelet or the agent started: evidence is counted anew
+    RECOUNT = "recount"  # kubelet or the agent started: evidence is counted from zero
     RECORD_LOST = "record-lost"  # the record of its holder is unreadable
     MANUAL_RELEASE = "manual-release"  # the operator says that nobody uses it
     LEASE_GRANTED = "lease-granted"
@@ -115,8 +116,8 @@ ALL = frozenset(Lane)
 TO_DRA = _lanes(Lane.LEGACY_TO_DRA)
 TO_LEGACY = _lanes(Lane.DRA_TO_LEGACY)
 SHARED = _lanes(Lane.SHARED)
-FOR_PODS = _lanes(Lane.LEGACY, Lane.LEGACY_TO_DRA)  # until it has confirmed, kubelet may still choose the device
-FOR_CLAIMS = _lanes(Lane.DRA, Lane.DRA_TO_LEGACY)  # until claims were listed, the scheduler may have chosen the device
+FOR_PODS = _lanes(Lane.LEGACY, Lane.LEGACY_TO_DRA)  # until kubelet has confirmed, it may still choose the device
+FOR_CLAIMS = _lanes(Lane.DRA, Lane.DRA_TO_LEGACY)  # until claims are listed, the scheduler may have chosen it
 
 S = DeviceSignal
 ROWS: tuple[Row, ...] = (

@@ -1,4 +1,4 @@
-"""A step in the making: what one event has changed, refused and caused so far."""
+"""Collect what one event has changed, refused and caused so far, while its step is computed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Outcome = Entry | Refusal  # what a transition makes of a device; the same entry
 
 
 class Transaction(Struct):
-    """The ledger before, the entries touched so far, the refusals, and what else is to be reported."""
+    """The ledger before the step, the entries touched so far, the refusals, and the effects."""
 
     ledger: Ledger
     at: float
     policy: LedgerPolicy
     table: Any
-    seq: int  # of the entries that this step changes
+    seq: int  # the new sequence number of the entries that this step changes
     touched: dict[str, Entry] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -30,25 +30,25 @@ class Transaction(Struct):
     node: NodeState | None = None
     durable_node: bool = False
     denied: dict[ClaimRef, str] = field(default_factory=dict)
-    """Claims that lost a device in this step, and so their lease; why."""
+    """Claims that lost a device in this step, and with it their lease -> why."""
 
     def get(self, name: str) -> Entry | None:
-        """Return the entry as this step has it so far; None if there is no such device."""
+        """Return the entry with this step's changes so far; None if there is no such device."""
         return self.touched.get(name) or self.ledger.entries.get(name)
 
     @property
     def node_now(self) -> NodeState:
-        """The node's state as this step has it so far."""
+        """The node's state with this step's changes so far."""
         return self.node or self.ledger.node
 
     def relatives(self, entry: Entry) -> Iterable[Entry]:
-        """Entries whose hardware overlaps with this one's, as this step has them so far."""
+        """Entries whose hardware overlaps with this one's, with this step's changes so far."""
         for relative in self.ledger.relatives(entry.device):
             yield self.touched.get(relative.device.name, relative)
 
 
 class RequestedUse(NamedTuple):
-    """One device that a claim is to have."""
+    """One device that a claim shall have."""
 
     claim: ClaimRef
     use: DeviceUse

@@ -28,7 +28,7 @@ def _shares(use: DeviceUse) -> tuple[ClaimShare, ...]:
 def with_share(shares: tuple[ClaimShare, ...], new: ClaimShare | None) -> tuple[ClaimShare, ...]:
     """Return the shares of one claim with ``new`` among them.
 
-    A record of an older agent, and kubelet, know only a share's id; the amounts that it takes are kept once known.
+    Kubelet, and a record of an older agent, know only the id of a share. Once its amounts are known, they are kept.
     """
     if new is None:
         return shares
@@ -63,10 +63,10 @@ def pend(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 
 def pend_as_well(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record an allocation of a device whose lease claims wait for: a known one, or a further share.
+    """Record an allocation of a device whose lease claims wait for: a known allocation, or a further share.
 
-    A second holder without a share is refused. So is everybody when the device has gone meanwhile, or a relative was
-    taken: nobody can be granted its lease.
+    A second holder without a share is refused. If the device has gone meanwhile, or a relative was taken, everybody is
+    refused: nobody can be granted its lease.
     """
     if entry.claim(request.claim.uid) is None and not request.use.lease:
         return refusals.no_lease(entry)
@@ -79,9 +79,9 @@ def prepare(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 
 
 def regrant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record an allocation of a device that claims hold: a known one, or a further share. A second holder is refused.
+    """Record an allocation of a device that claims hold: a known one, or a further share. Refuse a second holder.
 
-    A claim that waits is refused when the device has gone meanwhile, or a relative was taken: it cannot get its lease.
+    If the device has gone meanwhile, or a relative was taken, a waiting claim is refused: it cannot get its lease.
     """
     known = entry.claim(request.claim.uid)
     if known and known.phase is ClaimPhase.WITHDRAWN and (refusal := obstacle(tx, entry, request.claim.uid)):
@@ -94,7 +94,7 @@ def regrant(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
 def reprepare(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """Prepare a device that claims hold, for a claim that holds it or has a further share. A second holder is refused.
 
-    A pod may have a relative by now: what kubelet shows is believed, whoever had the device first.
+    By now a pod may have a relative: kubelet is believed about pods, whoever had the device first.
     """
     held = entry.claim(request.claim.uid)
     if held and held.phase in (ClaimPhase.PENDING, ClaimPhase.WITHDRAWN):
@@ -112,7 +112,7 @@ def _join(tx: Transaction, entry: Entry, request: RequestedUse, phase: ClaimPhas
     other = next((held for held in entry.holders if held.claim.uid != request.claim.uid), None)
     new_share = use.share is not None and (known is None or all(use.share.id != share.id for share in known.shares))
     shared = entry.device.shareable and use.share and all(held.shares for held in entry.holders)
-    # A claim whose old processes linger is prepared anew: another pod has the claim now.
+    # A claim whose former processes linger is prepared again: another pod has the claim now.
     stronger = phase is ClaimPhase.PREPARED and (
         known is None or known.phase is not ClaimPhase.PREPARED or bool(known.lingers)
     )
@@ -167,7 +167,7 @@ def note_allocated(tx: Transaction, entry: Entry, request: RequestedUse) -> Outc
 
 
 def admit_admin(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
-    """Record admin access, so that Unprepare finds it. It holds nothing and hinders nobody."""
+    """Record admin access, so that Unprepare finds it. It holds nothing, so anybody else may get the device."""
     if any(held.admin and held.claim.uid == request.claim.uid for held in entry.claims):
         return entry
     new = ClaimHold(request.claim, ClaimPhase.PREPARED, tx.at, _shares(request.use), admin=True)
@@ -177,7 +177,7 @@ def admit_admin(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome
 def found_prepared(tx: Transaction, entry: Entry, request: RequestedUse) -> Outcome:
     """Record that a claim may be in use, as a record, a CDI file or kubelet says.
 
-    It holds the device then in any case.
+    The claim then holds the device in any case.
     """
     if request.use.admin:
         return admit_admin(tx, entry, request)
@@ -201,7 +201,7 @@ def with_claims(tx: Transaction, entry: Entry, claims: tuple[ClaimHold, ...], be
 
 
 def deallocate(tx: Transaction, entry: Entry, uid: str) -> Outcome:
-    """Record that the API server took the device from the claim. What is prepared stays until kubelet unprepares it."""
+    """Record that the API server took the device from the claim, which keeps it while it is prepared."""
     return _change_claim(
         tx,
         entry,
@@ -235,7 +235,7 @@ def unprepare(tx: Transaction, entry: Entry, event: Unprepare) -> Outcome:
 def _change_claim(
     tx: Transaction, entry: Entry, uid: str, change: Callable[[ClaimHold], ClaimHold | None], because: str
 ) -> Entry:
-    """Apply ``change`` to what the claim ``uid`` has of the device (its hold, its admin access); None ends it."""
+    """Apply ``change`` to the hold and to the admin access of the claim ``uid``; if it returns None, that one ends."""
     now = [held if held.claim.uid != uid else change(held) for held in entry.claims]
     left = tuple(held for held in now if held is not None)
     return entry if left == entry.claims else with_claims(tx, entry, left, because)
@@ -271,9 +271,9 @@ def lease_grant(tx: Transaction, entry: Entry, uid: str) -> Outcome:
 
 
 def lease_deny(tx: Transaction, entry: Entry, claim: ClaimRef) -> Outcome:
-    """Deny the claim the lease: it does not hold the device, and no claim gets that until this one has let go.
+    """Deny the claim the lease: it does not hold the device. No claim gets the device until this one is deallocated.
 
-    What is prepared stays: a container of an earlier allocation uses it.
+    A prepared claim keeps the device: a container of an earlier allocation uses it.
     """
     held = entry.claim(claim.uid)
     if held is not None and held.phase is ClaimPhase.PREPARED:
@@ -284,7 +284,7 @@ def lease_deny(tx: Transaction, entry: Entry, claim: ClaimRef) -> Outcome:
 
 
 def without_waiting(tx: Transaction, entry: Entry, because: str) -> Entry:
-    """Return the entry with every claim denied that waits for its lease; the step denies them their other devices."""
+    """Return the entry with every waiting claim denied; the step then denies these claims their other devices, too."""
     tx.denied.update((held.claim, because) for held in entry.holders)
     claims = tuple(held if held.admin else _denied(held, held.claim, tx.at) for held in entry.claims)
     return with_holders(tx, entry, entry.hold, claims, because)

@@ -15,7 +15,7 @@ _LEASED = frozenset({Owner.DRA_GRANTED, Owner.DRA_PREPARED})
 
 
 def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
-    """Begin to move a free device. If it moves there already, only the reason why it waits may change."""
+    """Begin to move a free device. If it already moves to that lane, only the reason why it waits may change."""
     source = entry.move.source if entry.lane in MOVING and entry.move else entry.lane
     if entry.move and entry.lane in MOVING and event.lane is entry.move.target:
         reason = event.reason or entry.move.reason
@@ -27,10 +27,10 @@ def move_free(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
 def move_when_released(tx: Transaction, entry: Entry, event: SetLane) -> Outcome:
     """Mark a held device to move when it is released.
 
-    Between two lanes that its holder's side may use, it moves at once.
+    It moves at once between two lanes that its holder's side may use.
 
-    It does not move at once out of the dra lane: when the claim ends, the scheduler may give the device to the next
-    claim, by the slice that it still knows.
+    But it never leaves the dra lane at once: when the claim ends, the scheduler may give the device to the next claim,
+    because it still remembers the old slice.
     """
     if event.lane is entry.target:
         return entry

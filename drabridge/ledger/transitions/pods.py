@@ -46,11 +46,11 @@ def take(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
 
 
 def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """Give what a legacy pod has to a pod again: its app container, the re-admitted pod, or another replica's pod.
+    """Give a legacy pod's device again: to its app container, to the re-admitted pod, or to another replica's pod.
 
-    To refuse here because PodResources still shows the pod made pods fail in storms (project-akri/akri#849). But it is
-    refused if kubelet counts the pod under another resource: then kubelet takes the device for free. And a device that
-    is out of service goes only to further containers of the pod that is being admitted.
+    A refusal because PodResources still shows the pod made many pods fail (project-akri/akri#849). But this refuses the
+    device if kubelet counts the pod under another resource: then kubelet takes the device for free. A device that is
+    out of service goes only to further containers of the pod that is being admitted.
     """
     if entry.counted_elsewhere:
         return refusals.held(entry, tx.at)
@@ -62,7 +62,7 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
         return refusals.cordoned(entry, by)
     kept = old.units if set(units) <= set(old.units) else tuple(sorted({*old.units, *units}))
     retaken = old.retaken or not old.known
-    others = () if set(units) & set(old.units) else old.pods  # they have other units of it, and keep them
+    others = () if set(units) & set(old.units) else old.pods  # these pods have other units, and keep them
     ended = tx.at + release_rule.grace_of(old, tx.policy) + tx.policy.absent_seconds
     hold = Hold(
         kept,
@@ -80,27 +80,27 @@ def retake(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
 
 
 def _left_by(hold: Hold, at: float) -> tuple[PodRef, ...]:
-    """Return the pods from which a device passes to the next one; none between two containers of one pod."""
+    """Return the pods that had a device before it is given out again; none if the same pod's next container gets it."""
     if hold.recorded:
         return hold.recorded
     return (NEVER_KNOWN,) if at - hold.allocated_at > ADMISSION_SECONDS else ()
 
 
 def preempt(tx: Transaction, entry: Entry, units: tuple[str, ...]) -> Outcome:
-    """Give a device to a pod although claims wait for its lease: they are denied it."""
+    """Give a device to a pod although claims wait for its lease; deny the claims."""
     return take(tx, without_waiting(tx, entry, f"a pod was given {entry.name} first"), units)
 
 
 def adopt_before_lease(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
-    """Believe kubelet, which shows a pod on a device whose lease claims wait for: they are denied it."""
+    """Believe kubelet, which shows a pod on a device whose lease claims wait for; deny the claims."""
     return adopt(tx, without_waiting(tx, entry, f"kubelet shows a pod on {entry.name}"), evidence)
 
 
 def confirm(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
     """Record that kubelet shows the pod.
 
-    What is needed after the pod's end is made durable, because the pod may be gone at the next start: its grace period
-    and, for a device that several pods have, who these are.
+    Some facts are made durable, because the pod may be gone at the next start and its end needs them: its grace period
+    and, for a device that several pods have, these pods.
     """
     hold = entry.hold or Hold()
     seen = release_rule.with_record(release_rule.confirm(hold, evidence, tx.at), evidence, tx.at)
@@ -122,11 +122,11 @@ def _uids(hold: Hold) -> set[str]:
 
 
 def adopt(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
-    """Believe kubelet that shows a pod on a device without a known pod. With a claim on the device: CONFLICT.
+    """Believe kubelet, which shows a pod on a device without a known pod. If a claim has the device: CONFLICT.
 
     A pod under a resource that may mean another device does not end a quarantine: others may have the device, too.
     """
-    units = tuple(dict.fromkeys(evidence.units)) or entry.device.units  # perhaps of more replicas than it has now
+    units = tuple(dict.fromkeys(evidence.units)) or entry.device.units  # perhaps more units than it has now
     if entry.owner is Owner.QUARANTINE and (evidence.elsewhere or entry.counted_elsewhere):
         if evidence.elsewhere:
             hold = replace(entry.hold or Hold(), units=units, resource=evidence.elsewhere)
@@ -154,7 +154,7 @@ def adopt(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
 
 
 def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Outcome:
-    """Kubelet does not show a pod: has the holder released the device?"""
+    """Judge whether the holder has released the device: kubelet does not show a pod."""
     hold = entry.hold or Hold()
     quarantined = entry.owner is Owner.QUARANTINE
     node = tx.ledger.node
@@ -172,12 +172,12 @@ def judge_absence(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> Ou
     )
     if isinstance(verdict, HoldEnded):
         claims = _with_allocated(tx, entry, evidence) if quarantined else entry.claims
-        return with_holders(tx, replace(entry, hold=hold), None, claims, verdict.because)  # named as it is known now
+        return with_holders(tx, replace(entry, hold=hold), None, claims, verdict.because)
     return entry if verdict is entry.hold else replace(entry, hold=verdict)
 
 
 def _with_allocated(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> tuple[ClaimHold, ...]:
-    """Return a quarantined device's claims and those that the scheduler gave it to, denied ones as well."""
+    """Return a quarantined device's claims, and all claims that are allocated it, even if they were denied."""
     shares: dict[ClaimRef, tuple[ClaimShare, ...]] = {}
     for claim, use in evidence.allocated or ():
         if not use.admin:
@@ -188,7 +188,7 @@ def _with_allocated(tx: Transaction, entry: Entry, evidence: DeviceEvidence) -> 
 
 
 def recount(tx: Transaction, entry: Entry, argument: Any) -> Outcome:
-    """Count evidence anew: kubelet or the agent started, and what was shown or absent before does not count."""
+    """Count evidence from zero: kubelet or the agent started, so earlier evidence does not count."""
     hold = entry.hold
     if hold is None or not (hold.absences or hold.known or hold.unseen_since):
         return entry

@@ -1,4 +1,4 @@
-"""Transitions after a loss: of the record, of a boot's containers, and the operator's word that ends a hold."""
+"""Transitions after a loss of the record or a reboot, and by the operator's word that a hold has ended."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def quarantine(tx: Transaction, entry: Entry, reason: str) -> Outcome:
     )
 
 
-_NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody; only certainty is missing
+_NOBODY_SEEN = frozenset(  # kubelet was asked and shows nobody, but that is not certain enough
     {HeldBecause.ONCE_ABSENT, HeldBecause.NO_SECOND_WITNESS, HeldBecause.POD_UNACCOUNTED, HeldBecause.GRACE_PERIOD}
 )
 
 
 def release_manually(tx: Transaction, entry: Entry, event: ManualRelease) -> Outcome:
-    """End the holds that nobody has, as far as kubelet and the API server can say; refused if they say otherwise."""
+    """End the holds that nobody uses, as far as kubelet and the API server know; refuse if they say otherwise."""
     hold, claims = entry.hold, entry.claims
     staying = []
     if hold is not None and hold.because not in _NOBODY_SEEN:
@@ -47,15 +47,15 @@ def release_manually(tx: Transaction, entry: Entry, event: ManualRelease) -> Out
     if used and len(used) == len(entry.holders):
         why = "the API server shows it allocated to" if used[0].api_allocated else "a container may still use it by"
         staying.append(refusals.in_use(entry, f"{why} claim {used[0].claim}"))
-    else:  # the shares of claims in use stay, and so does the admin access of others
+    else:  # the shares of claims in use stay, and so does admin access of other claims
         ended = {held.claim.uid for held in entry.holders} - {held.claim.uid for held in used}
         claims = tuple(held for held in claims if held.claim.uid not in ended)
-    sides = 2 if entry.owner is Owner.CONFLICT else 1  # a conflict is over when one side is
+    sides = 2 if entry.owner is Owner.CONFLICT else 1  # a conflict is over when one side has ended
     return staying[0] if len(staying) >= sides else with_holders(tx, entry, hold, claims, "the operator resolved it")
 
 
 def reboot(tx: Transaction, entry: Entry, argument: None) -> Outcome:
-    """End what was prepared: no container of the last boot runs. Legacy holds stay, as kubelet's checkpoint does."""
+    """Make prepared claims granted: no container of the last boot runs. Legacy holds stay, as in the checkpoint."""
     claims = tuple(
         replace(held, phase=ClaimPhase.GRANTED, since=tx.at, lingers=0.0) if held.phase is ClaimPhase.PREPARED else held
         for held in entry.claims
@@ -69,9 +69,9 @@ def reboot(tx: Transaction, entry: Entry, argument: None) -> Outcome:
 def with_waits_begun_anew(entry: Entry, at: float, policy: LedgerPolicy) -> Entry:
     """Return the entry as it is for an agent that starts at ``at`` (seconds); the same object if nothing changes.
 
-    A node's clock may have been set between two runs of the agent. Set back, a wait that counts from a stamp would last
-    until the clock gets there; so no stamp is later than ``at``. Set forward, a wait for what may still run would be
-    over at once; so each that is under way is kept in full once more.
+    A node's clock may have been set between two runs of the agent. If it was set back, a wait that counts from a stamp
+    would last until the clock gets there; so no stamp is later than ``at``. If it was set forward, a wait for processes
+    that may still run would be over at once; so each such wait starts again.
     """
     hold, move = entry.hold, entry.move
     if hold is not None and hold.earlier:
