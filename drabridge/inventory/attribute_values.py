@@ -1,6 +1,6 @@
 """Convert text from hardware to a device's attributes and capacity, in the types of the resource.k8s.io API. Pure.
 
-A value that cannot be read as its type is left out: a wrong one would make the API refuse the whole slice.
+A value that cannot be read as its type is left out: with a wrong value the API server would refuse the whole slice.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _CONVERT: Mapping[str, Callable[[str], Attribute | None]] = MappingProxyType(
 
 
 def attribute(text: str, kind: str) -> Attribute | None:
-    """``text`` as an attribute of the type ``kind`` (``string``, ``int``, ``bool``, ``version``); else None."""
+    """Return ``text`` as an attribute of the type ``kind`` (``string``, ``int``, ``bool``, ``version``); else None."""
     return _CONVERT[kind](text.strip())
 
 
@@ -168,7 +168,7 @@ class LastKnown:
         self._rules: dict[int, tuple[Resource, str]] = {}  # by the resource's id(): the resource, and its digest
 
     def of(self, device_id: str, resource: Resource, lookup: Lookup) -> LastValues:
-        """Return a device's attributes and capacity; the last known value where there is none now. Remembers them."""
+        """Return a device's attributes and capacity, and remember them. A missing value is the last known one."""
         if (known := self._rules.get(id(resource))) is None:
             known = self._rules[id(resource)] = (resource, _digest(resource))
         rules = known[1]

@@ -1,7 +1,7 @@
-"""Find the hardware behind a device node that other nodes give access to as well.
+"""Find the hardware behind a device node to which other nodes give access as well.
 
 An IOMMU group has one owner, whether its functions are opened by the group's node or, with IOMMUFD, by their own
-(Documentation/userspace-api/iommufd.rst). A holder of a disk has its partitions too. A holder of a device-mapper or md
+(Documentation/userspace-api/iommufd.rst). A holder of a disk also has its partitions. A holder of a device-mapper or md
 device has at least a part of each member disk: several logical volumes may share one disk. A holder of a PCI function
 that leads to an NVMe disk has that disk. Several functions may lead to one disk, and one function to several disks;
 these disks may have different holders.

@@ -54,7 +54,7 @@ RunChecks = Callable[[Sequence[HealthRule], Lookup], tuple[str, ...]]
 
 
 class BuildResult(Struct, frozen=True):
-    """``devices``; ``collisions``: those that cannot be told apart; ``waiting``: syspaths that udevd still works on.
+    """``collisions``: devices that cannot be told apart; ``waiting``: syspaths that udevd still works on.
 
     ``away``: why present hardware is not among the devices, by resource and syspath.
     """
@@ -97,8 +97,8 @@ class DeviceBuilder:
     """Build the devices of one configuration. Unchanged devices are not built again.
 
     ``named_by``: device id -> the configuration that named the device; it is kept up to date. ``file``: the
-    configuration as the file has it, if its resource names have templates. ``run_checks``: returns what the programs of
-    health rules said last of a device. ``last``: what was last published of each device.
+    configuration as the file has it, if its resource names have templates. ``run_checks`` returns the last failures
+    that programs of health rules reported for a device. ``last``: what was last published of each device.
     """
 
     def __init__(
@@ -156,11 +156,11 @@ class DeviceBuilder:
         last_ids = {**known_ids, **former_ids, **ids}
         named = {
             match.udev.syspath: _Named(match, name_of(last_ids[match.candidate.key]))
-            for match in (*finished, *waiting)  # a waiting or colliding one keeps its last name
+            for match in (*finished, *waiting)  # waiting and colliding devices keep their last names
             if match.candidate.key in last_ids
         }
         tree = DeviceTree(udev_devices)
-        functions = cache(lambda: _by_function(named))  # made only if there are virtual functions
+        functions = cache(lambda: _by_function(named))  # computed only if there are virtual functions
         in_group = vfio.by_group(_parts(each.match, tree) for each in named.values()) if self._vfio else {}
         former_devices = FormerDevices()
         for match in (each.match for each in named.values()):
@@ -198,7 +198,7 @@ class DeviceBuilder:
             device = self._unchanged(key, made_of) if not fresh else None
             if device is None:
                 device = self._device(match, source, device_id, root, also_at, chosen)
-            if match.udev.syspath in former or device_id not in named_by:  # else one that is away has this id
+            if match.udev.syspath in former or device_id not in named_by:  # otherwise a device that is away has this id
                 named_by[device_id] = match.config
             built[key] = (made_of, device)
             sources[name] = (match.resource, source)
@@ -252,7 +252,7 @@ class DeviceBuilder:
         return None
 
     def _is_divided(self, match: _Match) -> bool:
-        """Whether it is a GPU in MIG mode, and another resource offers its instances."""
+        """Whether the match is a GPU in MIG mode whose instances another resource offers."""
         return match.resource.name in self._divisible and mig.is_in_instances(match.nvidia)
 
     def _former_matches(
@@ -264,9 +264,9 @@ class DeviceBuilder:
         held: Callable[[str], bool],
         fresh: bool,
     ) -> tuple[dict[str, _Match], dict[str, Config]]:
-        """Return the held devices that an earlier configuration named: found ones by syspath; the others by id.
+        """Return the held devices that an earlier configuration named: those found by syspath, and the others by id.
 
-        Each is looked for at its last place, then everywhere. If several devices may be it, they collide.
+        Each is looked for at its last place, then everywhere. If several devices may be the held one, they collide.
         """
         away = {i: config for i, config in self.named_by.items() if config is not self.config and held(name_of(i))}
         found: dict[str, _Match] = {}
@@ -287,7 +287,7 @@ class DeviceBuilder:
         return found, _without(away, found)
 
     def _with_uniformity(self, devices: list[Device]) -> list[Device]:
-        """Return the devices; all of a resource are faulty if it must be uniform (``uniform``) and is not."""
+        """Return the devices; if a resource must be uniform (``uniform``) and is not, all of its devices are faulty."""
         found: dict[str, dict[str, str]] = {}  # resource -> device -> value
         for device in devices:
             resource, source = self._sources[device.name]
@@ -306,7 +306,7 @@ class DeviceBuilder:
     # --- one device ---------------------------------------------------------------------------------------------------
 
     def _unchanged(self, key: Key, made_of: tuple[object, ...]) -> Device | None:
-        """Return the last round's device if what it is made of is unchanged. A faulty one is always built again."""
+        """Return the last round's device if nothing that it is made of has changed; None for a faulty one."""
         known = self._built.get(key)
         if known is None or known[0] != made_of or known[1].presence is not Presence.PRESENT:
             return None
@@ -400,8 +400,8 @@ def _root(
 ) -> str:
     """Return the name of the whole device of a part; "" if it is no part.
 
-    The whole is what the configuration says (``partition``). Else it is the GPU of a MIG instance, the physical
-    function of a VF, or the device below that function (a GPU is matched by its card).
+    The configuration may name the whole (``partition``). If it does not, the whole is the GPU of a MIG instance, the
+    physical function of a VF, or the device below that function (a GPU is matched by its card).
 
     It is found by place, not by resource: a held device may have the resource of an earlier configuration
     (``any_former``: there are such devices). One device is a part of the other if the configuration of either says so.

@@ -20,8 +20,8 @@ from drabridge.config.names import is_cdi_kind, is_cdi_name
 FILE_BYTES_MAX = 4 * 1024 * 1024  # reading needs ten times as much memory; eight GPUs with MIG instances need 0.5 MB
 DEPTH_MAX = 50  # a CDI file needs 6
 EVENTS_MAX = 1_000_000  # YAML events of one file: half a second
-NAMES_MAX = 16_384  # of one file
-_BREATH = 2_000  # after so many events (1 ms) the thread lets other threads run
+NAMES_MAX = 16_384  # in one file
+_BREATH = 2_000  # events (1 ms) after which the thread lets other threads run
 
 _NO_LIST = "it is not a mapping with a list of devices, which are mappings"
 _VERSION = re.compile(r"v?\d+\.\d+\.\d+", re.ASCII)
@@ -74,7 +74,7 @@ def _checked(version: str | None, kind: str | None, devices: Collection[tuple[st
 
 
 def _events(data: bytes) -> Iterator[yaml.Event]:
-    """Yield what the first document has; runtimes read no other."""
+    """Yield the events of the first document; runtimes read no other."""
     events = yaml.parse(io.BytesIO(data), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     for number, event in enumerate(events):
         if isinstance(event, yaml.DocumentEndEvent):
@@ -88,7 +88,7 @@ def _events(data: bytes) -> Iterator[yaml.Event]:
 
 
 def _entries(events: Iterator[yaml.Event]) -> Iterator[tuple[str, yaml.Event]]:
-    """Yield key and value of each entry of a mapping that was opened. Who gets a value takes all its events."""
+    """Yield key and value of each entry of a mapping that was opened. The caller must take all events of a value."""
     for key in events:
         if isinstance(key, yaml.MappingEndEvent):
             return
@@ -104,9 +104,9 @@ def _text(event: yaml.Event, otherwise: str) -> str:
 
 
 def _pass_over(event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> bool:
-    """Take all events of a value, and make no objects of it. Return whether it is a mapping that is not empty.
+    """Take all events of a value, and build no objects. Return whether the value is a mapping that is not empty.
 
-    An alias is taken for one, and is not followed.
+    An alias is not followed, and counts as such a mapping.
     """
     if isinstance(event, yaml.CollectionStartEvent) and depth >= DEPTH_MAX:
         raise SpecError(f"it is nested more than {DEPTH_MAX} deep")
@@ -139,7 +139,7 @@ def _names(events: Iterator[yaml.Event]) -> SpecNames:
             devices = list(_devices(value, events))
         else:
             _pass_over(value, events, 1)
-    for _ in events:  # what is left of the document may be no YAML
+    for _ in events:  # the rest of the document may not be YAML
         pass
     return _checked(fields.get("cdiVersion"), fields.get("kind"), devices)
 
@@ -181,5 +181,5 @@ def read_spec(data: bytes) -> SpecNames:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
         raise SpecError(f"{where}{error.problem or error.context}") from error
-    except (yaml.YAMLError, RecursionError, UnicodeError) as error:  # no UTF-8, or a character that YAML forbids
+    except (yaml.YAMLError, RecursionError, UnicodeError) as error:  # not UTF-8, or a character that YAML forbids
         raise SpecError(str(error).partition("\n")[0]) from error

@@ -1,7 +1,7 @@
 """Follow the CDI files of other programs while a configuration names one of their devices, in a thread of its own.
 
 Once a second every file's stat(2) is compared, and only changed files are read. On every file system this notices a
-file that is replaced, removed and written anew, or written in place. A disk that hangs blocks only this thread.
+file that is replaced, removed and written again, or written in place. A disk that hangs blocks only this thread.
 Before a name is given to kubelet, its file is looked at again (:meth:`CdiIndex.confirm`).
 """
 
@@ -29,12 +29,12 @@ from drabridge.system.untrusted import Unreadable, cut
 LOOK_SECONDS = 1.0
 LOOK_SHARE = 0.02  # at most this share of the time is spent on looks: directories may have thousands of files
 FIRST_SECONDS = 5.0  # how long devices wait for the first look; a disk that hangs must not hold up the others
-SETTLE_SECONDS = 2.0  # how long a name may be gone: some programs remove a file and write it anew
+SETTLE_SECONDS = 2.0  # how long a name may be gone: some programs remove a file and write it again
 AGAIN_SECONDS = 0.1
-HANGS_SECONDS = 10.0  # an answer to kubelet waits so long for a disk at most
-FILES_MAX = 4096  # of one directory; each claim of each driver may have one
-LARGE_BYTES = 256 * 1024  # after reading so much, free memory is returned to the system
-_RACY_NS = 50_000_000  # a file that changed so shortly before the read may change again within the same time stamp
+HANGS_SECONDS = 10.0  # the longest time that an answer to kubelet waits for a disk
+FILES_MAX = 4096  # in one directory; each claim of each driver may have a file
+LARGE_BYTES = 256 * 1024  # read bytes after which free memory is returned to the system
+_RACY_NS = 50_000_000  # a file that changed in this time before the read may change again within one time stamp
 
 Stamp = tuple[int, ...]
 
@@ -58,10 +58,10 @@ class _Reader:
         self._files: dict[str, _File] = {}
         self._unreadable = Unreadable("CDI file")
         self._found = CdiNames(self._directories)
-        self._read_bytes = 0  # since memory was given back
+        self._read_bytes = 0  # since memory was returned
 
     def look(self, kinds: frozenset[str]) -> CdiNames:
-        """Compare every file with what it was, read what changed; return which devices of ``kinds`` there are."""
+        """Look for changed files and read them; return which devices of ``kinds`` there are."""
         if kinds != self._kinds:
             self._kinds, self._files = kinds, {}
         before, self._files = self._files, {}
@@ -165,7 +165,7 @@ class CdiIndex:
     """The CDI devices of other programs that exist, of the kinds (``vendor/class``) that were given to :meth:`follow`.
 
     Use it on one loop; its thread starts at the first look. ``current`` never waits for a disk. It keeps a name that is
-    gone for ``SETTLE_SECONDS``: so devices do not become unhealthy while a file is removed and written anew.
+    gone for ``SETTLE_SECONDS``: so devices do not become unhealthy while a file is removed and written again.
     """
 
     def __init__(self, directories: Collection[Path], driver: str, on_change: Callable[[], None]) -> None:
@@ -174,7 +174,7 @@ class CdiIndex:
         self._thread = IoThread("cdi files")
         self._on_change = on_change
         self.kinds: frozenset[str] = frozenset()  # looked for now
-        self._lost: dict[str, float] = {}  # names that are gone, and since when
+        self._lost: dict[str, float] = {}  # names that are gone -> since when
         self._task: asyncio.Task[None] | None = None
 
     async def follow(self, kinds: Callable[[], frozenset[str]]) -> None:
@@ -196,7 +196,7 @@ class CdiIndex:
     async def use(self, kinds: frozenset[str]) -> None:
         """Look for devices of these kinds (``vendor/class``) from now on; return when they are known.
 
-        If the disk hangs, return after ``FIRST_SECONDS``. Until it answers, no device counts as there.
+        If the disk hangs, return after ``FIRST_SECONDS``. Until the disk answers, no device counts as found.
         """
         self.kinds = kinds
         try:

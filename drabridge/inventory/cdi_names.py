@@ -1,7 +1,7 @@
 """Tell which CDI devices of other programs' files a container runtime finds, and why it does not find one. Pure.
 
-What one file defines: :mod:`drabridge.inventory.cdi_file`. When files are looked at:
-:mod:`drabridge.inventory.cdi_index`.
+:mod:`drabridge.inventory.cdi_file` says what one file defines, :mod:`drabridge.inventory.cdi_index` when files are
+looked at.
 """
 
 from __future__ import annotations

@@ -28,14 +28,14 @@ from drabridge.inventory.template_values import MatchedDevice
 from drabridge.inventory.vfio import VFIO
 
 NOT_LOOKED = "the files of NVIDIA's driver could not be looked for yet: the host's disk does not answer"
-_NOT_IN_NAMES = re.compile(rf"\{{({'|'.join(CONTAINER_FIELDS)})\}}|[^A-Za-z0-9_]")  # a field of the container stays
+_NOT_IN_NAMES = re.compile(rf"\{{({'|'.join(CONTAINER_FIELDS)})\}}|[^A-Za-z0-9_]")  # keeps the container's fields
 
 
 T = TypeVar("T")
 
 
 class Resolved(Struct, Generic[T], frozen=True):
-    """``found``: what a device has of one kind. ``missing``: one sentence for each that should be there and is not.
+    """``found``: what a device has of one kind. ``missing``: one sentence for each missing thing.
 
     ``places``: where the hardware is, in the form of :attr:`Device.also_at`. A path or name without template fields is
     no place: all devices of the resource share it.
@@ -81,14 +81,14 @@ def resolve_nodes(rules: Iterable[NodeRule], device: MatchedDevice, host: Host) 
 def places_of(node: DeviceNode, behind: Sequence[str] = (), *, companion: bool = False) -> tuple[str, ...]:
     """Return the places of hardware that a node gives access to: ``c188:0``, or ``+c188:0`` of a companion.
 
-    ``behind``: what else it gives access to (behind.py).
+    ``behind``: other places that the node gives access to (behind.py).
 
     Numbers are places because the kernel reuses them after an unplug, while a container may still have the old node.
-    ``/dev/vfio/12`` is a place because who opens the node of an IOMMU group has every device in the group
+    ``/dev/vfio/12`` is a place because a process that opens the node of an IOMMU group has every device in the group
     (Documentation/driver-api/vfio.rst).
     """
     numbers = (f"{node.kind}{node.major}:{node.minor}", *behind)
-    if companion:  # but an IOMMU group, which has one owner, is not marked
+    if companion:  # an IOMMU group is not marked, because it has only one owner
         numbers = tuple(place if place.startswith(("/", COMPANION)) else COMPANION + place for place in numbers)
     return (*numbers, node.path) if node.path.startswith(VFIO) else numbers
 
@@ -137,7 +137,7 @@ def render_env(templates: Mapping[str, Template], values: Lookup) -> dict[str, s
 def resolve_fallback(
     rules: CdiFallback | None, device: MatchedDevice, host: Host, driver: NvidiaFiles | None = None
 ) -> Resolved[Fallback | None]:
-    """Return what ``cdiFallback`` gives for one device, in use now or not. ``driver``: NVIDIA's files."""
+    """Return what ``cdiFallback`` gives for one device, whether or not it is in use. ``driver``: NVIDIA's files."""
     if rules is None:
         return Resolved(None)
     nodes = resolve_nodes(rules.nodes, device, host)
@@ -179,7 +179,7 @@ def choose_cdi(
 
 def resolve_again(device: Device, resource: Resource, source: MatchedDevice, host: Host, known: CdiNames) -> Device:
     """Return the device with its nodes and CDI devices as they are now. Raises HostError if one of them is missing."""
-    if resource.vfio is not None:  # binding makes its nodes, before its container starts
+    if resource.vfio is not None:  # binding creates the nodes, before the container starts
         return device
     nodes = resolve_nodes(resource.nodes, source, host)
     cdi = choose_cdi(resource.cdi_devices, source, host, known)
@@ -214,7 +214,7 @@ def _node(rule: NodeRule, expected: _ExpectedNode, host: Host) -> tuple[DeviceNo
 
 
 def _expected_nodes(rule: NodeRule, device: MatchedDevice, host: Host) -> Iterator[_ExpectedNode | str]:
-    """Yield every node that a rule stands for; in place of a missing one, a sentence that says why."""
+    """Yield every node that a rule stands for; for a missing node, a sentence that says why."""
     values = device.lookup(host)
     nodes: list[tuple[str, tuple[int, int] | None]]
     if rule.path is not None:

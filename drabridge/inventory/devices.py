@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it: a checkpoint made by one is read by the other
+REPLICA_SEPARATOR = "::"  # as NVIDIA's plugin writes it, so that each can read a checkpoint of the other
 
 COMPANION = "+"  # marks the place of a companion's node: two devices may share a companion
 
@@ -47,10 +47,10 @@ class DeviceNode(Struct, frozen=True):
     kind: Literal["c", "b"] = "c"
     major: int = 0
     minor: int = 0
-    file_mode: int | None = None  # permission bits in the container; None, here and for the next two: the runtime's
+    file_mode: int | None = None  # permission bits in the container; None, also of uid and gid: the runtime decides
     uid: int | None = None
     gid: int | None = None
-    joined_gid: int | None = None  # the container's process is to be in this group as well
+    joined_gid: int | None = None  # the container's process joins this group, too
 
 
 class Mount(Struct, frozen=True):
@@ -111,7 +111,7 @@ class Device(Struct, frozen=True):
     nodes: tuple[DeviceNode, ...] = ()
     env: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     mounts: tuple[Mount, ...] = ()
-    cdi_devices: tuple[str, ...] = ()  # of other programs' CDI files, by qualified name; given as well
+    cdi_devices: tuple[str, ...] = ()  # qualified names from other programs' CDI files, given to the container as well
     fallback: Fallback | None = None  # given in place of ``cdi_devices`` while there is ``cdi_missing``
     cdi_missing: str = ""  # why the fallback is given, for people; ``cdi_devices`` is empty then
     numa_nodes: tuple[int, ...] = ()  # never holds -1: unknown is empty
@@ -119,18 +119,18 @@ class Device(Struct, frozen=True):
     root: str = ""  # name of the whole device that this is a part of; "" for a whole device
     also_at: tuple[str, ...] = ()  # other places of this hardware (overlap.py): syspaths, nodes as "c188:0", CDI names
     standard: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))  # topology.STANDARD
-    attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))  # of the configuration
+    attributes: Mapping[str, Attribute] = field(default_factory=lambda: MappingProxyType({}))  # from the configuration
     capacity: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replicas: int = 1
-    serial: str = ""  # of the hardware, where the resource evicts holders of an exchanged device
+    serial: str = ""  # the hardware's, if the resource evicts holders of an exchanged device
     presence: Presence = Presence.PRESENT
     reason: str = ""  # why it is not PRESENT, for people
-    fault: str = ""  # the worst that NVML reports: "lost", "reset", "xid-79", "ecc", "thermal"
-    former: bool = False  # held under an earlier configuration's name; nobody new gets it under that name
+    fault: str = ""  # the worst fault that NVML reports: "lost", "reset", "xid-79", "ecc", "thermal"
+    former: bool = False  # held under an earlier configuration's name, under which no new holder gets it
 
     @property
     def pci_bus_id(self) -> str:
-        """``0000:3b:00.0``, in lower case; "" for a device on another bus (USB) behind it."""
+        """``0000:3b:00.0``, in lower case; "" for a device on a further bus (USB) behind the PCI function."""
         return str(self.standard.get(PCI_BUS_ID, ""))
 
     @property

@@ -59,7 +59,7 @@ class DriverFollower:
             await self._look()
 
     async def _look(self) -> None:
-        from drabridge.inventory.nvidia_files import find  # here: most agents do without them
+        from drabridge.inventory.nvidia_files import find  # here, because most agents do not need it
 
         settings, before = self._settings or Nvidia(), self.current
         found = await self._thread.run(partial(find, settings, self._paths, before))

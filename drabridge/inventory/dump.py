@@ -26,7 +26,7 @@ SECRET_PROPERTIES = frozenset({
     "ID_SERIAL", "ID_SERIAL_SHORT", "ID_USB_SERIAL", "ID_USB_SERIAL_SHORT", "ID_SCSI_SERIAL", "ID_ATA_SERIAL",
     "ID_WWN", "ID_WWN_WITH_EXTENSION", "ID_NET_NAME_MAC", "ID_FS_UUID", "ID_PART_ENTRY_UUID", "ID_PART_TABLE_UUID",
 })  # fmt: skip
-_KFD, _KFD_UNIQUE_ID = "topology/nodes/", re.compile(r"^unique_id (\d+)$", re.MULTILINE)  # of AMD's GPUs
+_KFD, _KFD_UNIQUE_ID = "topology/nodes/", re.compile(r"^unique_id (\d+)$", re.MULTILINE)  # the topology of AMD's GPUs
 SECRET_MIN_CHARS = 4
 """Shorter values are counters and flags. Replacing them everywhere would destroy the description."""
 
@@ -43,7 +43,8 @@ def dump(udev: Udev, devices: Iterable[UdevDevice], *, anonymous: bool = True) -
     """Return the devices and all their ancestors, ancestors first.
 
     ``anonymous`` replaces serial numbers, UUIDs and hardware addresses everywhere in the text, and leaves out binary
-    attributes that may hold some. Equal values get equal replacements: bugs about twins need that.
+    attributes that may hold some. Equal values get equal replacements, because bugs may be about devices with equal
+    values.
     """
     everything = {node.syspath: node for device in devices for node in device.lineage() if node.subsystem}
     ordered = [everything[syspath] for syspath in sorted(everything)]
@@ -73,7 +74,7 @@ def _lines(device: UdevDevice, attributes: dict[str, bytes]) -> Iterator[str]:
         for link in device.devlinks:
             yield f"S: {link.removeprefix('/dev/')}"
     for name, text in sorted(device.properties.items()):
-        if name != "DEVPATH" and not name.startswith(_MADE_HERE):  # not udev's; added again when it is loaded
+        if name != "DEVPATH" and not name.startswith(_MADE_HERE):  # not from udev; added again on loading
             yield f"E: {name}={text}"
     for name, value in sorted(attributes.items()):
         yield _attribute(name, value)

@@ -28,7 +28,7 @@ class EventKind(StrEnum):
 
     UDEV = "udev"
     KERNEL = "kernel"
-    NONE = "none"  # the timer alone
+    NONE = "none"  # only the timer
 
 
 class EventSource(Struct, frozen=True):

@@ -13,7 +13,7 @@ INTERVAL_SECONDS = 0.02
 """In a longer burst, one round each interval: kubelet rewrites a checkpoint file for every list that it gets."""
 
 PAUSE_FACTOR = 4
-"""After a round the loop pauses so many times the round's length: a flood of events must not fill the loop."""
+"""After a round the loop pauses for this multiple of the round's length: a flood of events must not fill the loop."""
 
 
 class Pacer(Struct):
@@ -24,7 +24,7 @@ class Pacer(Struct):
     interval_seconds: float = INTERVAL_SECONDS
 
     def delay(self, now: float) -> float:
-        """Seconds to wait before the next round; 0 when it may run at once."""
+        """Return the seconds to wait before the next round; 0 when it may run at once."""
         return max(0.0, 1 - self._tokens(now)) * self.interval_seconds
 
     def spend(self, now: float, seconds: float = 0.0) -> None:
@@ -51,7 +51,7 @@ class Uevent(Struct, frozen=True):
 
 
 class PendingRecheck(Struct, frozen=True):
-    """A device to look at again at ``when``. ``seqnum``: of the kernel event that udevd has not followed up; else 0."""
+    """A device to look at again at ``when``. ``seqnum``: of the kernel event for which udevd's is missing; else 0."""
 
     when: float
     syspath: str
@@ -64,15 +64,15 @@ class RecheckQueue(Struct):
     pending: set[PendingRecheck] = field(default_factory=set)
 
     def add(self, syspath: str, when: float, seqnum: int = 0) -> None:
-        """Look at ``syspath`` at ``when``."""
+        """Plan a look at ``syspath`` at ``when``."""
         self.pending.add(PendingRecheck(when, syspath, seqnum))
 
     def answered(self, syspath: str, seqnum: int) -> None:
-        """Drop the rechecks of a device that wait for udevd: it has now reported event ``seqnum``."""
+        """Drop the rechecks of a device that wait for udevd, which has now reported event ``seqnum``."""
         self.pending -= {one for one in self.pending if one.syspath == syspath and 0 < one.seqnum <= seqnum}
 
     def take_due(self, now: float) -> set[PendingRecheck]:
-        """Remove and return what is due."""
+        """Remove and return the due rechecks."""
         due = {one for one in self.pending if one.when <= now}
         self.pending -= due
         return due

@@ -2,7 +2,7 @@
 
 Nothing waits for these programs. Until a program has ended for the first time, its device is not healthy. A program
 that takes too long is killed with all processes of its group, and counts as failed. It is not started again before it
-has ended: one that hangs in a driver may stay for ever, and such processes must not pile up.
+has ended: a process that hangs in a driver may stay for ever, and such processes must not pile up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from drabridge.config.template import Field, Lookup, Template
 from drabridge.inventory.udev_device import clean
 from drabridge.system.command import Command
 
-KEEP_SECONDS = 10.0  # while udevd handles an event of a device, its programs are not asked for
+KEEP_SECONDS = 10.0  # longer than udevd handles an event of a device: until then nobody asks for its programs
 AT_ONCE = 4  # programs that run at the same time
 REASON_MAX_CHARS = 512  # of the last line: kubelet cuts a device's message at 1,024 bytes
 
@@ -29,11 +29,11 @@ class ExecChecks:
     """The programs of all devices. Use it on one loop."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        """``on_change`` is called when a program says something else than before."""
+        """``on_change`` is called when the result of a program changes."""
         self._on_change = on_change
         self._reasons: dict[Key, str] = {}  # "": healthy
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._asked: dict[Key, float] = {}  # when last
+        self._asked: dict[Key, float] = {}  # when it was last asked for
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def failures(self, rules: Iterable[HealthRule], lookup: Lookup) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Make a device from an entry of ``fabric:``. Such a device is in no inventory or ledger. Pure: looks at no files."""
+"""Make a device from an entry of ``fabric:``. Such a device is in no inventory and no ledger. Pure: reads no files."""
 
 from __future__ import annotations
 

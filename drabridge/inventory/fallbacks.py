@@ -28,7 +28,7 @@ def no_driver(device: Device) -> str:
 
 
 class Fallbacks:
-    """The last fact told of each resource."""
+    """The last fact that was reported about each resource."""
 
     def __init__(self) -> None:
         self._said: dict[str, FallbackGiven] = {}

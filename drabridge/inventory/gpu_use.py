@@ -1,9 +1,9 @@
 """Find the containers of the processes that use a GPU, and add up what each container uses.
 
-A process's control group names the pod and the container, whatever runs in it; a pod cannot change that part. Pods:
-pkg/kubelet/cm/pod_container_manager_linux.go (``pod<UID>``, with systemd ``...-pod<UID with _>.slice``). Containers:
-the runtime's id, 64 hexadecimal digits, in ``cri-containerd-<id>.scope`` and the like. Processes outside pods count as
-the host's.
+A process's control group names the pod and the container, whatever runs in it; a pod cannot change that part of the
+path. Pods: pkg/kubelet/cm/pod_container_manager_linux.go (``pod<UID>``, with systemd ``...-pod<UID with _>.slice``).
+Containers: the runtime's id, 64 hexadecimal digits, in ``cri-containerd-<id>.scope`` and the like. Processes outside
+pods count as the host's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # agents without NVML do not load it
     from drabridge.inventory.nvml_report import Use
 
 CGROUP_BYTES = 16 << 10  # a path has 4,096 bytes at most; cgroup v1 has one for each of a dozen controllers
-MOST_CONTAINERS = 1000  # of all GPUs; what further containers use is added up as OTHER
+MOST_CONTAINERS = 1000  # on all GPUs together; the use of further containers is added up as OTHER
 OTHER = "other"
 
 Container = tuple[str, str]  # the pod's UID, and the runtime's id of the container; both "" for the host
@@ -27,7 +27,7 @@ Container = tuple[str, str]  # the pod's UID, and the runtime's id of the contai
 class GpuUse(Struct, frozen=True):
     """What containers use. Keys of devices are PCI addresses, and UUIDs of MIG instances.
 
-    ``told``: device -> whether NVML reports the memory, and the time. ``uses``: bytes, and percent of the time.
+    ``told``: device -> whether NVML reports the memory, and whether the time. ``uses``: bytes, and percent of the time.
     """
 
     told: Mapping[str, tuple[bool, bool]]
@@ -63,10 +63,10 @@ def _container(proc: Path, pid: int) -> Container | None:
 def container_of(cgroup: str) -> Container:
     """Parse ``/proc/<pid>/cgroup``. The first pod in a path counts: groups below its container are the container's."""
     for line in cgroup.splitlines():
-        parts = line.replace(":", "/").split("/")  # containerd without cri-containerd-: <pod>.slice:cri-containerd:<id>
+        parts = line.replace(":", "/").split("/")  # containerd with systemd writes <pod>.slice:cri-containerd:<id>
         for index, part in enumerate(parts):
             uid = part.removesuffix(".slice").rpartition("pod")[2].replace("_", "-")
-            if len(uid) in (32, 36) and _is_hex(uid.replace("-", "")):  # 32 without dashes: a static pod's
+            if len(uid) in (32, 36) and _is_hex(uid.replace("-", "")):  # a static pod's has no dashes: 32 characters
                 ids = (after.removesuffix(".scope").rpartition("-")[2] for after in parts[index + 1 :])
                 return uid, next((one for one in ids if len(one) == 64 and _is_hex(one)), "")
     return "", ""

@@ -21,20 +21,21 @@ FIRST_SECONDS = 0.05
 until one of them answers."""
 
 LATE_SECONDS = 2.0
-"""A file without an answer for so long counts as not answering."""
+"""A file without an answer for this long counts as not answering."""
 
 FRESH_SECONDS = 1.0
 """A younger answer is used without reading the file again."""
 
 FILES_MAX = 4096
-"""At so many files, those that are not being read are forgotten: paths may have serial numbers of replugged devices."""
+"""When there are this many files, those that are not being read are forgotten: paths may have serial numbers of
+replugged devices."""
 
 _PCI_FUNCTION = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/")
 
 
 @dataclass
 class _File:
-    """``job``: the read under way; ``asked``: when that read, or the last one, began."""
+    """``job``: the read that is under way; ``asked``: when it, or else the last read, began."""
 
     asked: float
     job: Job[str | None] | None
@@ -51,10 +52,10 @@ class HealthFiles:
         self._on_news = on_news
         self._files: dict[str, _File] = {}
         self._threads: dict[str, IoThread] = {}
-        self._waited_in_vain: set[str] = set()  # keys of threads
+        self._waited_in_vain: set[str] = set()  # keys of threads whose last wait timed out
 
     def first_line(self, path: str) -> str | None:
-        """Return the first line as it was read last; None when the file cannot be read. Call it on the loop.
+        """Return the first line as last read; None when the file cannot be read. Call it on the loop.
 
         Raises TimeoutError while the file does not answer.
         """
@@ -82,7 +83,7 @@ class HealthFiles:
             try:
                 return self._read(path)
             finally:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
                     loop.call_soon_threadsafe(self._arrived, path)
 
         thread = self._threads.setdefault(_key(path), IoThread("health-files"))

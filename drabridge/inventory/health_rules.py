@@ -1,4 +1,4 @@
-"""Decide whether a present device is healthy: all rules of ``health:``, and what must be there without a rule.
+"""Decide whether a present device is healthy: by all rules of ``health:``, and by what must exist without a rule.
 
 To add a rule: its key and what it reads in ``config/health_rules.py``, its check in ``_broken`` here.
 
@@ -19,7 +19,7 @@ from drabridge.inventory.host import Host
 from drabridge.inventory.nvidia import Failure, FailureKind
 from drabridge.inventory.template_values import MatchedDevice, bound_driver
 
-SHOWN_MAX = 64  # characters of a value in a reason
+SHOWN_MAX = 64  # longest part of a value in a reason, in characters
 
 APPLICATION_XIDS: Mapping[int, str] = MappingProxyType(
     {
@@ -31,7 +31,7 @@ APPLICATION_XIDS: Mapping[int, str] = MappingProxyType(
         94: "contained memory error",
     }
 )
-"""XIDs that are an application's fault: they say nothing about the GPU. Every other one counts.
+"""XIDs that are an application's fault: they say nothing about the GPU. Every other XID counts.
 
 The numbers are those that NVIDIA's own programs ignore (NVIDIA/k8s-device-plugin internal/rm/health.go, and
 kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/device_health.go, xidsToSkip), with two differences that

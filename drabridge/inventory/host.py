@@ -35,7 +35,7 @@ class NodeStat(Struct, frozen=True):
     kind: Literal["c", "b"]
     major: int
     minor: int
-    behind: tuple[str, ...] = ()  # what other nodes give access to as well (behind.py)
+    behind: tuple[str, ...] = ()  # places to which other nodes give access, too (behind.py)
     mode: int = 0o660  # permission bits
     uid: int = 0
     gid: int = 0
@@ -44,7 +44,7 @@ class NodeStat(Struct, frozen=True):
 class Host:
     """Answers questions about the host; no method opens a device. A container has the host's /dev and /sys mounted.
 
-    ``on_health_news``: called on the loop when a health rule's file says something else than before.
+    ``on_health_news``: called on the loop when the content of a health rule's file changes.
     """
 
     def __init__(self, on_health_news: Callable[[], None] = lambda: None) -> None:

@@ -1,8 +1,8 @@
 """Assign one id and one name to each device, from the values of its identity templates. Pure.
 
 A device has several values, best first (its serial number, then its USB path). It takes the first value that is not
-empty and that no other device of its resource has as well. Of two sticks with the same serial *both* take the path, in
-whatever order they are seen. Where no unique value is left, the devices collide: none of them is offered, and the
+empty and that no other device of its resource has as well. If two sticks have the same serial, *both* take the path,
+in whatever order they are seen. Where no unique value is left, the devices collide: none of them is offered, and the
 collision names all of them.
 
 A held device keeps its name. Once an id is assigned to a device (resource and syspath), it stays until the device is
@@ -11,8 +11,8 @@ value, or collides alone; it never renames or takes away what somebody may hold.
 
 Several devices may share a value that is the name of a held device, while none of them is known to be the held one:
 the agent restarted without its memory, or the device was unplugged and may now be in another port. Then no newcomer
-with that value is offered until the holder lets go: its pod may still have the device number that a returning device
-gets.
+with that value is offered until the held device is released: its pod may still have the device number that a returning
+device gets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NAME_MAX = 63
 DIGEST_CHARS = 8
 
 CACHED = 8192
-"""Ids and names kept in caches: a node with thousands of devices needs them at every event."""
+"""Number of ids and names in caches: a node with thousands of devices needs them at every event."""
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:+@=-]*[A-Za-z0-9])?")
 _NOT_ID = re.compile(r"[^A-Za-z0-9._:+@=-]+|:{2,}")
@@ -90,7 +90,7 @@ def _with_digest(readable: str, whole: str, joint: str, limit: int, fallback: st
 class KnownIdentities(Struct, frozen=True):
     """The ids of devices that are here, or gone and not yet forgotten, and the configuration that gave each id.
 
-    ``values``: what was published last of each, by device id.
+    ``values``: what was last published of each device, by device id.
     """
 
     ids: Mapping[Key, str] = field(default_factory=dict)
@@ -101,7 +101,8 @@ class KnownIdentities(Struct, frozen=True):
 class Candidate(Struct, frozen=True):
     """A device that needs an identity. ``values``: what its templates gave, best first; "" for one without value.
 
-    ``hint``: what to do if all are empty. ``place``: a template that would give a value; "" if it is there already.
+    ``hint``: what to do if all values are empty. ``place``: a template that would give a value; "" if it is used
+    already.
     """
 
     resource: str
@@ -154,7 +155,7 @@ class _Assignment:
                 self.sharers[key[0], level, name_of(value) if value else ""].add(key)
 
     def result(self) -> tuple[dict[Key, str], tuple[Collision, ...]]:
-        chosen: dict[str, list[tuple[Key, str]]] = defaultdict(list)  # name -> who chose it, with the value
+        chosen: dict[str, list[tuple[Key, str]]] = defaultdict(list)  # name -> devices that chose it, with the value
         nameless: dict[tuple[str, str], list[str]] = defaultdict(list)  # one message for all with the same hint
         for candidate in self.newcomers:
             if value := self._choose(candidate.key):
@@ -177,7 +178,7 @@ class _Assignment:
         return assigned, tuple(sorted(collisions, key=lambda c: (c.resource, c.identity, c.syspaths)))
 
     def _choose(self, key: Key) -> str:
-        """Return the first value that no other device has; else the first value at all, which then collides."""
+        """Return the first value that no other device has; if there is none, the first value, which then collides."""
         first = ""
         for level, value in enumerate(self.ids[key]):
             if not value:
@@ -194,7 +195,7 @@ class _Assignment:
         return name not in self.owner and self.held(name)
 
     def _twins(self, key: Key, value: str) -> set[Key]:
-        """Return the devices with the same value at the same level, this one included, whatever their names are."""
+        """Return the devices, this one included, with the same value at the same level, whatever their names are."""
         name = name_of(value)
         levels = (level for level, own in enumerate(self.ids[key]) if own == value)
         return set().union(*(self.sharers[key[0], level, name] for level in levels))

@@ -28,11 +28,11 @@ FILE_NAME = "identities.json"
 class IdentityStore:
     """``identities.json``: ``{"version": 1, "given": [[resource, syspath, id], ...], "namedBy": [...]}``.
 
-    ``namedBy`` has one ``{"ids": [...], "configuration": {...}}`` for each configuration that named what is there: the
-    present one, and the earlier ones whose devices somebody still holds. ``values`` has what was published last of each
+    ``namedBy`` has one ``{"ids": [...], "configuration": {...}}`` for each configuration that named a present device:
+    the one in use, and earlier ones whose devices somebody still holds. ``values`` has what was last published of each
     device, by id.
 
-    The file is a preference, not a record of ownership: if it is lost, names are derived anew, and they are the same
+    The file is a preference, not a record of ownership: if it is lost, names are derived again, and they are the same
     unless twins or a changed configuration are involved. So a file that cannot be read is logged and replaced.
     """
 
@@ -63,7 +63,7 @@ class IdentityStore:
         return self._saved
 
     def save(self, known: KnownIdentities) -> None:
-        """Write the identities soon, in the worker's thread. Nothing is written if nothing changed."""
+        """Write the identities soon, in the worker's thread, if they have changed."""
         if known != self._saved:
             copy = KnownIdentities(dict(known.ids), dict(known.named_by), dict(known.values))
             self._files.submit_latest(FILE_NAME, lambda: self._write(copy))

@@ -1,9 +1,10 @@
 """Watch the devices of this node: udev's events and a timer in, snapshots out.
 
-Events are hints about where to look; what is there decides. The event sockets are opened first, then everything is
-enumerated, so nothing happens unseen in between. If both groups of events work, both are listened to. udevd's events
-are acted on at once; a kernel event only if udevd does not follow it up within ``UNANSWERED_SECONDS``. So nothing is
-missed when udevd is killed or stuck. After lost events (any error of a socket) everything is enumerated once.
+Events are hints about where to look; only what is found there counts. The event sockets are opened first, then
+everything is enumerated, so nothing happens unseen in between. If both groups of events work, both are listened to.
+udevd's events are acted on at once; a kernel event only if udevd does not follow it up within ``UNANSWERED_SECONDS``.
+So nothing is missed when udevd is killed or stuck. After lost events (any error of a socket) everything is enumerated
+once.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from drabridge.inventory.udev_scope import cdi_kinds, distinct_configs, needs_nv
 from drabridge.inventory.vfio import with_twins
 
 UNANSWERED_SECONDS = 1.0
-"""How long udevd may take for an event before the kernel's is acted on; its rules usually run for 5 to 50 ms."""
+"""How long udevd may take for an event before the kernel's event is acted on. Its rules usually run for 5 to 50 ms."""
 
 RECHECK_SECONDS = (0.1, 1.0)
-"""After a kernel event, when to look again for what udevd adds: its database may reach us where its events do not."""
+"""When to look, after a kernel event, for what udevd adds: its database may reach us where its events do not."""
 
 FAULTY_RECHECK_SECONDS = 5.0
 """How often faulty devices are looked at again: a node that is made by hand sends no event."""
@@ -101,7 +102,7 @@ class Inventory:
         self._pacer = Pacer()
         self._nvidia = nvidia.NOTHING
         self._fallbacks = Fallbacks()
-        self._doubt_udevd = False  # check whether udevd still answers
+        self._doubt_udevd = False  # udevd's answers are in doubt: check them
         self._database = False  # udevd's database is readable here; udevd writes it after the kernel's event
         self._stale = True  # everything must be enumerated again
         self._resync_at = 0.0
@@ -113,7 +114,7 @@ class Inventory:
 
     @property
     def current(self) -> Snapshot:
-        """The newest snapshot; not ``complete`` before the first enumeration."""
+        """Return the newest snapshot; it is not ``complete`` before the first enumeration."""
         return self._tracker.current
 
     def reconfigure(self, config: Config) -> None:
@@ -139,7 +140,7 @@ class Inventory:
         return KnownIdentities(ids, named_by, self._builder.last.values)
 
     def released(self, names: Iterable[str]) -> None:
-        """Enumerate again if one of these devices, which nobody holds any more, can now get its proper name.
+        """Enumerate again if one of these released devices can now get its proper name.
 
         That is a device that kept an earlier configuration's name, or that was not offered because it might have been
         the held one.
@@ -149,7 +150,7 @@ class Inventory:
             self.refresh()
 
     def _known_ids(self) -> dict[Key, str]:
-        """Return the ids of devices that are or were here, each at its last place only."""
+        """Return the ids of devices that are or were here, each only at its last place."""
         tracked = self._tracker.known_ids()
         ids = set(tracked.values())
         return {key: device_id for key, device_id in self._known_before.items() if device_id not in ids} | tracked
@@ -159,11 +160,11 @@ class Inventory:
         return {device_id: config for device_id, config in named_by.items() if self._held(name_of(device_id))}
 
     def configs(self) -> list[Config]:
-        """Return the configuration, and the earlier ones that named what may be held."""
+        """Return the configuration, and the earlier ones that named devices which may be held."""
         return distinct_configs((self._config, *self._builder.named_by.values()))
 
     def _scoped(self) -> list[Config]:
-        """Return :meth:`configs` and the configuration as the file has it: its templates may have no names yet."""
+        """Return :meth:`configs` and the file's configuration, whose templates may not stand for any name yet."""
         return distinct_configs((self._names.file, *self.configs()))
 
     def refresh(self) -> None:
@@ -184,8 +185,8 @@ class Inventory:
     def resolve(self, device: Device) -> Device:
         """Return the device with its nodes as they are at this moment, by the kernel's name and stat(2).
 
-        No hardware is touched. CDI devices are taken from the index of their files. Raises HostError if the device, or
-        something that it needs, is not there.
+        No hardware is touched. CDI devices are taken from the index of their files. Raises HostError if the device or
+        something that it needs is missing.
         """
         source = self._builder.source(device.name)
         path, number = self._host.own_node(source[1].udev.syspath) if source else ("", None)
@@ -354,7 +355,7 @@ class Inventory:
                 for delay in RECHECK_SECONDS:
                     self._rechecks.add(syspath, now + delay)
             if event.action == "remove":
-                self._rechecks.add(syspath, now + RECHECK_SECONDS[0])  # it stays after a synthetic event
+                self._rechecks.add(syspath, now + RECHECK_SECONDS[0])  # the device still exists after a synthetic event
                 touched |= self._cache.remove(syspath, alone=enumerated)
             elif not enumerated:
                 touched |= self._cache.check([syspath])
@@ -415,7 +416,7 @@ class Inventory:
         try:
             events = monitor.drain()
         except OSError as error:
-            asyncio.get_running_loop().remove_reader(monitor.fileno())  # it would be readable for ever
+            asyncio.get_running_loop().remove_reader(monitor.fileno())  # the failed socket would be readable for ever
             self._failed = f"{monitor.group} events were lost: {error}"
             self._wake.set()
             return
@@ -435,7 +436,7 @@ class Inventory:
         return events
 
     def _close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # no loop any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop = asyncio.get_running_loop()
             for monitor in self._monitors:
                 loop.remove_reader(monitor.fileno())

@@ -27,7 +27,7 @@ class Explanation(Struct, frozen=True):
     parts: tuple[Explanation, ...] = ()
 
     def lines(self, depth: int = 0) -> Iterator[str]:
-        """One line for each node, indented; ✓ or ✗ first."""
+        """Yield one indented line for each node, with ✓ or ✗ first."""
         text = self.label
         if self.expected:
             text += f" {self.expected}"
@@ -95,7 +95,7 @@ def explain_predicate(predicate: Predicate, device: UdevDevice, advise: bool = T
 
 
 def _owner_above(source: Source, key: str, device: UdevDevice) -> UdevDevice | None:
-    """Return the nearest ancestor that has such an attribute or driver; None if none has, or for other sources."""
+    """Return the nearest ancestor that has such an attribute or driver; None if none has it, or for other sources."""
     if source not in (Source.ATTR, Source.DRIVER):
         return None
     return next((node for node in device.ancestors() if _values(source, key, node)), None)
@@ -120,7 +120,7 @@ def _test(test: Test, device: UdevDevice) -> bool:
     hex_id = is_hex_id(test.source, test.key)
     if any(test.patterns.matches(value, hex_id=hex_id) for value in values):
         return True
-    # sysfs values end with a newline, some with padding. As in udev, these count only if the pattern ends so, too.
+    # sysfs values end with a newline, some with padding. As in udev, these count only if the pattern has them, too.
     if test.source is not Source.ATTR:
         return False
     return any(test.patterns.matches(value.rstrip(WHITESPACE), hex_id=hex_id) for value in values)

@@ -6,7 +6,7 @@ whole. An instance that another program creates or destroys looks like hardware 
 
 Which instances exist is in ``/proc/driver/nvidia/capabilities/gpu<minor>/mig/gi<N>/ci<N>``; the numbers of their nodes
 ``/dev/nvidia-caps/nvidia-cap<number>`` are in ``/proc/driver/nvidia-caps/mig-minors``, ``gpu0/gi1/ci0/access 12``
-(NVIDIA/k8s-device-plugin internal/rm/nvml_devices.go, internal/mig/mig.go). Their UUIDs and profiles only NVML knows.
+(NVIDIA/k8s-device-plugin internal/rm/nvml_devices.go, internal/mig/mig.go). Only NVML knows their UUIDs and profiles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drabridge.inventory.nvidia import MigInstance, NvidiaFacts
 from drabridge.inventory.udev_device import UdevDevice, clean
 from drabridge.inventory.udev_scope import MIG
 
-MODE = "mig_mode"  # a GPU's field: "enabled" while it can be had in instances only
+MODE = "mig_mode"  # a GPU's field: "enabled" while it can only be used in instances
 ENABLED = "enabled"
 
 NO_IDENTITY = "The UUID and the profile of a MIG instance come from NVML: look why it gives no answer"

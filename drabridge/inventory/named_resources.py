@@ -1,6 +1,6 @@
 """Find the resource names that templates in names stand for, from the devices that exist. Pure.
 
-Once a resource exists it stays while the agent runs: its pods and its registration with kubelet outlive its devices.
+A resource stays for as long as the agent runs: its pods and its registration with kubelet outlive its devices.
 """
 
 from __future__ import annotations

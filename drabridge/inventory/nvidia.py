@@ -32,8 +32,8 @@ _LABELS = MappingProxyType({"GPU UUID": "uuid", "Device Minor": "minor", "Model"
 class FailureKind(StrEnum):
     """Why a GPU or a MIG instance is not healthy, the worst first."""
 
-    LOST = "lost"  # it has fallen off the bus, or does not answer
-    RESET = "reset"  # it cannot be used before a reset
+    LOST = "lost"  # the GPU has fallen off the bus, or does not answer
+    RESET = "reset"  # the GPU cannot be used before a reset
     XID = "xid"  # NVML's event: an error that the driver wrote to the kernel's log
     ECC = "ecc"
     THERMAL = "thermal"
@@ -88,7 +88,7 @@ NOTHING = NvidiaFacts(MappingProxyType({}))
 
 
 def parse_information(text: str) -> dict[str, str]:
-    """Return the fields of one ``information`` file; what the driver does not know yet (``?``) is left out."""
+    """Return the fields of one ``information`` file; values that the driver does not know yet (``?``) are left out."""
     found = {}
     for line in text.splitlines():
         label, colon, value = line.partition(":")
@@ -110,7 +110,7 @@ def uuid_hint(gpu: Mapping[str, str]) -> str:
 
 
 def parse_version(text: str) -> str:
-    """Return the driver's version out of ``/proc/driver/nvidia/version``: ``550.54.14``."""
+    """Return the driver's version from ``/proc/driver/nvidia/version``: ``550.54.14``."""
     match = _VERSION.search(text)
     return match.group(1) if match else ""
 

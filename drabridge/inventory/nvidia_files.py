@@ -28,11 +28,11 @@ from drabridge.inventory.nvidia import parse_version
 
 MACHINE = os.uname().machine
 _TRIPLET = f"{MACHINE}-linux-gnu"
-LIBRARY_FOLDERS = (f"/usr/lib/{_TRIPLET}", "/usr/lib64")  # of a container: Debian's family, Red Hat's
+LIBRARY_FOLDERS = (f"/usr/lib/{_TRIPLET}", "/usr/lib64")  # in a container: for Debian's family, for Red Hat's
 _ELF_MACHINE = {"x86_64": 62, "aarch64": 183}.get(MACHINE)
-_LINKS_MAX = 40  # as the kernel
-_ENTRIES_MAX = 100_000  # of a folder
-_CACHED_MAX = 4096  # of the linker's libraries; a driver has 60
+_LINKS_MAX = 40  # as in the kernel
+_ENTRIES_MAX = 100_000  # in a folder
+_CACHED_MAX = 4096  # libraries in the linker's cache; a driver has 60
 
 _STANDARD = ("/usr/lib64", f"/usr/lib/{_TRIPLET}", f"/usr/lib/{_TRIPLET}/nvidia/current", "/usr/lib", "/lib64",
              f"/lib/{_TRIPLET}", "/lib64/nvidia", "/lib")  # fmt: skip
@@ -53,8 +53,8 @@ _PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cu
              "nvidia-cuda-mps-server", "nvidia-imex", "nvidia-imex-ctl")  # fmt: skip
 _FIRMWARE = ("/lib/firmware/updates", "/lib/firmware")
 _SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
-_MPS = "/tmp/nvidia-mps"  # anybody may create it: as a link, or with sockets of another program
-_CONFIGS = {  # where a container's loaders look -> below /etc or /usr/share
+_MPS = "/tmp/nvidia-mps"  # anybody may create it, also as a link or with other programs' sockets
+_CONFIGS = {  # path in a container, where loaders look -> path on the host, below /etc or /usr/share
     "/usr/share/glvnd/egl_vendor.d/10_nvidia.json": "glvnd/egl_vendor.d/10_nvidia.json",
     "/usr/share/nvidia/nvoptix.bin": "nvidia/nvoptix.bin",
     "/etc/OpenCL/vendors/nvidia.icd": "OpenCL/vendors/nvidia.icd",
@@ -63,10 +63,10 @@ _CONFIGS = {  # where a container's loaders look -> below /etc or /usr/share
     "/etc/vulkan/implicit_layer.d/nvidia_layers.json": "vulkan/implicit_layer.d/nvidia_layers.json",
 }
 _HOOKS = ("/usr/bin/nvidia-cdi-hook", "/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/local/bin/nvidia-cdi-hook")
-_LDCONFIG = ("/sbin/ldconfig", "/sbin/ldconfig.real")  # what that hook runs
-_SUBFOLDERS = ("", "vdpau/", "gbm/")  # of a folder of libraries
+_LDCONFIG = ("/sbin/ldconfig", "/sbin/ldconfig.real")  # programs that the hook runs
+_SUBFOLDERS = ("", "vdpau/", "gbm/")  # in a folder of libraries
 _VERSION = re.compile(r"\d+(\.\d+)+", re.ASCII)
-_NAMES = re.compile(r"nv|cuda|GL")  # every name of the driver's has one of these; a folder may have thousands of others
+_NAMES = re.compile(r"nv|cuda|GL")  # one is in every name of the driver's; a folder may have thousands of other files
 
 
 def find(settings: Nvidia, paths: HostPaths, before: NvidiaFiles | None = None) -> NvidiaFiles:
@@ -242,9 +242,9 @@ class _Search:
     # --- the host's files ---------------------------------------------------------------------------------------------
 
     def _resolve(self, place: _Place, path: str) -> str:
-        """Return where a path below the place's root leads; links never leave that root. "" if it leads nowhere."""
+        """Return the real path of a path below the place's root, which links never leave; "" if it leads nowhere."""
         try:
-            return _resolve(self._host + place.root, path)
+            return _real_path(self._host + place.root, path)
         except OSError:
             return ""
 
@@ -256,7 +256,7 @@ class _Search:
 
     def _list(self, place: _Place, path: str) -> list[str]:
         try:
-            folder = _resolve(self._host + place.root, path)
+            folder = _real_path(self._host + place.root, path)
             with os.scandir(self._host + place.root + folder) as entries:
                 return [entry.name for entry, _ in zip(entries, range(_ENTRIES_MAX), strict=False)]
         except OSError:
@@ -286,7 +286,7 @@ class _Search:
             return b""
 
 
-def _resolve(root: str, path: str) -> str:
+def _real_path(root: str, path: str) -> str:
     """Return the path below ``root`` that ``path`` leads to, without links. Raises OSError."""
     left, done, links = path.split("/")[::-1], list[str](), 0
     while left:

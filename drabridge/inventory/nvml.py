@@ -1,7 +1,7 @@
 """Run the process that asks NVML while a configuration reads what NVIDIA's driver says, and keep what it said last.
 
-The process is started again after it ends; it is killed when it is silent for too long or writes something that is no
-message. Its last message stays valid meanwhile: if NVML does not answer, that says nothing about a GPU.
+The process is started again after it ends. It is killed when it is silent for too long or writes something other than
+a message. Its last message stays valid meanwhile: if NVML does not answer, that says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Timing(Struct, frozen=True):
     look: float = 5.0
     silence: float = 30.0  # a look at eight GPUs takes 0.1 s
     start: float = 90.0
-    kill: float = 5.0  # until a killed process has ended
+    kill: float = 5.0  # wait for the end of a killed process
     pauses: tuple[float, ...] = (0.5, 2.0, 5.0, 15.0, 60.0)  # before it is started again
 
 
@@ -68,7 +68,7 @@ FIRST_SECONDS = 10.0
 END_SECONDS = 0.5
 """How long the end waits for the killed process; part of the 3 s in which SIGTERM ends the agent."""
 
-STABLE_SECONDS = 60.0  # after a run of so long, the pauses start from the first again
+STABLE_SECONDS = 60.0  # after a run of this length, the pauses begin with the first one again
 _NAMED_SIGNALS = frozenset(signal.Signals)  # real-time signals have no names
 
 
@@ -92,7 +92,7 @@ class NvmlClient:
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._answered = asyncio.Event()
-        self._again = asyncio.Event()  # set: end the process, and start it again at once unless there is a pause
+        self._again = asyncio.Event()  # when set, the process ends, and starts again at once unless there is a pause
         self._pause = ""  # why no process may run
         self._addresses: frozenset[str] | None = None  # PCI addresses of the GPUs that the driver's files showed last
         self._notes: list[str] = []
@@ -104,7 +104,7 @@ class NvmlClient:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for people about NVML's answers."""
+        """Return sentences for people about NVML's answers."""
         return [*([f"NVML: {self.problem}"] if self.problem else []), *self._notes]
 
     def follow(self, configs: Iterable[Config], settings: Nvidia) -> None:
@@ -276,7 +276,7 @@ class NvmlClient:
         elif isinstance(message, Event):
             self._on_fact(XidSeen(clean(message.gpu), message.xid))
             changed = self._xids.add(message, now)
-        if seconds and self._xids.expire(now - seconds):  # a GPU of which nothing is heard has not recovered
+        if seconds and self._xids.expire(now - seconds):  # a GPU without news has not recovered
             changed = True
         if changed:
             self._on_change()

@@ -39,7 +39,7 @@ UNCORRECTED, VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 THROTTLED_BY_HEAT = 0x40  # nvmlClocksEventReasonHwThermalSlowdown
 SINGLE_BIT_ECC_EVENT, DOUBLE_BIT_ECC_EVENT, XID_EVENT = 1, 2, 8
 ROWS_MAX = 10_000
-NOT_AVAILABLE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE, of a process's memory
+NOT_AVAILABLE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE, in place of a process's memory
 GPU_INSTANCE_PROFILES = 0x12
 RECOVERY_ACTION_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 
@@ -187,7 +187,7 @@ ANSWERS: dict[str, tuple[type[Any], ...]] = {
     "nvmlDeviceGetGpuInstanceProfileInfoV": (GpuInstanceProfileInfo,),
     "nvmlDeviceGetGpuInstancePossiblePlacements_v2": (),  # written into the array that is given
 }
-"""Function -> types that it writes through its last arguments, each a pointer; after a text comes its size."""
+"""Function -> types that it writes through its last arguments, which are pointers. After a text the size is passed."""
 
 
 class Library:

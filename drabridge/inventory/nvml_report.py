@@ -1,4 +1,4 @@
-"""What the NVML process reports, and what follows for GPUs and MIG instances. Pure.
+"""Define what the NVML process reports, and what follows from it for GPUs and MIG instances. Pure.
 
 A failure belongs to the UUID that NVML names. A GPU's failures also count for its MIG instances; an XID of an instance
 counts for that instance alone.
@@ -17,18 +17,18 @@ from drabridge.inventory.nvidia import Failure, FailureKind, MigInstance, Nvidia
 from drabridge.inventory.udev_device import clean
 
 XID_MAX = 9999  # NVIDIA's are below 200
-XIDS_KEPT = 1000  # of all devices together
+XIDS_KEPT = 1000  # for all devices together
 
 _RESET_ENDS = frozenset({FailureKind.LOST, FailureKind.RESET})
 
 
 class Gpu(Struct, frozen=True):
-    """A GPU. ``watched``: NVML reports its XIDs. ``ill``: why it is not healthy now, XIDs aside."""
+    """A GPU. ``watched``: NVML reports its XIDs. ``failures``: its present ones other than XIDs."""
 
     pci: str
     watched: bool
     fields: dict[str, str]
-    ill: list[Failure]
+    failures: list[Failure]
     mig: list[MigInstance]
 
     @property
@@ -37,7 +37,7 @@ class Gpu(Struct, frozen=True):
 
 
 class State(Struct, frozen=True, tag_field="kind", tag="state"):
-    """The state of all GPUs, without events. ``unreachable``: number of lost GPUs, of which NVML gives no handle."""
+    """The state of all GPUs, without events. ``unreachable``: number of lost GPUs, for which NVML gives no handle."""
 
     node: dict[str, str]
     gpus: list[Gpu]
@@ -117,9 +117,9 @@ class Xids(Struct):
         return self._forget({event for event, at in self.seen.items() if at <= before})
 
     def follow(self, old: State | None, new: State) -> bool:
-        """Forget XIDs that a reset ended: of a GPU that was lost or needed one, and of a destroyed instance."""
-        ill = {gpu.uuid: {failure.kind for failure in gpu.ill} for gpu in (old.gpus if old else ())}
-        reset = {gpu.uuid for gpu in new.gpus if ill.get(gpu.uuid, set()) & _RESET_ENDS and not _resets(gpu)}
+        """Forget the XIDs of GPUs that were lost or needed a reset, and no longer are, and of destroyed instances."""
+        before = {gpu.uuid: {failure.kind for failure in gpu.failures} for gpu in (old.gpus if old else ())}
+        reset = {gpu.uuid for gpu in new.gpus if before.get(gpu.uuid, set()) & _RESET_ENDS and not _resets(gpu)}
         places = {(gpu.uuid, one.gpu_instance) for gpu in new.gpus for one in gpu.mig}
         known = {gpu.uuid for gpu in new.gpus}
         return self._forget(
@@ -136,7 +136,7 @@ class Xids(Struct):
         )
 
     def clear(self) -> bool:
-        """Forget all: the driver was unloaded."""
+        """Forget all XIDs: the driver was unloaded."""
         return self._forget(set(self.seen))
 
     def of(self, gpu: str, instance: MigInstance | None = None) -> Iterator[Failure]:
@@ -151,7 +151,7 @@ class Xids(Struct):
 
 
 def _resets(gpu: Gpu) -> bool:
-    return any(failure.kind in _RESET_ENDS for failure in gpu.ill)
+    return any(failure.kind in _RESET_ENDS for failure in gpu.failures)
 
 
 def _concerns(event: Event, instance: MigInstance | None) -> bool:
@@ -169,7 +169,7 @@ def merged(proc: NvidiaFacts, state: State, xids: Xids) -> NvidiaFacts:
         said = {name: clean(value) for name, value in {**gpu.fields, **state.node}.items()}
         known = gpus.setdefault(gpu.pci, {}) if gpu.pci else {}
         known.update({name: value for name, value in said.items() if name not in known})
-        found = (*gpu.ill, *xids.of(gpu.uuid))
+        found = (*gpu.failures, *xids.of(gpu.uuid))
         _add(failures, {gpu.uuid, known.get("uuid", "")}, found)
         for one in gpu.mig:
             _add(failures, {one.uuid}, (*found, *xids.of(gpu.uuid, one)))

@@ -3,14 +3,14 @@
 A driver that hangs or a library that crashes ends this process, not the agent. ``nvml.py`` starts it, reads what it
 writes to standard output, and starts another when it ends or falls silent.
 
-Its arguments: the seconds between two looks, where proc is mounted, and files of libnvidia-ml.so.1, of which the first
-that exists is used; without one, the dynamic linker looks for it. Each line that it writes is a JSON object with a
-``kind``, whose fields are those of a struct in ``nvml_report.py`` (MIG instances and failures: ``nvidia.py``):
-``state`` (when something changed), ``alive`` (after every other look), ``use`` (of processes, when it changed; never
-where the node's processes are not seen), ``event`` (an XID, at once), ``failed`` (NVML cannot be used; the process
-ends).
+Its arguments: the seconds between two looks, where proc is mounted, and paths of libnvidia-ml.so.1, of which the first
+that exists is used; without one, the dynamic linker looks for the library. Each line that it writes is a JSON object
+with the fields of a struct in ``nvml_report.py`` (MIG instances and failures: ``nvidia.py``). Its ``kind`` is ``state``
+(something changed), ``alive`` (a look found no change), ``use`` (the processes' use changed; only where the node's
+processes are visible), ``event`` (an XID, at once) or ``failed`` (NVML cannot be used; the process ends).
 
-It imports little of the agent and of the standard library: as a separate process it needs its own memory for them.
+This module imports little of the agent and of the standard library, because a separate process needs its own memory for
+them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 EVENT_WAIT_MS = 5000  # as NVIDIA/k8s-device-plugin internal/rm/health.go
-OVERDUE_WAITS = 3  # if the wait for events takes so many times as long, the library hangs
-LOOK_PAUSE_SECONDS = 0.5  # between two looks at least: a flood of events must not cause a flood of questions
+OVERDUE_WAITS = 3  # if the wait for events takes this many times as long, the library hangs
+LOOK_PAUSE_SECONDS = 0.5  # least time between two looks: a flood of events must not cause a flood of questions
 EVENTS_RETRY_SECONDS = 1.0  # after an error of the wait, which returns at once
 NO_INSTANCE = 0xFFFFFFFF  # the instance ids of an event of a whole GPU: nvml.h, nvmlEventData_t
-HOT_LOOKS = 3  # so many looks in a row must agree that a GPU is too hot, or no longer is
+HOT_LOOKS = 3  # looks in a row that must agree that a GPU is too hot, or no longer is
 MIB = 1 << 20
 PR_SET_PDEATHSIG, SIGKILL = 1, 9  # importing the module signal would take 0.2 MiB
 NODE_PROCESSES = "pid:[4026531836]"  # include/linux/proc_ns.h, PROC_PID_INIT_INO: the namespace of all processes
@@ -44,7 +44,7 @@ PROCESSES = (
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
 )
-MOST_PROCESSES = 500  # of one GPU or MIG instance; more do not fit: each has a context of some hundred MiB
+MOST_PROCESSES = 500  # on one GPU or MIG instance; more do not fit, because each has a context of some hundred MiB
 
 # The recovery actions of nvml.h (nvmlDeviceGpuRecoveryAction_t) that mean that the GPU cannot be used. The others are
 # about its links to other GPUs.
@@ -112,10 +112,10 @@ class Gpu:
         self._fixed: dict[str, str] = {}  # what does not change while the UUID stays
         self._instances: dict[str, dict[str, object]] = {}  # MIG instances by UUID
         self._parts: dict[str, Any] = {}  # their handles
-        self._sampled_us = 0  # NVML's time of the newest sample of its processes
+        self._sampled_us = 0  # NVML's time of the newest sample of the processes
 
     def ask(self, function: str, *arguments: Any, of: Any = None) -> Any:
-        """Return what NVML says of the GPU, or of handle ``of``; None if nothing. Notes if the GPU is lost."""
+        """Return what NVML says about the GPU, or about the handle ``of``, or None. Remember if the GPU is lost."""
         try:
             return self._library.call(function, of or self.handle, *arguments)
         except NvmlError as error:
@@ -138,7 +138,7 @@ class Gpu:
             self._fixed["clique"] = clique
         mode, self._parts = self.ask("nvmlDeviceGetMigMode"), {}
         instances = list(self._mig()) if mode and mode[0] else []
-        ill = self._conditions()
+        failures = self._conditions()
         fields = {"uuid": self.uuid, **self._fixed}
         if mode is not None:
             fields["mig_mode"] = "enabled" if mode[0] else "disabled"
@@ -148,7 +148,7 @@ class Gpu:
             "pci": self.pci,
             "watched": self.watched,
             "fields": {name: value for name, value in (fields | self._fixed).items() if value},
-            "ill": ill,
+            "failures": failures,
             "mig": instances,
         }
 
@@ -190,7 +190,7 @@ class Gpu:
         Each item: PCI address or UUID; whether NVML reports memory; whether it reports time; and for each process pid,
         bytes and percent.
         """
-        busy = None if self._parts else self._busy()  # NVML does not report it for instances
+        busy = None if self._parts else self._busy()  # NVML does not report this for instances
         for name, handle in (self._parts or {self.pci: self.handle}).items():
             told = [self._processes(function, handle) for function in PROCESSES]
             memory = {one.pid: one.usedGpuMemory for those in told for one in those or ()}
@@ -208,7 +208,7 @@ class Gpu:
             return None
 
     def _busy(self) -> dict[int, int] | None:
-        """Return the percentage of time for which each process ran there lately; None if NVML does not tell."""
+        """Return the percentage of recent time for which each process ran there; None if NVML does not tell."""
         since = ctypes.c_ulonglong(self._sampled_us)
         try:
             samples = self._library.rows(
@@ -376,7 +376,7 @@ class Watch:
         self._said: object = None
         self._used: object = None
         self._gpus: list[Gpu] = []
-        self._unreachable = 0  # GPUs that NVML counts, and says are lost
+        self._unreachable = 0  # number of GPUs that NVML counts and calls lost
 
     def run(self) -> None:
         """Look and report until the process is ended."""

@@ -1,4 +1,4 @@
-"""What the inventory reports about its own work: frozen facts for metrics and logs (``telemetry``)."""
+"""Define what the inventory reports about its own work: frozen facts for metrics and logs (``telemetry``)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SourceChanged(Struct, frozen=True):
 
 
 class ReconcileFailed(Struct, frozen=True):
-    """Looking at the devices failed as a whole. The last list stays, and the next attempt follows."""
+    """The look at all devices failed. The last list stays in use until a later attempt succeeds."""
 
     why: str
 
@@ -47,7 +47,7 @@ class ReconcileFailed(Struct, frozen=True):
 class FallbackGiven(Struct, frozen=True):
     """From now on ``devices`` of a resource get ``cdiFallback``. ``why``: the first one's reason; "" if none gets it.
 
-    ``lacks``: why devices cannot get the fallback either, so that they are not given out.
+    ``lacks``: why devices cannot get the fallback either, so that nobody gets them.
     """
 
     resource: str

@@ -10,13 +10,13 @@ from drabridge.inventory.udev_device import UdevDevice
 from drabridge.system.pci_driver import VFIO_PCI
 
 SHARED = frozenset({"fuse", "kvm", "tun", "vhost-net", "vhost-vsock", "vsock"})
-"""Nodes of the subsystem misc that are no hardware, but that containers ask for."""
+"""Nodes of the subsystem misc that are not hardware, but that containers ask for."""
 _OF_THE_HOST = frozenset({
     "bsg", "gpio", "hwmon", "i2c-dev", "input", "iommu", "ipmi", "mem", "msr", "nvme", "nvme-generic", "pps", "ptp",
     "rtc", "scsi_generic", "tpm", "vc", "watchdog",
 })  # fmt: skip
-"""Subsystems whose nodes only the host uses, or are second nodes of hardware in another subsystem. Not ``tpmrm``:
-several users may share that node of a TPM."""
+"""Subsystems whose nodes only the host uses, or whose nodes belong to hardware of another subsystem. ``tpmrm`` is not
+here, because several users may share that node of a TPM."""
 _HOW = {
     "the kernel's name": "kernel's name",
     "the port:": "port",

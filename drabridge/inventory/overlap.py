@@ -4,9 +4,10 @@ A device hands out its companions' nodes. If a companion is a device as well, on
 A changed configuration may match held hardware by its child, its parent or its companion. Until the release, devices
 above or below the held one count as the same hardware, unless the configuration that named it has both as devices.
 
-A holder of a node has the hardware behind it. So devices with the same node are in one place: functions of one IOMMU
-group; and a device that got the number of an unplugged one whose node a container still has. Sharing a companion, or a
-path that is the same for every device, does not make devices the same: the operator wants these handed out with each.
+A holder of a node has the hardware behind it. So devices with the same node are in one place: for example functions of
+one IOMMU group, or a device that got the number of an unplugged one while a container still has that one's node. But
+devices that share a companion, or a path that is the same for every device, are not the same hardware: the operator
+wants these handed out with each device.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from drabridge.inventory.vfio import VFIO, is_twin
 
 
 def handed_out(resource: Resource, device: UdevDevice, companions: Iterable[UdevDevice]) -> tuple[UdevDevice, ...]:
-    """Return the device, then the companions whose nodes it brings; not those by path: many devices share them."""
+    """Return the device, then the companions whose nodes it brings. Nodes by path do not count: they may be shared."""
     if not any(node.source == "group" for node in resource.all_nodes):
         return (device,)
     return (device, *(companion for companion in companions if companion.devnode))
 
 
 def separate(parts: Collection[str], devices: list[Device]) -> list[Device]:
-    """Return the devices; those in ``parts`` without the places that they share with their whole or its other parts.
+    """Return the devices, but those in ``parts`` without places that they share with their whole or its other parts.
 
-    Parts of one whole may have different holders at a time: the configuration declares them, and the driver isolates
-    them. Nothing isolates devices of one IOMMU group, so such a place stays.
+    Parts of one whole may have different holders at the same time: the configuration declares them, and the driver
+    isolates them. Nothing isolates devices of one IOMMU group, so such a place stays.
     """
     if not parts:
         return devices
     names = {device.name for device in devices}
-    common: dict[str, Tally[str]] = defaultdict(Tally)  # whole -> place -> how many of whole and parts have it
+    common: dict[str, Tally[str]] = defaultdict(Tally)  # whole -> place -> how many of whole and parts are there
     for device in devices:
         common[device.root if device.name in parts else device.name].update(device.also_at)
     separated = []
@@ -65,7 +66,7 @@ def resource_of(config: Config, device: UdevDevice) -> Resource | None:
 
 
 class FormerDevices:
-    """Held devices that an earlier configuration named, by the syspaths of all that they hand out."""
+    """Held devices that an earlier configuration named, by the syspaths of everything that they hand out."""
 
     def __init__(self) -> None:
         self._at: dict[str, dict[str, Config]] = defaultdict(dict)

@@ -36,13 +36,13 @@ _OTHER_HARDWARE = frozenset({"ata_port", "block", "i2c", "input", "nvme", "pci",
 """Subsystems of devices below a PCI function that are other hardware, or that only the host uses."""
 
 _UNSAFE = re.compile(r"[*?\[\]\\|]")
-_LITERAL_MAX = 200  # characters of a value that are worth writing into a rule
+_LITERAL_MAX = 200  # longest value that is written into a rule, in characters
 _NO_ADDRESS = "00:00:00:00:00:00"
 _ALIKE = "remove this line to match every device of this kind"
 
 
 class _Noted(Struct, frozen=True):
-    """A value of a rule, with a comment behind it."""
+    """A value of a rule, with a comment after it."""
 
     text: str
     note: str
@@ -53,7 +53,7 @@ Rule = dict[str, Any]
 
 
 def suggest(device: UdevDevice, others: Iterable[UdevDevice] = ()) -> str:
-    """YAML of one item of ``resources:`` that matches this device and none of the others, with comments.
+    """Return YAML, with comments, of one item of ``resources:`` that matches this device and none of the others.
 
     It matches by what identifies the hardware: a serial, or the ids of its USB device or PCI function. If others match
     as well, it also uses the part of the hardware, then the place, and last the kernel's name, which another device may
@@ -138,7 +138,7 @@ class _Hardware:
         above = self._above(part, place)
         if above is None and self.unit is not device:
             rule["sysname"] = _literal(device.sysname)
-        elif device.subsystem not in ("block", "net"):  # their devtype and hardware are enough, their names change
+        elif device.subsystem not in ("block", "net"):  # their devtype and hardware are enough, and their names change
             rule["sysname"] = _numberless(device.sysname)
         if written := _attributes(attributes):
             rule["attr"] = written
@@ -291,7 +291,7 @@ def _word(text: str) -> str:
 
 
 def _numberless(sysname: str) -> str:
-    """Return ``ttyUSB*`` for ``ttyUSB0``: the number changes at every plugging."""
+    """Return ``ttyUSB*`` for ``ttyUSB0``: the number changes whenever the device is plugged in."""
     stem = sysname.rstrip("0123456789")
     return _literal(sysname) if stem == sysname or not stem else _literal(stem).removesuffix("*") + "*"
 

@@ -1,4 +1,4 @@
-"""Values of template fields for one device: ``{attr:serial}``, ``{pci}``, ``{nvidia.uuid}``."""
+"""Compute the values of template fields for one device: ``{attr:serial}``, ``{pci}``, ``{nvidia.uuid}``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _parents(device: UdevDevice) -> Iterator[UdevDevice]:
     """Yield the ancestors, without the hubs that its USB device is plugged into.
 
     A hub may have a serial, and a root hub always has one: the address of its controller (Linux drivers/usb/core/hcd.c,
-    register_root_hub). A device below it without a serial would otherwise get the hub's.
+    register_root_hub). Otherwise a device below the hub that has no serial would get the hub's.
     """
     on_usb = False
     for node in device.lineage():
@@ -68,7 +68,7 @@ def serial_of(device: UdevDevice) -> str:
 
 
 def bound_driver(device: UdevDevice) -> str:
-    """Return the kernel driver of the device or its nearest ancestor that has one (a tty has its USB interface's)."""
+    """Return the kernel driver of the device or of its nearest ancestor with one (for a tty: its USB interface's)."""
     return next((node.driver for node in device.lineage() if node.driver), "")
 
 

@@ -144,7 +144,7 @@ def iommu_group(device: UdevDevice) -> str:
 class StandardAttribute(Struct, frozen=True):
     """An attribute of every device. ``value`` returns None or "" where a device has none; it must not wait.
 
-    ``attributes`` and ``links``: the names of what it reads in sysfs, of the device or of those above it.
+    ``attributes`` and ``links``: the names of what it reads in sysfs, for the device or its ancestors.
     """
 
     value: Callable[[UdevDevice], Attribute | None]
@@ -162,7 +162,7 @@ STANDARD: Mapping[str, StandardAttribute] = MappingProxyType(
 
 ATTRIBUTES_READ = frozenset({"numa_node"}).union(*(row.attributes for row in STANDARD.values()))
 LINKS_READ = frozenset({"physfn", "iommu_group"}).union(*(row.links for row in STANDARD.values()))
-"""What udev is asked for of every device, whatever the configuration reads."""
+"""Links that are read for every device, whatever the configuration reads."""
 
 
 def standard_attributes(device: UdevDevice) -> dict[str, Attribute]:

@@ -1,4 +1,4 @@
-"""Keep the list of devices over time: a gone device stays for a while, and while it may be held. Pure."""
+"""Keep the list of devices over time: a gone device stays for a while, and as long as it may be held. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeviceTracker:
     def known_ids(self) -> dict[Key, str]:
         """Return the ids of devices that are here, or gone and not yet forgotten, by resource and syspath.
 
-        Of two devices at one place the held one counts: its holder may still have it.
+        If there are two devices at one place, the held one counts: its holder may still have it.
         """
         found: dict[Key, Device] = {}
         for device in self.current.devices:

@@ -52,14 +52,14 @@ class Monitor:
         with socket.socket(fileno=os.dup(self.fileno())) as view:
             if view.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= RECEIVE_BUFFER_BYTES:
                 return
-        with contextlib.suppress(OSError):  # EPERM without CAP_NET_ADMIN: the default must do; resync finds the rest
+        with contextlib.suppress(OSError):  # EPERM without CAP_NET_ADMIN: the size stays; resync finds what is lost
             self._monitor.set_receive_buffer_size(RECEIVE_BUFFER_BYTES)
 
     def fileno(self) -> int:
         return int(self._monitor.fileno())
 
     def drain(self) -> list[Uevent]:
-        """Take all events that wait, at most ``DRAIN_LIMIT``.
+        """Take all waiting events, at most ``DRAIN_LIMIT``.
 
         Raises ``OSError`` when events were lost. Then close and replace the monitor: pyudev checks POLLERR before it
         reads, so the pending ENOBUFS is never consumed, and every later poll fails as well (pyudev issue 194).
@@ -186,7 +186,7 @@ class Udev:
                 initialized=bool(device.is_initialized),
                 above=above,
             )
-        except (OSError, UnicodeDecodeError):  # unplugged between two reads, or a name that is no text
+        except (OSError, UnicodeDecodeError):  # unplugged between two reads, or its name is not text
             return None
         shared.devices[syspath] = copy
         return copy
@@ -194,8 +194,8 @@ class Udev:
     def _above(self, device: Any, sysname: str, shared: Pass) -> UdevDevice | None:
         """Return the parent in sysfs.
 
-        For the platform device of an AMD partition that is its GPU (None while unused), for an NVMe disk with one path
-        its controller: the disk itself is below /sys/devices/virtual/nvme-subsystem.
+        For the platform device of an AMD partition this is its GPU (None while unused). For an NVMe disk with one path
+        it is its controller: the disk itself is below /sys/devices/virtual/nvme-subsystem.
         """
         if amdgpu.is_partition(sysname):
             gpu = amdgpu.gpu_of_partition(device.sys_path, shared.amdgpu)
@@ -225,7 +225,7 @@ class Udev:
             with contextlib.suppress(OSError):
                 if (value := device.attributes.get(name)) is not None:
                     found[name] = clean(value)
-        if device.subsystem == NVME_SUBSYSTEM:  # of several controllers, each with a place of its own
+        if device.subsystem == NVME_SUBSYSTEM:  # there are several controllers, each with a place of its own
             controllers = [self.read(path, shared) for path in _controllers(device.sys_path)]
             nodes = {numa_nodes(controller) if controller else () for controller in controllers}
             if len(nodes) == 1 and (own := nodes.pop()):

@@ -76,7 +76,7 @@ class UdevCache:
         """Keep a device; return whether it is new or changed. An unchanged one stays the old object."""
         old = self.devices.get(device.syspath)
         if old is not None and old.initialized and not device.initialized:
-            # udevd's database is gone (it restarted on an empty /run); what it said of this hardware is still true
+            # udevd's database is gone (udevd restarted on an empty /run); what it said of this hardware is still true
             device = replace(
                 device,
                 properties={**old.properties, **device.properties},

@@ -51,7 +51,7 @@ def union(parts: Iterable[UdevScope]) -> UdevScope:
 
 
 def scope_of_all(configs: Iterable[Config]) -> UdevScope:
-    """Return what any of these may read. A configuration whose templates give no resource name yet reads nothing."""
+    """Return what any of these configurations may read; one whose templates give no resource name yet reads nothing."""
     return union(scope_of(config) for config in configs if config.resources)
 
 
@@ -80,7 +80,7 @@ def scope_of(config: Config) -> UdevScope:
 
 
 def _in_sysfs(subsystems: frozenset[str]) -> frozenset[str]:
-    """Return the subsystems that udev must enumerate: instead of MIG instances, their GPUs (``mig.py``)."""
+    """Return the subsystems that udev must enumerate: GPUs in place of their MIG instances (``mig.py``)."""
     return (subsystems - {MIG}) | {"pci"} if MIG in subsystems else subsystems
 
 
@@ -185,7 +185,7 @@ def needs_database(resource: Resource) -> bool:
 
 
 def database_reads(resource: Resource) -> Iterator[str]:
-    """Yield what this resource reads and only udevd knows, as the configuration writes it: ``property:ID_PATH``."""
+    """Yield what this resource reads that only udevd knows, as the configuration writes it: ``property:ID_PATH``."""
     for test in (test for rule in _looked_at(resource) for test in tests_of(rule)):
         if test.source in _FROM_UDEVD or (test.source is Source.PROPERTY and _is_udevds(test.key)):
             yield test.label.replace(".", ":", 1)
@@ -195,7 +195,7 @@ def database_reads(resource: Resource) -> Iterator[str]:
 
 
 def why_database(config: Config) -> Iterator[str]:
-    """Yield a sentence for each resource that reads what only udevd knows. For nodes without udevd's database.
+    """Yield a sentence for each resource that reads what only udevd knows; for nodes without udevd's database.
 
     Fields of the default identity do not count: it falls back to what the kernel knows, by design.
     """

@@ -24,7 +24,7 @@ from drabridge.system.files import link_name, names_in
 
 VFIO = "/dev/vfio/"
 _GROUP_NODE = re.compile(r"/dev/vfio/(\d+)", re.ASCII)
-_OWN_NODE = re.compile(r"/dev/vfio/devices/vfio\d+", re.ASCII)  # of one function, for IOMMUFD
+_OWN_NODE = re.compile(r"/dev/vfio/devices/vfio\d+", re.ASCII)  # the node of one function, for IOMMUFD
 _HARMLESS = frozenset({"pci-stub", "pcieport"})
 """Drivers that leave DMA to vfio (``driver_managed_dma`` in Linux drivers/pci). vfio's are known by name."""
 
@@ -36,7 +36,7 @@ def group_of(path: str, number: tuple[int, int], sys: str = "/sys") -> str:
     if not _OWN_NODE.fullmatch(path):
         return ""
     place = os.path.realpath(f"{sys}/dev/char/{number[0]}:{number[1]}")
-    while len(place) > len(sys):  # of its PCI function, two levels above
+    while len(place) > len(sys):  # two levels above is its PCI function
         if group := link_name(f"{place}/iommu_group"):
             return group
         place = os.path.dirname(place)
@@ -110,7 +110,7 @@ def with_twins(devices: Mapping[str, UdevDevice], configs: Iterable[Config]) -> 
 def by_group(devices: Iterable[Sequence[UdevDevice]]) -> Mapping[str, frozenset[str]]:
     """Return IOMMU group -> places of its devices: a holder of a function bound to vfio-pci has the whole group.
 
-    ``devices``: for each device what it hands out, itself first. One part in a group is enough.
+    ``devices``: for each device what it hands out, with the device first. It counts if one of these is in a group.
     """
     found: dict[str, set[str]] = defaultdict(set)
     for parts in devices:

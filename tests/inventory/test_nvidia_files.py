@@ -202,13 +202,13 @@ def test_a_damaged_cache_of_the_linker_keeps_nobody_waiting(tmp_path: Path, monk
     libraries(tmp_path / "host", "/usr/lib64")
     put(tmp_path / "host", "/etc/ld.so.cache", h100.ld_cache([("libcuda.so.1", "/a/b/c")] * 20_000))
     looks: list[str] = []
-    resolve = nvidia_files._resolve
+    resolve = nvidia_files._real_path
 
     def counted(root: str, path: str) -> str:
         looks.append(path)
         return resolve(root, path)
 
-    monkeypatch.setattr(nvidia_files, "_resolve", counted)
+    monkeypatch.setattr(nvidia_files, "_real_path", counted)
     assert not found(tmp_path).problem
     assert len(looks) < 10_000
 
