@@ -1,1 +1,1 @@
-"""The agent: start order, the merge at start, reload, standby, maintenance, and the endpoints that show it."""
+"""The agent: start order, the start-up merge, reload, standby, maintenance, and the endpoints that show it."""

@@ -12,9 +12,9 @@ from drabridge.system.supervise import forever
 
 
 class ApiWatches:
-    """Run both watches. Until :meth:`notify` sets the callbacks, what the Node says is only kept.
+    """Run both watches. Until :meth:`notify` sets the callbacks, the Node's state is only kept.
 
-    ``node``: what it said last; None until it has been seen, and when it was deleted.
+    ``node``: its last state; None until the Node has been seen, and after it was deleted.
     """
 
     def __init__(self, cluster: Cluster, node: str, driver: str, resources: Callable[[], Collection[str]]) -> None:
@@ -28,7 +28,7 @@ class ApiWatches:
         self._node_watch = NodeAnnotationWatch(cluster, node, driver, self._take)
 
     def begin(self) -> None:
-        """Start both watches, unless they run already."""
+        """Start both watches unless they already run."""
         work = {"node": self._node_watch.run, "pods": self.pods.run}
         if not self._tasks:
             self._tasks = [asyncio.create_task(forever(name, run), name=name) for name, run in work.items()]
@@ -48,8 +48,8 @@ class ApiWatches:
     ) -> None:
         """Set the callbacks, and call ``on_node`` at once with what is known of the Node.
 
-        ``on_pod_ended``: a pod with devices has ended or is gone. ``on_node``: the Node says something else, or was
-        deleted. ``resources``: as in the constructor.
+        ``on_pod_ended``: a pod with devices has ended or is gone. ``on_node``: what we read of the Node has changed, or
+        it was deleted. ``resources``: as in the constructor.
         """
         self._on_pod_ended, self._on_node, self._resources = on_pod_ended, on_node, resources
         on_node(self.node)

@@ -1,4 +1,4 @@
-"""Build the parts of one agent and give each what it uses."""
+"""Build the parts of one agent and give each part what it uses."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ class Foundation(Struct, frozen=True):
 
 
 class Current(Struct):
-    """Configuration and devices in use, each replaced as a whole, and why a newer version of them is not in use."""
+    """Configuration and devices in use, each replaced as a whole, and why a newer version is not in use."""
 
     config: Config
-    devices: Mapping[str, Device] = {}  # by name, of the newest complete snapshot
+    devices: Mapping[str, Device] = {}  # name -> device, from the newest complete snapshot
     config_error: str = ""
     devices_error: str = ""
 
@@ -100,7 +100,7 @@ class KubeletObserver:
     """Passes on the facts of the DevicePlugin side, and tells the ledger of each kubelet process that is seen."""
 
     def __init__(self, ledger_service: LedgerService, sinks: Sinks, paths: Paths, told: Callable[[], None]) -> None:
-        """``told`` is called once the ledger knows the kubelet, so that its first list already takes that in."""
+        """``told`` is called once the ledger knows the kubelet, so that kubelet's first list is already up to date."""
         self._told = told
         self._ledger_service = ledger_service
         self._sinks = sinks
@@ -242,7 +242,7 @@ class Components:
             self.lanes_changed,
         )
 
-        # What people ask for, and what is due by time.
+        # Requests of people, and periodic jobs.
         release = OperatorRelease(ledger_service, self.evidence, kubelet, others, claims, queries, self._forget_device)
         drain = Drain(
             config_in_use,
@@ -309,7 +309,7 @@ class Components:
         return entry.device.resource if entry else ""
 
     def _samples(self) -> Iterator[Sample]:
-        """Yield all values of metrics that are not counted."""
+        """Yield the values of all metrics that are not counters."""
         state, pods = agent_state(self), self.others.pods
         yield from samples(state, self.sinks.reconciled_at)
         yield from self.holds.samples()
@@ -326,7 +326,7 @@ class Components:
         return pods.owner(holding.namespace, holding.name)
 
     def follow_holds(self) -> None:
-        """Count the holds of now for the metrics, and write the ended ones to the history."""
+        """Update the metrics of the present holds, and write the ended ones to the history."""
         service = self.ledger_service
         self.history.add(self.holds.follow(service.ledger, service.now()))
 
@@ -385,10 +385,10 @@ class Components:
     def _kubelet_known(self) -> None:
         self.turns.follow()
         self.legacy.follow_ledger()
-        self.evidence.hurry()  # kubelet now writes its checkpoint when it is sent a list, and that names the pods
+        self.evidence.hurry()  # when kubelet is now sent a list, it writes its checkpoint, which names the pods
 
     def paused(self) -> Mapping[str, str]:
-        """Return device -> why no new holder gets it now: its vendor's manager is at work, or vfio-pci has it."""
+        """Return device -> why no new holder may get it now: its vendor's manager is at work, or vfio-pci has it."""
         devices = self.current.devices
         return self.vendor_managers.paused(devices, self.inventory.udev_device) | self.vfio.paused(devices)
 
@@ -414,5 +414,5 @@ def release_policy(config: Config) -> LedgerPolicy:
 
 
 def probed_resources(configs: Iterable[Config]) -> frozenset[str]:
-    """Return the resources whose device nodes are looked at before a device counts as let go."""
+    """Return the resources whose device nodes are looked at before a device counts as released."""
     return frozenset(resource.name for config in configs for resource in config.resources if resource.probe_open)

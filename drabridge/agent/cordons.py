@@ -3,7 +3,7 @@
 A device is out of service while one of the two names it, by its name or its id. ``cordons.json`` keeps the commands
 over restarts. The Node's annotation ``<driver>/cordoned`` is ``{"<device>": "<why>"}``. Until the Node has been seen,
 the cordons that the ledger remembers and that no command made count as the annotation. A name that no device has is
-kept: the device may come back, and then nobody gets it.
+kept: when the device comes back, nobody gets it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "cordons.json"
 NO_REASON = "no reason was given"
-REASON_MAX = 256  # characters; it is in Events, tables, and every refusal
+REASON_MAX = 256  # characters; the reason is in Events, tables, and every refusal
 EXAMPLE = 'For example {"GPU-8f1c": "exchange of the fan"}'
 
 
@@ -74,7 +74,7 @@ class Cordons:
 
     @property
     def devices(self) -> Mapping[str, str]:
-        """Name -> why, of each device that is out of service."""
+        """Return name -> reason of each device that is out of service."""
         return self.devices_with({})
 
     def devices_with(self, names: Mapping[str, str]) -> Mapping[str, str]:
@@ -83,7 +83,7 @@ class Cordons:
         return {names.get(one) or self._name(one): why for one, why in asked.items()}
 
     def _name(self, name: str) -> str:
-        """Return the name of the device with this name or id (people copy both); the text itself if there is none."""
+        """Return the name of the device with this name or id (people copy both); if there is none, the text itself."""
         entries = self._ledger_service.ledger.entries
         if name in entries:
             return name
@@ -102,10 +102,10 @@ class Cordons:
         return notes
 
     async def request(self, body: bytes) -> dict[str, Any]:
-        """Cordon a device: ``{"device": ..., "reason": ...}``; or end that: ``{"device": ..., "undo": true}``.
+        """Cordon a device: ``{"device": ..., "reason": ...}``; or end a cordon: ``{"device": ..., "undo": true}``.
 
-        Returns the device as it is now. Raises ConfigError for a malformed body, an unknown device, or an undo of what
-        the annotation says; HostError if the command cannot be written, or is written but not in the ledger yet.
+        Returns the device as it is now. Raises ConfigError for a malformed body, an unknown device, or an undo of a
+        cordon in the annotation; HostError if the command cannot be written, or is written but not in the ledger yet.
         """
         async with self._commanding:
             name, reason, undo = self._parse(body)
@@ -149,7 +149,7 @@ class Cordons:
             self._changed()
 
     def forget_annotation(self) -> None:
-        """Drop what the annotation said: from now on its changes are not seen."""
+        """Drop what the annotation said, because its changes are no longer seen."""
         self.annotation_error = ""
         if self._annotation:
             self._annotation = {}

@@ -2,7 +2,7 @@
 
 Only this driver can unprepare its claims: kubelet keeps a pod Terminating until the driver has done so
 (pkg/kubelet/cm/dra/manager.go, unprepareResources). So a node is drained when no claim on its devices is left: not in
-the ledger, not among the records on disk, not in the API server. Pods with limits can end without a driver, and run on.
+the ledger, not among the records on disk, not in the API server. Pods with limits can run and end without a driver.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DriverFiles(Struct, frozen=True):
 
 
 class ClaimsLeft:
-    """Lists every claim that needs this driver: of ledger and records; if these have none, of the API server."""
+    """Lists every claim that needs this driver: of the ledger and the records, or else of the API server."""
 
     def __init__(
         self, ledger_service: LedgerService, claims: ClaimSide, queries: ClaimQueries, kubelet: KubeletEvidence
@@ -101,15 +101,15 @@ class ClaimsLeft:
         return sorted(found.values(), key=lambda row: (row["namespace"], row["name"], row["uid"]))
 
     async def allocated(self) -> Sequence[ClaimDevices] | None:
-        """Return the claims that the API server shows allocated here; asked every 5 s at most. None: no answer."""
-        if self._queries.nobody_to_ask:  # no claims are served; claims of before are in the records
+        """Return the claims that the API server shows allocated here; ask it every 5 s at most. None: no answer."""
+        if self._queries.nobody_to_ask:  # no claims are served; former claims are in the records
             return ()
         if time.monotonic() >= self._list_due:
             self._listed = await self._queries.allocated()
             self._list_due = time.monotonic() + LIST_SECONDS
         return self._listed
 
-    def ask_anew(self) -> None:
+    def ask_again(self) -> None:
         """Make the next call ask the API server, even if it was asked less than 5 s ago."""
         self._list_due = 0.0
 
@@ -144,8 +144,8 @@ class Drain(Struct, frozen=True):
         if not self.desired.drained:
             await self.desired.drain()
             log.warning("node drained by the operator: no device is for claims from now on")
-        self.claims_left.ask_anew()
-        before = await self.files.paths()  # files that are written from here on are needed
+        self.claims_left.ask_again()
+        before = await self.files.paths()  # files that are written after this are needed
         document = await self.document()
         if asked.clean:
             if not document["complete"]:
@@ -161,7 +161,7 @@ class Drain(Struct, frozen=True):
     async def document(self) -> Document:
         """Return the progress. ``because`` says in words what is left to do; it is empty when the node is drained."""
         config, ledger = self.config(), self.ledger_service.ledger
-        astray = _astray(ledger, {one.name for one in config.resources})
+        astray = _outside_legacy(ledger, {one.name for one in config.resources})
         claims = await self.claims_left.rows(ask_api_server=not astray)
         moving = [_moving(entry) for entry in astray]
         doubt = [_doubt(entry) for entry in ledger.entries.values() if entry.owner in DOUBTFUL]
@@ -193,7 +193,7 @@ class Drain(Struct, frozen=True):
 
 
 def is_state_unneeded(ledger: Ledger, desired: DesiredLanes) -> bool:
-    """Whether nobody needs the agent's files: the operator asked for ``clean``, and a whole ledger has no holder."""
+    """Whether nobody needs the agent's files: the operator asked for ``clean``, and the whole ledger has no holder."""
     held = any(entry.owner is not Owner.NONE or entry.claims for entry in ledger.entries.values())
     return desired.drained and desired.clean_at_end and ledger.node.whole and not held
 
@@ -226,8 +226,8 @@ def files_of(cdi: CdiStore) -> list[str]:
     return sorted(str(cdi.directory / name) for name in names)
 
 
-def _astray(ledger: Ledger, resources: set[str]) -> list[Entry]:
-    """Return the devices outside the legacy lane, without gone and unconfigured ones: nobody is offered those."""
+def _outside_legacy(ledger: Ledger, resources: set[str]) -> list[Entry]:
+    """Return the devices outside the legacy lane. Gone and unconfigured ones do not count: nobody is offered those."""
     return [
         entry
         for entry in ledger.entries.values()

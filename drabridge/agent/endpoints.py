@@ -27,14 +27,14 @@ from drabridge.system.port import Port
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 30.0  # ten times ``TICK_SECONDS`` of maintenance: the loop is stuck
+HEARTBEAT_SECONDS = 30.0  # after ten times ``TICK_SECONDS`` of maintenance, the loop is stuck
 
 Answer = Callable[[bytes], Awaitable[dict[str, Any]]]
-"""Takes a request's body, returns the document of the answer. Raises DrabridgeError."""
+"""Take a request's body, return the document of the answer. Raises DrabridgeError."""
 
 
 class Views(Struct, frozen=True):
-    """What is shown; each is made anew for each request."""
+    """What is shown. Each view is computed for each request."""
 
     state: Callable[[], AgentState]
     document: Callable[[], Document]
@@ -49,8 +49,9 @@ class Endpoints:
     ) -> None:
         """Answer what the operator asks on the control socket by ``requests``: method and path -> answer.
 
-        ``port`` is bound already if this agent was a standby that could bind it; else another agent may have it until
-        that one ends. ``page_for`` says who gets the page for people on the port: ``local``, ``all`` or ``off``.
+        ``port`` is already bound if this agent was a standby that could bind it. Otherwise another agent may have it
+        until that agent ends. ``page_for`` says who gets the page for people on the port: ``local``, ``all`` or
+        ``off``.
         """
         self._views = views
         self._requests = requests
@@ -76,7 +77,7 @@ class Endpoints:
         self._serve_port()
 
     async def renew_control_socket(self) -> None:
-        """Make the control socket again if somebody removed it: without it the operator cannot reach the agent."""
+        """Create the control socket again if somebody removed it: without it the operator cannot reach the agent."""
         path = self._control_socket
         try:
             if self._open and await self._control.renew_unix(path):
@@ -147,7 +148,7 @@ class Endpoints:
 
 
 async def _answer(answer: Answer, request: Request) -> Response:
-    """Answer a control request; 400 if it is wrong (ConfigError), 409 if it cannot be done now."""
+    """Answer a control request: 400 if the request is wrong (ConfigError), 409 if it cannot be done now."""
     try:
         return Response.json(await answer(request.body))
     except ConfigError as error:

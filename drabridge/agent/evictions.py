@@ -2,8 +2,8 @@
 
 A pod is evicted only if it is proven to have the device. Kubelet's checkpoint, read after the last Allocate, names the
 pod's UID; or the claim with the right UID is reserved for the pod. In both cases the API server shows the pod on this
-node. An eviction that a PodDisruptionBudget forbids is tried again. An evicted pod ends as any other, and its hold
-with it.
+node. An eviction that a PodDisruptionBudget forbids is tried again. An evicted pod ends like any other pod, and with
+it the hold.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 10.0  # until a refused eviction, for example by a budget, is tried again
+RETRY_SECONDS = 10.0  # until an eviction that was refused, for example by a budget, is tried again
 DENIED_SECONDS = 60.0  # until an eviction that lacked a permission is tried again
 
 
 class Evictor:
-    """Looks periodically for pods to evict. :meth:`notes`: what keeps pods from being evicted, for people."""
+    """Looks periodically for pods to evict. :meth:`notes` tells people why pods could not be evicted."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Evictor:
         self._tell = tell
         self._count = count
         self._now = now
-        self._began = now()  # no absence counts from earlier: devices may appear late after a boot
+        self._began = now()  # absences count from now at the earliest: devices may appear late after a boot
         self._serials: dict[tuple[str, str], str] = {}  # (device, UID of the pod or claim) -> serial when first seen
         self._again: dict[str, float] = {}  # pod's UID -> earliest next attempt, monotonic seconds
         self._denied = ""
@@ -113,7 +113,7 @@ class Evictor:
         return f"gone for {seconds:.0f} s" if seconds >= rule.after_seconds else ""
 
     async def _pods_of(self, claim: ClaimRef, pods: PodWatch) -> list[PodDemand]:
-        """Return this node's pods for which the claim is reserved in the API server; [] if that cannot be asked."""
+        """Return this node's pods for which the claim is reserved, as the API server says; [] if it cannot be asked."""
         cluster = self._api_server.cluster
         if cluster is None:
             return []

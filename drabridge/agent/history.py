@@ -1,8 +1,8 @@
 """Keep who had which device when: one line for each ended hold, in two files of bounded size.
 
 The thread for the state directory writes ``history.jsonl``, without fsync: nothing depends on it, since the ledger says
-who holds a device now. From ``FILE_BYTES`` on it is renamed to ``history.1.jsonl``. Readers skip a line that a crash
-cut short.
+who holds a device now. When it has ``FILE_BYTES``, it is renamed to ``history.1.jsonl``. Readers skip a line that a
+crash cut short.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class History:
         self._path, self._older = state / FILE_NAME, state / OLDER_FILE_NAME
         self._files = files
         self._holds = holds
-        self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)  # this loop appends, the thread takes
-        self._whole = False  # this process knows that the file's last line is complete
+        self._waiting: deque[bytes] = deque(maxlen=WAITING_MAX)  # this loop appends lines, the thread takes them
+        self._whole = False  # whether this process knows that the file's last line is complete
         self._failed = ""
 
     def add(self, ended: Iterable[Ended]) -> None:
-        """Write ended holds soon, in the thread."""
+        """Write ended holds soon, in the state directory's thread."""
         lines = [json.dumps(_row(one.holding, one.until, one.because)).encode() + b"\n" for one in ended]
         if lines:
             self._waiting.extend(lines)
@@ -65,7 +65,7 @@ class History:
             self._files.submit_latest(FILE_NAME, self._write)
 
     def notes(self) -> list[str]:
-        """Say that holds cannot be written, for people."""
+        """Return a sentence for people if holds cannot be written."""
         return [f"history is not written: {self._failed}"] if self._failed else []
 
     async def request(self, body: bytes) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class History:
         self._failed = ""
 
     def _append(self, text: bytes) -> None:
-        """Append lines. Raises OSError. It may have written some of them by then: the next try writes these twice."""
+        """Append lines. Raises OSError. Some lines may have been written then, and the next try writes them again."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -118,7 +118,7 @@ class History:
             os.replace(self._path, self._older)
 
     def _read(self, device: str) -> tuple[list[Row], set[str], int]:
-        """Return the past holds of a device ("": of all), the names of all devices, and how many lines are damaged."""
+        """Return the past holds of a device ("": of all), the names of all devices, and the number of damaged lines."""
         found, known, damaged = [], set(), 0
         for path in (self._older, self._path):
             for line in (read_if_there(path) or b"").splitlines():

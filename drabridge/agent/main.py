@@ -43,7 +43,7 @@ class Agent:
     def __init__(self, options: Options, *, now: Callable[[], float] | None = None) -> None:
         """Read the configuration. Raises ConfigError (every fault at once) before anything on the node is touched."""
         self._options = options
-        self._config_file = identity_of(options.config)  # before it is read
+        self._config_file = identity_of(options.config)  # taken before the file is read
         self._config = load(options.config)
         paths = Paths.of(
             self._config.driver,
@@ -56,7 +56,7 @@ class Agent:
         for hint in advice(self._config):
             log.warning("configuration", extra={"note": hint})
         self._stop = asyncio.Event()
-        self._reload = WakeUp()  # set by SIGHUP, also before the configuration is followed
+        self._reload = WakeUp()  # set by SIGHUP, even before the configuration is followed
         self._base = Foundation(
             options=options,
             paths=paths,
@@ -89,9 +89,9 @@ class Agent:
             await self._base.port.close()
 
     async def _own_ledger(self) -> Store | None:
-        """Return the ledger's store, with its lock: this agent is then the node's only one. Wait for another to end.
+        """Wait until no other agent runs, and return the ledger's store, with its lock.
 
-        None: stopped before that.
+        None: stopped while waiting.
         """
         base, node = self._base, self._options.node_name
         try:
@@ -101,7 +101,7 @@ class Agent:
         lock = await self._standby.wait(self._stop)
         if lock is None:
             return None
-        refuse_another_name(base.paths, self._config, node)  # an agent with another name may have begun since
+        refuse_another_name(base.paths, self._config, node)  # an agent with another name may have started since
         if identity_of(self._options.config) != self._config_file:
             self._reload.set()
         log.info("the other agent has ended, this one takes over")

@@ -25,7 +25,7 @@ from drabridge.offers.turns import NOBODYS, Change, follow
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 3.0  # so soon a disk that works again is noticed; kubelet's own retries take longer
+TICK_SECONDS = 3.0  # how soon a disk that works again is noticed; kubelet's own retries take longer
 
 Job = Callable[[], Awaitable[None]]
 
@@ -61,7 +61,7 @@ class TurnKeeper:
         self._sent: Mapping[str, int] = {}
 
     def follow(self) -> bool:
-        """Compute the turns from the ledger as it is now. Returns whether any turn changed."""
+        """Compute the turns from the present ledger. Return whether any turn changed."""
         before, seen, self._seen = self.turns, self._seen, self._ledger_service.ledger
         told: Mapping[str, int] = {}
         sent = self._sent
@@ -81,7 +81,7 @@ class TurnKeeper:
         return self.turns.keeps_from_claims(entry)
 
     def lent(self) -> Collection[str]:
-        """Return the shared devices that are to be in the dra lane for now."""
+        """Return the shared devices that shall be in the dra lane for now."""
         return self.turns.lent
 
     async def look(self) -> None:
@@ -91,7 +91,7 @@ class TurnKeeper:
 
 
 class LedgerMaintenance(Struct, frozen=True):
-    """Tells the ledger what is over: claims that have lingered long enough, devices that are gone for good."""
+    """Tells the ledger which claims have lingered long enough, and which devices are gone for good."""
 
     ledger_service: LedgerService
     inventory: Inventory
@@ -99,7 +99,7 @@ class LedgerMaintenance(Struct, frozen=True):
     others: OtherEvidence
 
     async def retry(self) -> None:
-        """Try a failing disk again: nothing is offered while grants would fail, so no request would try it."""
+        """Try a failing disk again: nothing is offered while grants would fail, so no request tries it."""
         self.ledger_service.retry_write()
 
     async def end_lingering(self) -> None:
@@ -114,7 +114,7 @@ class LedgerMaintenance(Struct, frozen=True):
                 await service.apply(events.Unprepare(claim.uid, now, ended=ended))
 
     async def forget_gone(self) -> None:
-        """Drop gone devices that nobody holds, the inventory does not know, and kubelet no longer has in its lists."""
+        """Drop gone devices that nobody holds, and that neither the inventory nor kubelet's lists have any more."""
         self.legacy.follow_inventory()  # a device that left its lane some time ago may now leave kubelet's list
         if not self.inventory.current.complete:
             return
@@ -161,18 +161,18 @@ class CdiMaintenance:
 
     @property
     def error(self) -> str:
-        """Why CDI files cannot be written; "" if they can, or if this node needs none."""
+        """Return why CDI files cannot be written; "" if they can, or if this node needs none."""
         config = self._config()
         used = {resource.inject or config.legacy.inject for resource in config.resources}
         return self._cdi.error if self._api_server.cluster is not None or "cdi" in used else ""
 
     async def sweep(self) -> None:
-        """Remove the files of devices that no pod can hold; none before the merge: a file may be the only evidence."""
+        """Remove the files of devices that no pod can hold. None before the merge: a file may be the only evidence."""
         if self._ledger_service.ledger.node.merged:
             self._legacy_files.sweep_soon(self._ledger_service.ledger)
 
     async def restore(self) -> None:
-        """Write missing files again. If the directory was not writable, first try whether it is now."""
+        """Write missing files again. If the directory was not writable, first test whether it is now."""
         failed = self._cdi.error
         if failed and not await self._cdi.thread.promptly(self._cdi.probe):
             if self.error and not self._error_logged:
@@ -186,6 +186,6 @@ class CdiMaintenance:
         if gone:
             log.warning("CDI files were removed by somebody else; they are written again", extra={"files": gone})
         if failed or gone:
-            if self._ledger_service.ledger.node.merged:  # before that, the merge will restore them
+            if self._ledger_service.ledger.node.merged:  # if not merged yet, the merge will restore them
                 self._legacy_files.restore_soon(self._ledger_service.ledger, self._devices())
             self._written_again()

@@ -1,4 +1,4 @@
-"""Release a device in doubt because the operator says that nobody uses it, unless the evidence speaks against it."""
+"""Release a device in doubt because the operator says that nobody uses it, unless evidence contradicts this."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OperatorRelease(Struct, frozen=True):
     async def request(self, body: bytes) -> dict[str, Any]:
         """End the holds of a device in QUARANTINE or CONFLICT, or of a claim left prepared: ``{"device": NAME}``.
 
-        Returns the device as it is afterwards. Raises ConfigError for a malformed body or an unknown device;
+        Returns the device's new state. Raises ConfigError for a malformed body or an unknown device;
         RefusedError while a source says that the device is in use, or cannot be asked about its claim.
         """
         service = self.ledger_service
@@ -63,7 +63,7 @@ class OperatorRelease(Struct, frozen=True):
             await self._refuse_if_allocated(before)
         prepared = [held for held in before.holders if held.phase is ClaimPhase.PREPARED]
         ended = [held.claim.uid for held in prepared if await self._has_ended(before, held)]
-        if ended:  # before the ledger is told: a crash between the two leaves a hold that can be released again
+        if ended:  # this comes before the ledger is told: a crash in between leaves a hold that can be released again
             await self.forget_device(before.name, ended)
             self.claims.renew_files()
         decision = await service.apply(ManualRelease(before.name, service.now(), frozenset(ended)))
@@ -107,14 +107,14 @@ class OperatorRelease(Struct, frozen=True):
                 )
 
     async def _has_ended(self, entry: Entry, held: ClaimHold) -> bool:
-        """Whether nobody has the device by a prepared claim; False if the API server shows the claim allocated.
+        """Whether a prepared claim no longer has the device; False if the API server shows the claim allocated.
 
-        Usually kubelet says when a prepared claim ends; it cannot say so of a claim that it has forgotten. Raises
+        Usually kubelet says when a prepared claim ends, but it cannot do so for a claim that it has forgotten. Raises
         RefusedError if the claim's pods or processes still use the device, or a source cannot be asked.
         """
         claim = held.claim
         try:
-            if not claim.name:  # all that is known of it is its CDI file
+            if not claim.name:  # only its CDI file is known
                 found = await self.queries.find(claim.uid)
                 if found is not None:
                     raise RefusedError(
@@ -138,7 +138,7 @@ class OperatorRelease(Struct, frozen=True):
                 f"{self.kubelet.error}",
                 hint="try again when it answers",
             )
-        # In a conflict the pod may have the device open, not the claim: the pod's hold then stays until it closes it.
+        # In a conflict the pod, not the claim, may have the device open. The pod's hold then stays until it is closed.
         opened = await self.others.in_use({entry.name}) if entry.hold is None else {}
         if users or opened:
             who = ", ".join([*(f"pod {user}" for user in users), *opened.values()])

@@ -13,7 +13,7 @@ REFRESH_SECONDS = 60.0  # a hardware value may change without any event of a dev
 
 
 class NodeLabels:
-    """Keeps the wanted labels of this Node up to date; ``writer`` brings them to the Node."""
+    """Keeps the wanted labels of this Node up to date; ``writer`` writes them to the Node."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class NodeLabels:
         self.writer.want(labels)
 
     async def refresh(self) -> None:
-        """Compute the labels again if the last time is ``REFRESH_SECONDS`` ago."""
+        """Compute the labels again if they are older than ``REFRESH_SECONDS``."""
         if self._config().node_labels is not None and self._now() - self._refreshed_at >= REFRESH_SECONDS:
             self._refreshed_at = self._now()
             self.follow()

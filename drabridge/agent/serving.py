@@ -1,7 +1,7 @@
-"""Run the agent that owns the ledger: take devices into it, begin to serve after the merge, pass on what changes.
+"""Run the agent that owns the ledger: record devices in it, begin to serve after the merge, pass on changes.
 
 Order of the start: the inventory; the merge with what kubelet and the CDI directory say; the DevicePlugin side; when
-kubelet has its lists, the DRA side. Nothing is granted before the merge.
+kubelet has taken the lists, the DRA side. Nothing is granted before the merge.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from drabridge.system.supervise import WakeUp, forever
 
 log = logging.getLogger(__name__)
 
-STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop is promised within 3 s
-REFRESH_SECONDS = 0.01  # so that Allocate is answered first, and several together cause one list
-MEMORY_SECONDS = 1.0  # after the first list: registration is over by then, or waits for kubelet
-REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # reasons of a Notify whose message is a refusal
+STOP_GRACE_SECONDS = 1.5  # for calls in flight at SIGTERM; the whole stop must end within 3 s
+REFRESH_SECONDS = 0.01  # lets Allocate be answered first, and several calls cause one list
+MEMORY_SECONDS = 1.0  # after the parts have started: registration has ended by then, or waits for kubelet
+REFUSALS = frozenset({"AllocateRefused", "DeviceRefused"})  # reasons of a Notify with a refusal as its message
 
 Work = Callable[[], Awaitable[None]]
 
@@ -54,12 +54,12 @@ class ServingAgent:
             self._config_refused,
             parts.claim_demand.refusal,
         )
-        self._rebooted = False  # since the ledger was written
-        self._boot_recorded = False  # the ledger has this boot's id
-        self._serving = False  # the ledger knows enough: by the merge, or from an earlier run
-        self._behind = False  # the newest snapshot, or the merge, is not in the ledger: its disk is full
+        self._rebooted = False  # whether the node has booted since the ledger was written
+        self._boot_recorded = False  # whether the ledger has this boot's id
+        self._serving = False  # whether the ledger knows enough: by the merge, or from an earlier run
+        self._behind = False  # whether the ledger lacks the newest snapshot, or the merge, because its disk is full
         self._configuring = asyncio.Lock()
-        self._collisions: tuple[Collision, ...] = ()  # those that were logged
+        self._collisions: tuple[Collision, ...] = ()  # the logged ones
         self._refresh: asyncio.TimerHandle | None = None
         self._watches: ApiWatches | None = None
         self._tasks: list[asyncio.Task[None]] = []  # ended first when the agent ends
@@ -90,12 +90,13 @@ class ServingAgent:
             unsubscribe()
             await parts.endpoints.close()
             await parts.podresources.close()
-            # Last before the ledger is let go: from here on, pods are refused until a successor has registered.
+            # The last step before the ledger is released: from now on pods are refused until a successor has
+            # registered.
             await parts.legacy.close(STOP_GRACE_SECONDS)
             log.info("stopped")
 
     async def _open_endpoints(self) -> None:
-        """Listen. A taken port is an error; but a former standby waits for it: the agent before may still have it."""
+        """Listen. A taken port is an error, but a former standby waits for it: its predecessor may still have it."""
         if self._standby is None:
             await self._port.bind()
         await self._parts.endpoints.open()
@@ -115,14 +116,14 @@ class ServingAgent:
             raise
 
     async def _take_snapshots(self) -> None:
-        """Take every snapshot into the ledger, and from there to kubelet; after the first one, merge."""
+        """Record every snapshot in the ledger, and tell kubelet; after the first one, merge."""
         parts = self._parts
         service = parts.ledger_service
         boot_id, node = parts.options.boot_id.read_text().strip(), service.ledger.node
         if not self._boot_recorded:  # the boot id in a lost ledger is that of an older copy and proves nothing
             self._rebooted |= not node.lost and node.boot_id not in ("", boot_id)
         while True:
-            if not self._boot_recorded:  # else a later start would see a reboot that did not happen
+            if not self._boot_recorded:  # otherwise a later start would see a reboot that did not happen
                 self._boot_recorded = (await service.apply(NodeBooted(boot_id, service.now()))).accepted
             if not self._serving:
                 await parts.vendor.look()
@@ -146,7 +147,7 @@ class ServingAgent:
 
     async def _take(self, snapshot: Snapshot) -> None:
         parts = self._parts
-        if parts.inventory.config is not parts.current.config:  # the first device of a templated resource name appeared
+        if parts.inventory.config is not parts.current.config:  # a device with a new templated resource name appeared
             await self._use(parts.inventory.config)
         mounted = [resource.name for resource in parts.current.config.resources if resource.offer_mounted]
         snapshot = await parts.withheld.update(snapshot, parts.ledger_service.head, mounted, parts.vfio.why_not)
@@ -171,7 +172,7 @@ class ServingAgent:
             merged = await parts.merge.merge(parts.current.config, names, rebooted=self._rebooted)
         if merged:
             parts.legacy_files.restore_soon(service.ledger, parts.current.devices)
-        self._behind = not merged  # tried again when the disk works
+        self._behind = not merged  # is tried again when the disk works
         if not self._serving and (merged or service.ledger.node.whole):
             self._serving = True
             await parts.legacy.configure(parts.current.config)
@@ -208,7 +209,7 @@ class ServingAgent:
         self._watches = watches
 
     async def _leave_cluster(self) -> None:
-        """Disconnect from the API server, as a reload says. What it said last no longer counts."""
+        """Disconnect from the API server, as the new configuration says. What it said last no longer counts."""
         await self._end_watches()
         self._parts.api_server.disconnect()
         self._parts.others.pods = self._parts.others.claims = None
@@ -222,7 +223,7 @@ class ServingAgent:
             await watches.end()
 
     def _node_seen(self, node: NodeSeen | None) -> None:
-        """Take what the Node says. None: it is not known any more; what its annotations said stays in force."""
+        """Take the Node's state. None: it is no longer known, and what its annotations said stays in force."""
         if node is not None:
             self._parts.desired.annotate(node.lanes)
             self._parts.cordons.annotate(node.cordoned)
@@ -282,7 +283,7 @@ class ServingAgent:
         parts = self._parts
         parts.current.config = config
         parts.ledger_service.policy = release_policy(config)
-        if self._serving:  # else serving begins later, with the configuration in use then
+        if self._serving:  # otherwise serving begins later, with the configuration then in use
             await parts.legacy.configure(config)
             parts.legacy.follow_inventory()
             parts.node_labels.follow()

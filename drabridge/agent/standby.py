@@ -2,9 +2,9 @@
 
 A DaemonSet with ``maxSurge`` starts the successor beside the agent that it replaces. Until the successor has the
 ledger's lock it touches nothing of the other agent's: it grants nothing, registers no resource, and creates no files
-but its own sockets (control socket, relay). It has its imports, its devices and its watches of the API server. To
-requests for status and to the operator's it answers that it is a standby. ``/readyz`` succeeds once it can take over:
-otherwise the rollout would not go on.
+but its own sockets (control socket, relay). It has its imports, its devices and its watches of the API server. It
+answers requests for status, and those of the operator, with the words that it is a standby. ``/readyz`` succeeds once
+it can take over: otherwise the rollout would not go on.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 REGISTER_SECONDS = 5.0  # kubelet looks for sockets once a second (pkg/kubelet/pluginmanager)
 RELAY_SECONDS = 30.0  # kubelet registers a socket within 1 s; after 30 s without one it deletes the driver's slices
-FORGET_SECONDS = 1.0  # until kubelet has noticed the end of the relay's health stream, and forgotten its health
+FORGET_SECONDS = 1.0  # until kubelet has noticed the end of the relay's health stream, and forgotten the health
 POLL_SECONDS = 0.1
 SOCKETS = "standby-*.sock"  # in the state directory; short: a socket's path has 107 bytes at most
 
@@ -70,7 +70,7 @@ class Standby:
     def __init__(
         self, options: Options, config: Config, paths: Paths, port: Port, on_snapshot: Callable[[], None]
     ) -> None:
-        """``on_snapshot`` is called after every change of the devices, also once the agent has the inventory."""
+        """``on_snapshot`` is called after every change of the devices, even after the agent took the inventory over."""
         self._options = options
         self._config = config
         self._paths = paths
@@ -96,18 +96,18 @@ class Standby:
         self._watching: Subscription | None = None
         self.cluster: Cluster | None = None
         self._watches: ApiWatches | None = None
-        self._ready = False  # it can take over, except that devices may be unknown yet
+        self._ready = False  # can take over, except that devices may still be unknown
         self._relay: Relay | None = None  # passes kubelet's calls for claims on to the serving agent
         self._relay_task: asyncio.Task[None] | None = None
 
     @property
     def words(self) -> str:
-        """A sentence for people: this is a standby, and what it waits for."""
+        """Return a sentence for people: this is a standby, and what it waits for."""
         pid = holder(self._paths.state)
         return f"standby: waiting for the ledger's lock held by pid {pid} in {self._paths.state}"
 
     async def wait(self, stop: asyncio.Event) -> Lock | None:
-        """Get ready, and wait for the ledger's lock. None: stopped before that.
+        """Get ready, and wait for the ledger's lock. None: stopped while waiting.
 
         Raises HostError if the lock cannot be waited for, ConfigError for an address that cannot be listened on.
         """
@@ -133,7 +133,7 @@ class Standby:
         self._watching = self.watcher.subscribe(self._paths.device_plugins, lambda: None)
         routes: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): lambda _: Response("ok\n"),
-            ("GET", "/"): self._readyz,  # somebody may forward a port to this pod in a rollout, to see the page
+            ("GET", "/"): self._readyz,  # somebody may forward a port to this pod during a rollout, to see the page
             ("GET", "/readyz"): self._readyz,
             ("GET", "/metrics"): self._exposition,
         }
@@ -178,7 +178,7 @@ class Standby:
         path = self._paths.state / SOCKETS.replace("*", secrets.token_hex(2))
         try:
             await self._control.listen_unix(path)
-        except OSError as error:  # too long a path, or a full disk; the standby can do without
+        except OSError as error:  # the path is too long, or the disk full; the standby can work without this socket
             log.warning("no control socket for the standby", extra={"path": str(path), "reason": str(error)})
             return
         log.info("listening", extra={"address": self._port.address, "control": str(path)})
@@ -194,8 +194,8 @@ class Standby:
     ) -> Inventory | None:
         """Return the inventory if a new one would find the same; else None.
 
-        None: the other agent has named devices meanwhile (``known``), the configuration is another one, or the first
-        enumeration has not ended.
+        It is None if the other agent has named devices meanwhile (``known``), if the configuration differs, or if the
+        first enumeration has not ended.
         """
         inventory = self._inventory
         if config is not self._config or not inventory.current.complete or inventory.identities() != known:
@@ -206,14 +206,14 @@ class Standby:
         return inventory
 
     def take_inventory_task(self, inventory: Inventory) -> asyncio.Task[None] | None:
-        """Return the task that runs the inventory, and give it up; None if ``inventory`` is not this standby's."""
+        """Hand over the task that runs the inventory; None if ``inventory`` is not this standby's."""
         if inventory is not self._inventory:
             return None
         task, self._inventory_task = self._inventory_task, None
         return task
 
     def take_watches(self) -> ApiWatches | None:
-        """Return the watches of the API server, and give them up; None if there are none."""
+        """Hand over the watches of the API server; None if there are none."""
         watches, self._watches = self._watches, None
         return watches
 

@@ -1,7 +1,7 @@
 """Merge the ledger with what kubelet, claim records and CDI files say. A device is held if any source says so.
 
 Nothing is granted before the merge. A ledger that was never merged knows nothing: its free devices count as free only
-if every source that could know more was asked and its answer understood. Else the ledger counts as lost.
+if every source that could know more was asked and its answer understood. Otherwise the ledger counts as lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from drabridge.system.paths import Paths
 
 log = logging.getLogger(__name__)
 
-FIRST_LIST_SECONDS = 0.5  # kubelet answers in milliseconds when it is there; what it says later is evidence too
+FIRST_LIST_SECONDS = 0.5  # a running kubelet answers in milliseconds; a later answer still counts as evidence
 NAMED = 4  # unknown ids in a message: enough to see how they differ from ours
 _SHARE = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")  # the API server's share ids
 
@@ -63,14 +63,15 @@ class StartupMerge(Struct, frozen=True):
     async def merge(self, config: Config, names: Collection[str], *, rebooted: bool) -> bool:
         """Merge once; return whether the result is on disk. If not, the caller tries again.
 
-        ``names``: resource names as in the configuration file, name templates included: no device may fill them now.
+        ``names``: resource names as in the configuration file. They include name templates, for which there may be no
+        device now.
 
-        If kubelet is away, the other sources decide. On a new node they may be empty: if kubelet has no checkpoint, no
+        If kubelet is away, the other sources decide. They may be empty on a new node: if there is no checkpoint, no
         plugin has ever registered; if the directory is not kubelet's, no kubelet asks for devices.
         """
         service = self.ledger_service
         node = service.ledger.node
-        # If the ledger is not whole, only kubelet may know of a claim, or of its end: wait longer for kubelet's answer.
+        # If the ledger is not whole, perhaps only kubelet knows of a claim, or of its end: wait longer for its answer.
         listed = await self._listed(FIRST_LIST_SECONDS if node.whole else LIST_SECONDS)
         checkpoint = self.kubelet.read_checkpoint()
         if not node.ever_merged and not node.lost:
@@ -80,7 +81,7 @@ class StartupMerge(Struct, frozen=True):
             doubt = doubt or self._doubt_from_ids(names, listed, checkpoint)
             if doubt and not await self._lose(doubt):
                 return False
-        elif not await self._doubt_strangers(config, listed, checkpoint):
+        elif not await self._quarantine_for_unknown_ids(config, listed, checkpoint):
             return False
         found = self._findings(listed, checkpoint, service.ledger.entries, rebooted=rebooted)
         found = replace(found, kubelet=kubelet_process(self.paths.device_plugins))
@@ -105,8 +106,8 @@ class StartupMerge(Struct, frozen=True):
 
         ``lanes``: device -> lane, of devices new to the ledger. ``cordoned``: device -> why it is out of service.
 
-        A running claim may have a device that was absent at the merge, or that only the new configuration names: so
-        records and CDI files are read again.
+        Records and CDI files are read again, because a running claim may have a device that was absent at the merge, or
+        that only the new configuration names.
         """
         service, devices = self.ledger_service, snapshot.by_name()
         shareable = {r.name: r.sharing.allow_multiple_allocations for r in config.resources}
@@ -126,7 +127,7 @@ class StartupMerge(Struct, frozen=True):
     # --- what makes a ledger that was never merged count as lost -----------------------------------------------------
 
     def _doubt_from_files(self) -> str:
-        """Return a sentence if there are CDI files or claim records, whatever is in them; "" if there are none."""
+        """Return a sentence if there are CDI files or claim records, whatever they contain; "" if there are none."""
         cdi, records = self.cdi, self.paths.claim_records
         try:
             left = any(cdi.keys(family) for family in Family)
@@ -166,10 +167,10 @@ class StartupMerge(Struct, frozen=True):
         service.loaded = replace(service.loaded, kind=Loaded.LOST, message=message)
         return True
 
-    async def _doubt_strangers(
+    async def _quarantine_for_unknown_ids(
         self, config: Config, listed: KubeletList | None, checkpoint: CheckpointRead | None
     ) -> bool:
-        """Quarantine devices of a resource that another plugin served, under its own ids, while no agent ran.
+        """Quarantine devices of a resource that another plugin served under ids of its own while no agent ran.
 
         Returns whether the result is on disk.
         """
@@ -222,7 +223,7 @@ class StartupMerge(Struct, frozen=True):
         )
 
     def _claims_of_files(self) -> dict[str, tuple[ClaimDeviceName, ...]]:
-        """Return what CDI files say of claims, by UID; {} if the directory cannot be read: serving goes on without it.
+        """Return what CDI files say of claims, by UID; {} if the directory cannot be read: serving does not need it.
 
         The ledger and the records know more; if both know nothing, the ledger counts as lost.
         """
@@ -233,7 +234,7 @@ class StartupMerge(Struct, frozen=True):
             return {}
 
     def _remove_claim_files(self, claims: Iterable[ClaimDevices]) -> None:
-        """After a reboot, remove the CDI files of other claims: no container uses them; a later start cannot tell."""
+        """After a reboot, remove CDI files of other claims: no container uses them. A later start cannot know that."""
         try:
             self.cdi.regenerate(Family.CLAIM, (), keep={one.claim.uid for one in claims})
         except HostError as error:
@@ -257,6 +258,6 @@ def _in_use(ledger: Ledger, found: startup_events.StartupFindings) -> tuple[Clai
 
 
 def _named(text: str, devices: Iterable[str]) -> list[str]:
-    """Return the devices that ``<request>-<device>[-<share>]`` may mean: all whose name fits the end of the text."""
+    """Return the devices that ``<request>-<device>[-<share>]`` may mean: all whose names fit the end of the text."""
     whole = _SHARE.sub("", text)
     return [name for name in devices if text.endswith(f"-{name}") or whole.endswith(f"-{name}")]

@@ -135,11 +135,11 @@ def _notes(parts: Components, state: AgentState) -> list[str]:
 
 
 def _no_slices(parts: Components, state: AgentState) -> str:
-    """Return why there are no slices although nothing is wrong; "" if there are, or another note says it."""
+    """Return why there are no slices although nothing is wrong; "" if there are slices, or if another note says why."""
     if state.claims.stranded:
         return ""
     if state.claims.off:
         return state.claims.off
     in_dra = any(entry.lane is Lane.DRA for entry in state.ledger.entries.values())
-    behind = parts.claims.state is not None and not state.claims.published  # slices of before may be there
+    behind = parts.claims.state is not None and not state.claims.published  # slices of an earlier run may still exist
     return "" if in_dra or behind else "no device is in the dra lane"

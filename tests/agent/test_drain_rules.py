@@ -187,7 +187,7 @@ async def test_a_claim_that_any_source_knows_needs_the_driver(known: dict[str, A
     once = not found or found[0][1] == "allocated"
     assert sources.asked == once, "it is a LIST of the whole cluster"
     await sources.left.rows(ask_api_server=True)
-    sources.left.ask_anew()
+    sources.left.ask_again()
     await sources.left.rows(ask_api_server=False)
     assert sources.asked == once
     await sources.left.rows(ask_api_server=True)
@@ -269,7 +269,7 @@ def _drain(ledger: Ledger, desired: Desired, files: list[str], allocated: Any = 
         "node-a",
         Some(ledger=ledger),
         desired,
-        Some(rows=rows, allocated=api_server, ask_anew=lambda: None),
+        Some(rows=rows, allocated=api_server, ask_again=lambda: None),
         Some(paths=paths, remove=remove),
     ]
     return Drain(*parts)
