@@ -30,11 +30,11 @@ class AllocationResult(Struct, frozen=True):
     share_id: str = ""
     admin: bool = False
     consumed: Mapping[str, int] = {}
-    lease: bool = False  # it carries our binding condition
+    lease: bool = False  # the allocation has our binding condition
 
     @property
     def base_request(self) -> str:
-        """``gpu`` for ``gpu/large``: containers name the request, not the chosen alternative."""
+        """Return ``gpu`` for ``gpu/large``: containers name the request, not the chosen alternative."""
         return self.request.partition("/")[0]
 
     def use(self) -> DeviceUse:
@@ -101,7 +101,7 @@ def is_allocated(claim: ClaimRef, obj: Mapping[str, Any] | None) -> bool:
 def allocation_here(obj: Mapping[str, Any], driver: str, pool: str) -> events.ClaimDevices | None:
     """Read a claim with all its devices of ``pool``; None if it has none there. Raises PeerError.
 
-    It reads all of them, because the ledger takes a device that is missing for deallocated.
+    It reads all of them, because for the ledger a missing device is deallocated.
     """
     metadata = obj.get("metadata") or {}
     if not (obj.get("status") or {}).get("allocation"):
@@ -156,5 +156,5 @@ def _result(entry: Mapping[str, Any]) -> AllocationResult:
 
 
 def _amount(value: Any) -> int:
-    """Return the quantity rounded up: a part of a unit takes the whole."""
+    """Return the quantity, rounded up to whole units."""
     return -(-parse(str(value)) // 1)

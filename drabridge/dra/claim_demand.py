@@ -1,4 +1,4 @@
-"""Say whether anything on this node is for claims, and under which pool name; refuse a name that would harm them."""
+"""Say whether this node has anything for claims, and under which pool name; refuse a name that would harm claims."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ClaimDemand:
         self._records = record_names(records)
 
     def read_records(self) -> None:
-        """Look which records there are.
+        """Read which records there are.
 
         Only a driver changes them, so this is done at the start and whenever a driver has ended.
         """
@@ -58,7 +58,7 @@ class ClaimDemand:
 
     @property
     def stranded(self) -> str:
-        """What waits for the DRA side while that is off, and what to do, in words; empty when nothing does."""
+        """Say what waits for the DRA side while that is off, and what to do; "" if nothing waits."""
         off = self._api_server.claims_off
         if off is None:
             return ""

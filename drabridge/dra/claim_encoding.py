@@ -1,9 +1,9 @@
-"""Change ``status.devices`` of a claim in Kubernetes' protobuf encoding, and nothing else of it.
+"""Change ``status.devices`` of a claim in Kubernetes' protobuf encoding, and nothing else.
 
 An API server (1.36.3) answers every PATCH of a claim's status with "status.allocation: field is
-immutable" if it has the claim's opaque parameters with other white space, order of keys or spelling of numbers than its
-own: it writes them anew while it patches, and then compares bytes. Controllers that encode their own types, and
-Python's client, create such claims. In this encoding the parameters are bytes that nobody writes anew.
+immutable" if the stored opaque parameters have other white space, order of keys or spelling of numbers than the server
+writes: it encodes them again while it patches, and then compares bytes. Controllers that encode their own types, and
+Python's client, create such claims. In the protobuf encoding the parameters are bytes that nobody encodes again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def with_devices(data: bytes, claim: ClaimRef, entries: Sequence[Json], resource
     try:
         outer = wire.Unknown.FromString(data[len(MAGIC) :])
         found = wire.ResourceClaim.FromString(outer.raw)
-    except Exception as error:  # protobuf's own kinds differ between its implementations
+    except Exception as error:  # protobuf's own exceptions differ between its implementations
         raise ValueError(str(error)) from None
     if found.metadata.uid != claim.uid or resource_version not in ("", found.metadata.resourceVersion):
         raise ConflictError(f"claim {claim} was changed meanwhile")

@@ -1,6 +1,6 @@
 """Keep the files of prepared claims right: at prepare, at start, and when a device's nodes change.
 
-Kubelet replays CDI names for as long as a pod lives, without asking us again; the files behind them must say what the
+Kubelet uses the same CDI names for as long as a pod lives, without asking us again. So the files must say what the
 names mean now.
 """
 
@@ -53,8 +53,8 @@ class ClaimFiles:
     async def write(self, record: ClaimRecord, plans: Sequence[DevicePlan]) -> tuple[PreparedDevice, ...]:
         """Write the claim's CDI file and metadata; return the devices with the CDI ids of both. Raises HostError.
 
-        Metadata is a service to the container, not a condition for it (KEP-5304): a failure is only logged. The first
-        device of each request brings the id of its metadata.
+        Metadata helps the container, but it can start without (KEP-5304): a failure is only logged. The first device of
+        each request has the id of the request's metadata.
         """
         spec, metadata_ids = await self._write_cdi(record.claim, plans), dict[str, str]()
         if (metadata := self._metadata) is not None:
@@ -85,19 +85,19 @@ class ClaimFiles:
     async def restore(self) -> None:
         """At start: write the files of claims prepared in this boot; remove those of other recorded claims.
 
-        If a claim's record is gone, its container may still run, and the CDI file is all that tells of it. So that file
-        stays until kubelet unprepares the claim, the operator ends it, or the node is rebooted. A device that is away
-        is in no file until it is back.
+        If a claim's record is gone, its container may still run, and only the CDI file shows that. So the file stays
+        until kubelet unprepares the claim, the operator ends it, or the node is rebooted. A device that is away is in
+        no file until it is back.
         """
         records = await self._records.all_after_crash()
         known, keep, written = {record.claim.uid for record in records}, frozenset[str](), []
         for record in filter(self._is_prepared, records):  # first: a directory that cannot be listed ends this method
             keep |= {record.claim.uid}
             written.append((record, await self._write_again(record)))
-        keep |= await self._records.strangers(records)
+        keep |= await self._records.unlisted(records)
         keep |= frozenset(await self._cdi.thread.promptly(self._cdi.claims)) - known
         await self._cdi.thread.promptly(lambda: self._cdi.regenerate(Family.CLAIM, (), keep=keep))
-        for record, plans in written:  # after the devices: a container can do without metadata
+        for record, plans in written:  # after the devices, because a container can run without metadata
             await self._write_metadata_again(record, plans)
         if (metadata := self._metadata) is not None:
             await self._disk.promptly(lambda: metadata.sweep(known | keep))
@@ -140,10 +140,10 @@ class ClaimFiles:
         try:
             with reading(f"claim {record.claim}"):
                 for device in record.devices:
-                    with contextlib.suppress(NotReadyError):  # not in the inventory: unplugged while we were away
+                    with contextlib.suppress(NotReadyError):  # not in the inventory: unplugged while no agent ran
                         plans.append(self._planner.again(record.claim.uid, device, snapshot, record.devices))
                 await self._write_cdi(record.claim, plans)
-        except DrabridgeError as error:  # a profile that no longer fits its device, perhaps: other claims go on
+        except DrabridgeError as error:  # perhaps a profile no longer fits its device: go on with the other claims
             self._unreadable.tell(str(record.claim), error)
             return []
         return plans

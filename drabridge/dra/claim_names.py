@@ -1,6 +1,6 @@
 """Name the claims that wait for a lease here: from a coordinator's hints while one works, else from nominated pods.
 
-So no agent has to watch all claims of the cluster. A name is only a hint: the claim itself is read.
+By this no agent has to watch all claims of the cluster. A name is only a hint: the claim itself is read.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from drabridge.system.untrusted import reading
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 30.0  # between looks at the coordinators' Lease; a quarter more or less, so that nodes spread out
-PROOF_SECONDS = 5.0  # after the first look: a leader renews every two seconds
-DEAD_SECONDS = 60.0  # without a change of the Lease, by this node's own clock
-LOST_SECONDS = 10.0  # without a watch of the ConfigMap; a watch that begins again sooner does not make us watch pods
-MOST_PODS = 1024  # nominated to one node (it has 110 by default); claims of further pods get no lease
+PROOF_SECONDS = 5.0  # between the first look and the second: a leader renews every two seconds
+DEAD_SECONDS = 60.0  # after this time without a change of the Lease, by this node's clock, no coordinator works
+LOST_SECONDS = 10.0  # after this time without a watch of the ConfigMap, we watch pods instead
+MOST_PODS = 1024  # pods nominated to one node (a node has 110 by default); claims of further pods get no lease
 MOST_READ = 2  # pods of one hinted claim at a time: with the claim and its condition that makes four requests
 READS_AT_ONCE = 4  # kubelet's claims are read on the same connection
 
@@ -86,7 +86,7 @@ class NominatedPods:
     binding conditions. While the watch is lost, the last known pods count.
     """
 
-    comes_after_allocation = False  # whether a claim is named after its allocation only
+    comes_after_allocation = False  # whether a claim is named only after its allocation
     most_seconds = 5.0  # between looks at a claim that is not allocated yet, or after an error
 
     def __init__(self, cluster: Cluster, node: str, told: Callable[[], None]) -> None:
@@ -94,18 +94,18 @@ class NominatedPods:
         self._cluster = cluster
         self._selector = nominated_to(node)
         self._told = told
-        self._pods: dict[str, tuple[WaitingPod, int]] = {}  # by UID; the number of the change that showed it last
+        self._pods: dict[str, tuple[WaitingPod, int]] = {}  # UID -> pod, and the last change that showed it
         self._changes = 0
         self.lost_because = "the pods were not listed yet"  # "" while the watch lives
         self.view = NOMINATED
 
     async def run(self) -> None:
-        """Follow the pods until cancelled. What was known last counts until the next run."""
+        """Follow the pods until cancelled. The last known pods count until the next run."""
         await follow(self._cluster, PODS, self._selector, self)
 
     @property
     def claims(self) -> Mapping[ClaimKey, frozenset[str]]:
-        """The claims, each with the reasons to look at it. A claim that was settled for all of them is left alone.
+        """Return the claims with the reasons to look at each. Claims that were settled for all of these are left alone.
 
         A pod that was denied and nominated again may look unchanged when it is next seen here. So every change of a pod
         is a new reason to look at its claims.
@@ -149,14 +149,14 @@ class NominatedPods:
 
     def lost(self, error: ClusterError) -> None:
         self.lost_because = str(error)
-        self._told()  # others now have to ask about the claims that were left to this watch
+        self._told()  # others must now ask about the claims that this watch served
 
 
 class HintedClaims:
     """Names the claims that a coordinator hints at in one ConfigMap. While the watch is lost, the last hints count."""
 
     comes_after_allocation = True
-    most_seconds = 30.0  # nobody may make this agent ask all the time
+    most_seconds = 30.0  # so that nobody can make this agent ask all the time
 
     def __init__(self, cluster: Cluster, driver: str, pool: str, namespace: str, told: Callable[[], None]) -> None:
         """``told`` is called after every change."""
@@ -179,7 +179,7 @@ class HintedClaims:
 
     @property
     def claims(self) -> Mapping[ClaimKey, frozenset[str]]:
-        """The claims, each with a text that is another one for every wait of the claim."""
+        """Return the claims, each with a text that differs for every wait of the claim."""
         return {(one.namespace, one.name): frozenset({f"{one.uid} {one.resource_version}"}) for one in self._hints}
 
     async def pods(self, key: ClaimKey, claim: Json) -> tuple[WaitingPod, ...]:
@@ -228,7 +228,7 @@ class HintedClaims:
         self._now(() if kind == "DELETED" else obj)
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """Count the hints as lost: they may be of another version, and then the pods must be watched."""
+        """Treat the hints as lost: they may be of another version, and then pods must be watched."""
         self.lost(ClusterError("the hints cannot be read"))
 
     def lost(self, error: ClusterError) -> None:
@@ -244,7 +244,7 @@ class HintedClaims:
 
 
 class CoordinatorLife:
-    """Whether coordinators lead, judged by their Lease: the one who leads changes it every two seconds."""
+    """Whether a coordinator leads, judged by the Lease, which the leader changes every two seconds."""
 
     def __init__(self, cluster: Cluster, driver: str, namespace: str) -> None:
         self._cluster = cluster
@@ -269,7 +269,7 @@ class CoordinatorLife:
             return "" if now - self._changed_at < DEAD_SECONDS else str(error)
         if version != self._version:
             self._proven, self._version, self._changed_at = self._version is not None, version, now
-            if not self._proven:  # an old Lease, perhaps: believed until the next look, which is soon
+            if not self._proven:  # perhaps an old Lease: believed until the next look, which is soon
                 self.next_seconds = PROOF_SECONDS
             return ""
         if not self._proven or now - self._changed_at >= DEAD_SECONDS:
@@ -281,7 +281,7 @@ class CoordinatorLife:
 class ClaimNames:
     """Chooses who names the claims: ``chosen``.
 
-    The hints of a configured coordinator are watched in any case, pods only while they are chosen.
+    The hints of a configured coordinator are always watched, pods only while they are chosen.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class ClaimNames:
         self.chosen: NominatedPods | HintedClaims = self._pods
 
     async def run(self) -> None:
-        """Follow what names the claims, until cancelled."""
+        """Follow hints or pods until cancelled."""
         try:
             while True:
                 if namespace := self._coordinator():
@@ -333,7 +333,7 @@ class ClaimNames:
                     why, due = await life.look(), time.monotonic() + life.next_seconds
                 if why or (hints.lost_at is not None and time.monotonic() - hints.lost_at >= LOST_SECONDS):
                     self._follow_pods(why or hints.lost_because)
-                elif not hints.lost_because or "pods" not in self._tasks:  # or neither hints nor pods are there yet
+                elif not hints.lost_because or "pods" not in self._tasks:  # or neither hints nor pods are known yet
                     await self._follow_hints(hints)
                 wait = max(0.0, due - time.monotonic())
                 await self._look.wait(min(wait, LOST_SECONDS) if hints.lost_because else wait)

@@ -17,13 +17,13 @@ ALLOCATION = "status.allocation: "  # the field that a refusal complains about, 
 class ClaimObjects:
     """The claims of the cluster, one at a time.
 
-    ``version`` is the newest until the server has said what it serves.
+    ``version`` is the newest one until the server has said which versions it serves.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.version = NEWEST_RESOURCE_VERSION
-        self.keeps_device_status: bool | None = None  # as its last answer showed; None: nothing was applied yet
+        self.keeps_device_status: bool | None = None  # as the server's last answer showed; None: no answer yet
 
     async def get(self, claim: ClaimRef) -> Json:
         """Return the object of this name, whatever its UID. Raises NotFoundError or another ClusterError."""
@@ -32,7 +32,7 @@ class ClaimObjects:
     async def apply_devices(
         self, claim: ClaimRef, entries: Sequence[Json], *, manager: str, resource_version: str = ""
     ) -> None:
-        """Apply ``status.devices`` as ``manager``; other entries that it applied before go. Raises ClusterError.
+        """Apply ``status.devices`` as ``manager``; other entries that it applied are removed. Raises ClusterError.
 
         With ``resource_version`` it raises ConflictError if the claim has changed since. Claims that the server does
         not let anybody patch (:mod:`drabridge.dra.claim_encoding`) are read and written whole.

@@ -42,7 +42,7 @@ class ClaimQueries(Struct, frozen=True):
         pool = self.claims.pool
         try:
             listed = await self._list(ObjectView(lambda claim: allocation_here(claim, self.driver, pool), ClaimFields))
-            if listed.unreadable:  # the API allows such a claim, and it may have any device
+            if listed.unreadable:  # the API allows a claim that we cannot read, and it may have any device
                 raise UnreachableError(f"what claim {listed.unreadable[0]} is allocated cannot be read")
         except ClusterError as error:
             log.warning("who has devices by claims is not known", extra={"reason": str(error)})
@@ -50,7 +50,7 @@ class ClaimQueries(Struct, frozen=True):
         return tuple(allocation for allocation in listed.items if allocation is not None)
 
     async def allocated_by(self, driver: str) -> frozenset[str] | None:
-        """Return the names of the devices on this node that claims have of ``driver``, ours or another one.
+        """Return the names of this node's devices of ``driver`` (ours or another one) that claims have.
 
         None: the API server cannot be asked.
         """

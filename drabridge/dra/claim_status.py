@@ -1,4 +1,4 @@
-"""Write ``ResourceClaim.status.devices``: what this driver says about the devices of a claim.
+"""Write ``ResourceClaim.status.devices``: what this driver reports about the devices of a claim.
 
 It is written by server-side apply, for people who look at claims; kubelet and scheduler do not need it. So it runs
 beside the answers to kubelet, and a failure is only logged. Only our own entries are in the applied object: the server
@@ -24,7 +24,7 @@ from drabridge.offers.reported_health import health_of
 from drabridge.system.untrusted import reading
 
 ATTEMPTS = 5
-AFTER_SECONDS = 0.02  # until then kubelet has its answer, which nothing here may delay
+AFTER_SECONDS = 0.02  # by then kubelet has its answer, which nothing here may delay
 READY = "Ready"
 
 
@@ -37,17 +37,17 @@ class StatusWriter:
         self._changed: set[str] = set()  # devices whose state changed: the status of their claims is due
         self._driver = driver
         self._records = records
-        self._pending: dict[str, bool] = {}  # claim UID -> whether prepared anew: then nothing of ours is to be kept
+        self._pending: dict[str, bool] = {}  # claim UID -> whether newly prepared: then no entry of ours is kept
         self._wake = asyncio.Event()
         self._snapshot = Snapshot(0)
 
     def claim_prepared(self, uid: str) -> None:
-        """Note that the claim was prepared anew: its status is due."""
+        """Note that the claim was just prepared: its status is due."""
         self._pending[uid] = True
         self._wake.set()
 
     def inventory_changed(self, snapshot: Snapshot) -> None:
-        """Take a snapshot: the status of each prepared claim with a device in another state is due."""
+        """Take a snapshot. If a device's state has changed, the status of its prepared claims is due."""
         before = {health.name: health for health in health_of(self._snapshot.devices)}
         first, self._snapshot = not self._snapshot.version, snapshot
         changed = {health.name for health in health_of(snapshot.devices) if before.get(health.name) != health}
@@ -62,7 +62,7 @@ class StatusWriter:
                 self._pending.setdefault(record.claim.uid, False)
 
     async def run(self) -> None:
-        """Write what is due, until cancelled."""
+        """Write each due status, until cancelled."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(AFTER_SECONDS)
@@ -93,7 +93,7 @@ class StatusWriter:
             await asyncio.sleep(next(delays))
 
     async def _apply(self, record: ClaimRecord, *, read: bool) -> None:
-        """Write what differs; without ``read`` write everything, which saves one of the four requests of a claim."""
+        """Read the claim and write what differs. Without ``read``, write all: this saves one of four requests."""
         claim, mine = record.claim, {}
         if read:
             obj = await self._claims.get(claim)

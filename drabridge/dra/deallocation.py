@@ -1,7 +1,7 @@
 """Learn that a claim which no container uses has been deallocated, so that its devices become free.
 
 A claim's devices are free when kubelet has unprepared it *and* the API server has taken the allocation back, which
-happens a moment later and is announced to nobody on the node. Watching all claims of a cluster from every node would
+happens a moment later, and nobody tells the node. Watching all claims of a cluster from every node would
 cost an API server more than asking about the few claims that this node waits for.
 """
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _CLAIMS_IN_THE_WAY = frozenset({RefusalCode.CLAIM_HELD, RefusalCode.OVERCOMMITTED})
 
 FIRST_SECONDS = 0.5  # the resourceclaim controller deallocates within a second of the pod's end
-MOST_DENIED_SECONDS = 4.0  # a denied claim keeps a device from other claims until the API server was asked about it
+MOST_DENIED_SECONDS = 4.0  # until the API server is asked about a denied claim, no other claim gets its device
 MOST_SECONDS = 60.0  # a claim that stays allocated waits for a pod; there is no hurry
 
 
@@ -47,7 +47,7 @@ class Deallocations:
         awaited: Callable[[ClaimRef], bool],
         denials: Callable[[ClaimRef], int],
     ) -> None:
-        """``awaited``: whether the claim's lease is not told yet; until then others watch the claim.
+        """``awaited``: whether the claim has not been told of its lease; until then others watch the claim.
 
         ``denials``: how often the claim was denied its lease. With each denial its devices stay closed to all claims
         for longer, up to ``MOST_DENIED_SECONDS``.
@@ -63,7 +63,7 @@ class Deallocations:
         self._wake = WakeUp()
 
     def wake(self) -> None:
-        """Look at the ledger, which changed: there may be other idle claims."""
+        """Look at the ledger again, because it changed: there may be other idle claims."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -92,9 +92,9 @@ class Deallocations:
     async def release_in_the_way(self, claim: ClaimRef, decision: Decision) -> bool:
         """Ask about the claims that hold what ``claim`` was refused; return whether the holds of one have changed.
 
-        Nobody is refused for good before that: the API server may have deallocated those claims a moment ago, and
-        :meth:`run` may hear of it while we ask. A device that such a claim still holds because it was never unprepared
-        is withdrawn from the slices. Raises ClusterError.
+        A claim is refused for good only after this: the API server may have deallocated those claims a moment ago, and
+        :meth:`run` may learn of it while we ask. If such a claim still holds a device because it was never unprepared,
+        the device is withdrawn from the slices. Raises ClusterError.
         """
         ledger = self._ledger_service.ledger
         others = {
@@ -110,12 +110,12 @@ class Deallocations:
         return any(holds_of(self._ledger_service.ledger, other) != held for other, held in before.items())
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
-        """Ask the API server about a claim; tell the ledger what it let go of. What is prepared stays held.
+        """Ask the API server about a claim, and tell the ledger which devices it lost. Prepared devices stay held.
 
-        Returns whether the claim has lost a device here: it was deallocated, or allocated anew. The claim keeps its
-        devices if the answer makes no sense or comes too late, and while processes of its pods may run on: kubelet may
-        know earlier than we do that the pods are gone. Raises ClusterError if the server cannot be asked. A server that
-        lacks this version of claims counts as such: its 404 says nothing about the claim.
+        Returns whether the claim has lost a device here, because it was deallocated, or allocated again. The claim
+        keeps its devices if the answer makes no sense or comes too late, and while processes of its pods may run on:
+        kubelet may know earlier than we do that the pods are gone. Raises ClusterError if the server cannot be asked. A
+        server that lacks this version of claims counts as such: its 404 says nothing about the claim.
         """
         ledger = self._ledger_service.ledger
         asked_for = holds_of(ledger, claim)
@@ -127,7 +127,7 @@ class Deallocations:
         except NotFoundError:
             obj = None
         if holds_of(self._ledger_service.ledger, claim) != asked_for or self._awaited(claim):
-            return False  # it may have been allocated anew since the server read it
+            return False  # it may have been allocated again since the server read it
         kept: frozenset[str] = frozenset()
         try:
             with reading(f"claim {claim}"):
@@ -145,9 +145,9 @@ class Deallocations:
 
 
 def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
-    """Return the claims to ask about: some device of theirs is not prepared, or its hold lingers.
+    """Return the claims to ask about: those with a device that is not prepared, or whose hold lingers.
 
-    Without a name a claim cannot be asked about.
+    Claims whose names are unknown are left out: nobody can ask about them.
     """
     holds = (held for entry in ledger.entries.values() for held in entry.claims)
     idle = (held for held in holds if held.phase is not ClaimPhase.PREPARED or held.lingers)
@@ -155,11 +155,11 @@ def idle_claims(ledger: Ledger) -> frozenset[ClaimRef]:
 
 
 def lingers(ledger: Ledger, ports: DraPorts, claim: ClaimRef) -> float:
-    """Return for how many seconds processes of an unprepared claim's pods may still run; 0: none runs.
+    """Return the seconds for which processes of an unprepared claim's pods may still run; 0: none runs.
 
     Kubelet unprepares the claims of force-deleted pods during their containers' grace period. So an unprepared device
     is not free yet if nobody saw the pod end (kubernetes#141471). Kubernetes' default grace period counts for a
-    prepared claim whose pods were not known when it was prepared, or of which only its record tells.
+    prepared claim whose pods were not known when it was prepared, or that is known only from its record.
     """
     pods = ports.pods()
     if pods is None:
@@ -172,6 +172,6 @@ def lingers(ledger: Ledger, ports: DraPorts, claim: ClaimRef) -> float:
 
 
 def holds_of(ledger: Ledger, claim: ClaimRef) -> list[ClaimHold]:
-    """Return what the ledger knows a claim to hold, or to wait for."""
+    """Return the holds of a claim in the ledger, also those that wait."""
     held = (ledger.entries[name].claim(claim.uid) for name in ledger.by_claim.get(claim.uid, ()))
     return [one for one in held if one is not None]

@@ -46,10 +46,10 @@ from drabridge.system.supervise import WakeUp, forever
 
 log = logging.getLogger(__name__)
 
-STOP_GRACE_SECONDS = 1.0  # for calls under way; what is not completed by then is rolled back
+STOP_GRACE_SECONDS = 1.0  # for calls under way; those that do not end in time are rolled back
 DISCOVERY_FIRST_SECONDS, DISCOVERY_MOST_SECONDS = 0.5, 60.0
-HEALTH_STREAM_SECONDS = 30.0  # kubelet tries to open it every 5 s; one that has not by then does not want it
-BUSY_SECONDS = 0.5  # until the files of a claim that was being worked on are looked at again
+HEALTH_STREAM_SECONDS = 30.0  # kubelet tries to open the stream every 5 s; if it has not by then, it does not want it
+BUSY_SECONDS = 0.5  # until the files of a claim that was in work are looked at again
 
 
 class DriverNode(Struct, frozen=True):
@@ -68,7 +68,7 @@ class DraState(Struct, frozen=True):
     serving: bool
     registration: RegistrationState
     publisher: PublisherState
-    api_version: str = ""  # of resource.k8s.io; "" until the server has answered
+    api_version: str = ""  # version of resource.k8s.io; "" until the server has answered
     error: str = ""
 
     @property
@@ -99,7 +99,7 @@ class DraDriver:
         self._cluster = cluster
         self._ports = ports
         self.pool = config.dra.pool or node.name
-        self.synced_seq = -1  # the API server has the slices that follow from the ledger of this number
+        self.synced_seq = -1  # sequence number of the ledger from which the API server's slices follow
         self._desired_seq = -1
         self._serving = False
         self._version = ""
@@ -150,26 +150,26 @@ class DraDriver:
         self._status = StatusWriter(self._claims, records, config.driver, ports.observer)
         self._publisher: Publisher | None = None
         self._seen: Snapshot | None = None  # what _look() looked at last
-        self._offered: dict[str, Device] = {}  # of ``_seen``: the devices of resources that claims may get
-        self._held_besides: tuple[str, ...] | None = None  # devices that claims have and that are not offered
+        self._offered: dict[str, Device] = {}  # the devices of ``_seen`` that belong to resources for claims
+        self._held_besides: tuple[str, ...] | None = None  # devices that claims have, but that are not offered
         self._renew_files = False  # files of prepared claims are missing, or old
         self._changed = WakeUp()
-        self._looked = WakeUp()  # at what changed
+        self._looked = WakeUp()  # set after each _look()
 
     @property
     def state(self) -> DraState:
-        """The state now, as a value."""
+        """Return the present state."""
         published = self._publisher.state if self._publisher else PublisherState(error=self._error or "not started")
         return DraState(self._serving, self._registration.state, published, self._version, self._error)
 
     @property
     def keeps_leases(self) -> bool | None:
-        """Whether the API server keeps what a lease needs; None while it was not asked."""
+        """Whether the API server keeps what a lease needs; None until it was asked."""
         return self._keeps(Feature.LEASES)
 
     @property
     def features(self) -> Mapping[str, FeatureState]:
-        """What is known of the features that the DRA side asks about."""
+        """Return what is known of the features that the DRA side asks about."""
         found: dict[str, bool | None] = {feature: self._keeps(feature) for feature in Feature}
         found[DEVICE_STATUS] = self._claims.keeps_device_status
         found[HEALTH_IN_PODS] = self._health.opened or (False if self._is_long_registered() else None)
@@ -189,7 +189,7 @@ class DraDriver:
         self.deallocations.wake()
 
     def repeat_health(self) -> None:
-        """Tell kubelet the health of all devices again: it forgets it when another stream of this driver ends."""
+        """Tell kubelet the health of all devices again: kubelet forgets it when another stream of this driver ends."""
         self._health.repeat()
 
     def renew_files(self) -> None:
@@ -205,7 +205,7 @@ class DraDriver:
         self.publish()
 
     async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
-        """Ask the API server now; return the devices of ``names`` that it shows in no slice. Raises ClusterError."""
+        """Ask the API server now; return those of ``names`` that it shows in no slice. Raises ClusterError."""
         if self._publisher is None:
             raise UnreachableError(self._error or "the API server has not answered yet")
         return frozenset(names) - await self._publisher.shown(names)
@@ -220,7 +220,7 @@ class DraDriver:
         try:
             while not self._ports.inventory().complete:
                 await self._changed.wait()
-            restored = self._ports.inventory().version  # what comes while the sockets are bound is a change
+            restored = self._ports.inventory().version  # a later one counts as a change
             try:
                 await self._files.restore()
             except DrabridgeError as error:  # unprepare must work nevertheless
@@ -230,7 +230,7 @@ class DraDriver:
             self._serving = True
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._server.watch(), name="dra-sockets")
-                # A defect in one of these is no reason to leave kubelet without its sockets.
+                # If one of these fails, the sockets still serve kubelet.
                 parts = {
                     "follow": self._follow,
                     "files": lambda: self._keep_files(restored),
@@ -275,7 +275,7 @@ class DraDriver:
                     log.error("files of prepared claims not refreshed", extra={"reason": str(error)})
 
     def _look(self) -> None:
-        """Pass on changes: of the inventory, and of the devices that claims hold and that are not offered."""
+        """Pass on changes of the inventory, and of the devices that claims hold but that are not offered."""
         snapshot, ledger = self._ports.inventory(), self._ledger_service.ledger
         if snapshot is not self._seen:
             self._seen = snapshot
@@ -350,7 +350,7 @@ class DraDriver:
         snapshot = self._ports.inventory()
         if (
             not snapshot.complete or not self._server.listening
-        ):  # the scheduler must send nobody to a driver that cannot serve
+        ):  # the scheduler must not send pods to a driver that cannot serve
             return None
         self._desired_seq = self._ledger_service.ledger.seq
         unwell = bool(self.records.error or self._ports.unwell())
@@ -365,5 +365,5 @@ class DraDriver:
                 self._status.claim_prepared(fact.claim.uid)
             self.deallocations.wake()
         elif isinstance(fact, ClaimHandled) and fact.outcome is ClaimOutcome.FAILED:
-            self.publish()  # perhaps a disk failed: then no claim can be granted, and the slices say so
+            self.publish()  # a disk may have failed: then no claim can be granted, and the slices must say so
         self._ports.observer(fact)

@@ -1,6 +1,6 @@
 """Stream the health of all devices to kubelet: at once, after every change, and as a heartbeat.
 
-Kubelet overwrites a device's time stamp when a message arrives, and shows the health as "Unknown" when none came for
+Kubelet overwrites a device's time stamp when a message arrives, and shows the health as "Unknown" when none comes for
 ``health_check_timeout_seconds`` (pkg/kubelet/cm/dra/healthinfo.go): so the stream is never silent for long. Kubelet
 1.36 opens it for every plugin, whatever the plugin says it supports, and tries again every 5 s when there is none.
 """
@@ -59,7 +59,7 @@ class HealthBoard:
         self._changed = asyncio.Event()
 
     async def watch(self, messages: ModuleType) -> AsyncGenerator[Any, None]:
-        """Yield the list now, after every change and every heartbeat, as ``messages`` of one version has it."""
+        """Yield the list now, after every change and every heartbeat, in the types of ``messages``."""
         self.opened = True
         while not self._closed:
             changed = self._changed

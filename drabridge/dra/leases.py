@@ -1,14 +1,14 @@
-"""Grant or deny claims, one at a time, a lease of free devices that both APIs offer.
+"""Grant or deny leases to claims, one claim at a time: leases of free devices that both APIs offer.
 
 The scheduler allocates such a device, and waits for a condition on the claim before it binds the pod (KEP-5007).
 Meanwhile this agent takes the device from kubelet. It sets the condition only when kubelet has acknowledged that and
-the lease is on disk. A claim that cannot have all of its devices is denied: first the slices show that, then the
+the lease is on disk. A claim that cannot have all of its devices is denied: first the slices show the denial, then the
 failure condition is set. In the other order the scheduler would choose the same devices again. A pod gets the leases of
 all of its claims here, or none: the scheduler takes back only denied claims, and the other claims would keep devices
 for a pod that waits.
 
-After every failure the work on a claim begins again. What is to be done follows from the claim and the ledger as they
-are now, so a restart of any program in the middle only costs time.
+After every failure the work on a claim begins again. The next step follows from the present claim and ledger alone, so
+a restart of any program in the middle only costs time.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from drabridge.system.untrusted import reading
 log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 0.02  # the scheduler names the node about 10 ms before it writes the allocation
-AGAIN_SECONDS = 0.1  # and after that, longer each time
-SHOWN_SECONDS = 5.0  # a denial waits so long for the slices, before it is looked at again
-WATCH_ON_SECONDS = 30.0  # so long what names the claims is followed without a shared device
-TELL_TIMES = 3  # a claim that was changed meanwhile is read again so many times
+AGAIN_SECONDS = 0.1  # the next delay; each further one is longer
+SHOWN_SECONDS = 5.0  # how long a denial waits for the slices before the claim is looked at again
+WATCH_ON_SECONDS = 30.0  # how long hints or pods are followed without a shared device
+TELL_TIMES = 3  # how many times a claim that was changed meanwhile is read again
 REMEMBERED = 1024  # claims whose denials are counted
 _TRANSIENT = frozenset({RefusalCode.STARTING, RefusalCode.NOT_DURABLE})
 
 
 class LeaseTo(Struct, frozen=True):
-    """An allocated claim's devices here, if some need a lease. ``shown``: the conditions set, for each that does.
+    """An allocated claim's devices here, if some need a lease. ``shown``: for each of these, the conditions set.
 
     The scheduler also waits for the condition of a device to which the claim has admin access, although such access
     holds nothing. That condition is set with the others, or at once if there are no others.
 
-    Conditions are written to this ``resource_version`` only: a claim that was allocated anew is looked at again.
+    Conditions are written only to this ``resource_version``: a claim that was allocated again is looked at again.
     """
 
     claim: ClaimRef
@@ -68,11 +68,11 @@ class LeaseTo(Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Whether a device is to be leased."""
+        """Whether a device needs a lease that holds it."""
         return any(use.lease and not use.admin for use in self.uses)
 
     def is_told(self, condition: str) -> bool:
-        """Whether every device has the condition already."""
+        """Whether every device already has the condition."""
         return all(condition in one for one in self.shown)
 
 
@@ -96,7 +96,7 @@ class Leases:
         """``supported`` returns whether the API server keeps binding conditions; None: not known yet.
 
         ``synced_seq`` returns the number of the ledger from which the slices follow. ``rules`` returns the rules in
-        force. ``release_in_the_way`` asks whether the claims that hold what this one was refused are still allocated.
+        force. ``release_in_the_way`` asks whether the claims that hold the refused devices are still allocated.
         """
         self._ledger_service = ledger_service
         self._claims = claims
@@ -109,22 +109,22 @@ class Leases:
         self._synced_seq = synced_seq
         self._observer = observer
         self._look = WakeUp()
-        self._changed = asyncio.Event()  # replaced at each change: many may wait for it
+        self._changed = asyncio.Event()  # replaced at each change, because several tasks may wait for it
         self._serving: dict[ClaimKey, asyncio.Task[None]] = {}
-        self._served: dict[ClaimKey, frozenset[str]] = {}  # settled claims, and for which reasons
-        self._denials: dict[str, int] = {}  # by claim UID
-        self._began: dict[ClaimKey, float] = {}  # when a claim that is looked at was first seen allocated
-        self._untold: dict[ClaimKey, str] = {}  # UIDs of claims whose lease is in the ledger and not told yet
-        self._following: asyncio.Task[None] | None = None  # what names the claims
+        self._served: dict[ClaimKey, frozenset[str]] = {}  # settled claims -> for which reasons
+        self._denials: dict[str, int] = {}  # claim UID -> number of denials
+        self._began: dict[ClaimKey, float] = {}  # when a claim in work was first seen allocated
+        self._untold: dict[ClaimKey, str] = {}  # UIDs of claims whose lease is in the ledger, but no condition yet
+        self._following: asyncio.Task[None] | None = None  # the task that follows hints or pods
 
     def wake(self) -> None:
-        """Look again: the ledger, the slices or what names the claims changed."""
+        """Look again: the ledger, the slices or the named claims changed."""
         self._look.set()
         before, self._changed = self._changed, asyncio.Event()
         before.set()
 
     def awaited(self, claim: ClaimRef) -> bool:
-        """Whether this claim's lease is not told yet, and it is still named: then nobody else need ask about it."""
+        """Whether this claim is still named, and not told of its lease yet: then nobody else needs to ask about it."""
         key = claim.namespace, claim.name
         followed = (
             self._following is not None and not self._names.chosen.lost_because and key in self._names.chosen.claims
@@ -132,7 +132,7 @@ class Leases:
         return followed and self._untold.get(key) == claim.uid
 
     def denials(self, claim: ClaimRef) -> int:
-        """How often this claim was denied, as far as it is remembered."""
+        """Return how often this claim was denied, as far as is remembered."""
         return self._denials.get(claim.uid, 0)
 
     async def run(self) -> None:
@@ -163,7 +163,7 @@ class Leases:
         return any(entry.lane is Lane.SHARED or entry.denied for entry in entries)
 
     def _serve_claims(self) -> None:
-        """Begin with named claims that no task serves yet, and forget claims that are not named any more."""
+        """Begin with named claims that no task serves yet, and forget claims that are no longer named."""
         named = self._names.chosen.claims
         for key in self._served.keys() - named.keys():
             del self._served[key]
@@ -180,7 +180,7 @@ class Leases:
         self._look.set()
 
     async def _serve(self, key: ClaimKey, reasons: frozenset[str]) -> None:
-        """Look at one claim again and again, until it is settled or is not named any more."""
+        """Look at one claim again and again, until it is settled or no longer named."""
         delays = chain((FIRST_SECONDS,), backoff(AGAIN_SECONDS, self._names.chosen.most_seconds))
         for delay in delays:
             await asyncio.sleep(delay)
@@ -196,16 +196,16 @@ class Leases:
                     return
                 if isinstance(error, InvalidError):
                     log.warning("a lease waits", extra={"claim": "/".join(key), "reason": str(error)})
-                continue  # it is created a moment later, or the server says why not
+                continue  # the claim is created a moment later, or the server says why not
             except ConflictError:
-                continue  # it was changed meanwhile
+                continue  # the claim was changed meanwhile
             except DrabridgeError as error:
                 log.warning("a lease waits", extra={"claim": "/".join(key), "reason": str(error)})
             except Exception:
                 log.exception("a lease failed", extra={"claim": "/".join(key)})
 
     async def _settle(self, key: ClaimKey) -> bool:
-        """Look at a claim once, and do what is to be done. Returns whether it is settled. Raises DrabridgeError."""
+        """Look at a claim once, and take the next step. Return whether the claim is settled. Raises DrabridgeError."""
         obj = await self._claims.get(ClaimRef("", *key))
         with reading(f"claim {'/'.join(key)}"):
             wanted = lease_to(obj, self._driver, self._pool)
@@ -217,7 +217,7 @@ class Leases:
         self._began.setdefault(key, time.monotonic())
         pods = await self._names.chosen.pods(key, obj)
         if not pods:
-            return False  # no pod waits for it, or it is not known which scheduler does
+            return False  # no pod waits for it, or the pod's scheduler is not known
         if not wanted.holds:
             await self._tell(wanted, lease_condition(self._driver), "AdminAccess", "admin access holds no device")
             return True
@@ -246,13 +246,13 @@ class Leases:
             return await self._deny(wanted, others, LeaseOutcome.HELD, f"claim {denied.claim} of its pod was denied")
         beside = tuple(one.claim for one in others)
         if not (await service.apply(LeaseGranted(claim, service.now(), beside))).accepted:
-            return False  # a pod was quicker, or a device broke: the next look finds what is to be done
+            return False  # a pod was quicker, or a device broke: the next look finds the next step
         await self._tell(wanted, lease_condition(self._driver), "Leased", "kubelet has given the device up")
         self._report(wanted, LeaseOutcome.GRANTED)
         return True
 
     def _refusal(self, pods: Sequence[WaitingPod]) -> str:
-        """Say why no lease is granted to a claim, whatever its devices are; "" if one is."""
+        """Say why no lease can be granted to a claim, whatever its devices are; "" if one can."""
         if not self._supported():
             return "the API server does not keep binding conditions any more"
         known = self._rules().schedulers
@@ -282,7 +282,7 @@ class Leases:
     async def _given_up_by_kubelet(self, wanted: LeaseTo, others: Sequence[LeaseTo]) -> bool:
         """Wait until kubelet has given up all devices of these claims, or one claim was denied; False: not in time.
 
-        Here nobody asks kubelet: the mover does so for every entry that waits for it.
+        This does not ask kubelet: the mover does so for every entry that waits for kubelet.
         """
         deadline = time.monotonic() + self._rules().kubelet_seconds
         while not (any(map(self._is_denied, others)) or self._may_be_granted(wanted, others)):
@@ -296,7 +296,7 @@ class Leases:
     def _may_be_granted(self, wanted: LeaseTo, others: Sequence[LeaseTo]) -> bool:
         """Whether kubelet has given up every device of these claims, and ``others`` have all got devices in the ledger.
 
-        If ``wanted`` has lost its devices, nothing is waited for.
+        If ``wanted`` has lost its devices, there is nothing to wait for.
         """
         holds = [holds_of(self._ledger_service.ledger, one.claim) for one in (wanted, *others)]
         if any(held.waits_for is WaitsFor.KUBELET for one in holds for held in one):
@@ -307,7 +307,7 @@ class Leases:
         """Deny a claim and the others of its pod all their devices: in the ledger, in the slices, then by conditions.
 
         Claims whose devices somebody else has are told first. If the scheduler takes back only such a claim, it cannot
-        choose the same device for it again; it takes back the next claim when that one is told.
+        choose the same device for it again. It takes back each other claim when that claim is told.
         """
         service = self._ledger_service
         because = f"claim {wanted.claim} of its pod was denied: {reason}"
@@ -316,7 +316,7 @@ class Leases:
         if not (await service.apply(LeaseDenied(wanted.claim, wanted.uses, service.now(), reason))).accepted:
             return False
         for one, _, why in denials[1:]:
-            if one in news:  # a claim that is granted by now keeps its lease, for another pod that uses it
+            if one in news:  # a claim granted meanwhile keeps its lease, for another pod that uses it
                 await service.apply(LeaseDenied(one.claim, one.uses, service.now(), why))
         denials = [denial for denial in denials if self._is_denied(denial[0])]
         seq = service.ledger.seq
@@ -338,7 +338,7 @@ class Leases:
         return True
 
     async def _tell_denied(self, wanted: LeaseTo, reason: str) -> None:
-        """Set the failure condition, also if the claim was changed meanwhile but has the same devices.
+        """Set the failure condition, even if the claim was changed meanwhile but has the same devices.
 
         The scheduler changes all claims of a pod when it sees that one has failed. Raises DrabridgeError.
         """
@@ -354,7 +354,7 @@ class Leases:
         return await self._tell(one, condition, "Denied", reason)
 
     def _is_free(self, wanted: LeaseTo) -> bool:
-        """Whether nobody has the devices of a claim that was denied them."""
+        """Whether nobody has the devices that a claim was denied."""
         entries = (self._ledger_service.ledger.entries.get(use.device) for use in wanted.uses)
         return all(entry is not None and entry.owner is Owner.NONE for entry in entries)
 
@@ -377,7 +377,7 @@ class Leases:
         }
         by_place = {
             (use.device, use.share): use for use in wanted.uses if use.lease
-        }  # one device may be of two requests
+        }  # one device may belong to two requests
         entries = [self._entry(use, state) for use in by_place.values()]
         # A manager of its own: the status that is written after Prepare must not take the condition away.
         manager, seen = lease_condition(self._driver), wanted.resource_version

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ACKNOWLEDGED_SECONDS = 5.0  # of one wait for kubelet to take the lists of devices
-ACKNOWLEDGED_POLL_SECONDS = 0.05  # registration takes about as long; while kubelet is away, a wait ends at once
+ACKNOWLEDGED_SECONDS = 5.0  # limit of one wait until kubelet has taken the lists of devices
+ACKNOWLEDGED_POLL_SECONDS = 0.05  # registration takes about this time; while kubelet is away, a wait ends at once
 
 
 class ClaimSide:
     """Runs the DRA driver once kubelet has taken the DevicePlugin lists.
 
-    Once started it stays: claims come back more often than they go for good. A restart, or a reload that changes
-    ``dra``, looks again.
+    Once started, the driver stays: claims come back more often than they go for good. Only a restart, or a reload that
+    changes ``dra``, decides again whether it is needed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ClaimSide:
     ) -> None:
         """``new_driver`` makes a driver with the configuration in use.
 
-        ``acknowledged`` waits for so many seconds and returns whether kubelet has taken the lists of devices.
+        ``acknowledged`` waits at most the given seconds, and returns whether kubelet has taken the lists of devices.
         ``state_worker`` waits for the state directory's disk.
         """
         self._config = config
@@ -56,9 +56,9 @@ class ClaimSide:
         self._new_driver = new_driver
         self._acknowledged = acknowledged
         self._state_worker = state_worker
-        self._again = WakeUp()  # the running driver is to be made anew
+        self._again = WakeUp()  # the running driver shall be replaced by a new one
         self._look = WakeUp()  # there may be something to serve now
-        self._settings = config().dra  # of the running driver
+        self._settings = config().dra  # the running driver's
         self._serving = False  # the driver runs, or waits for kubelet
         self._stranded_logged = False
         self.driver: DraDriver | None = None
@@ -66,27 +66,27 @@ class ClaimSide:
 
     @property
     def wanted(self) -> bool:
-        """Whether claims are served, or are to be."""
+        """Whether claims are served, or shall be."""
         return self._api_server.cluster is not None and (self._serving or self._demand.needed)
 
     @property
     def state(self) -> DraState | None:
-        """The running driver's state; None while none runs."""
+        """Return the running driver's state; None while none runs."""
         return self.driver.state if self.driver else None
 
     @property
     def pool(self) -> str:
-        """The name of this node's pool in the slices, or as it would be."""
+        """Return the name of this node's pool in the slices, or that it would have."""
         return self.driver.pool if self.driver is not None else self._demand.pool()
 
     @property
     def api_version(self) -> str:
-        """The version of resource.k8s.io that the running driver speaks; "" while it is not known."""
+        """Return the version of resource.k8s.io that the running driver speaks; "" while it is not known."""
         return self.driver.state.api_version if self.driver is not None else ""
 
     @property
     def published(self) -> bool:
-        """Whether the API server has our slices, as far as is known: a device given to claims now is offered."""
+        """Whether the API server has our slices, as far as is known: then a device given to claims is offered."""
         return self.driver is not None and self.driver.state.publisher.published
 
     @property
@@ -96,21 +96,21 @@ class ClaimSide:
 
     @property
     def features(self) -> Mapping[str, FeatureState]:
-        """What the running driver knows of the features that it asks about; nothing while none runs."""
+        """Return what the running driver knows of the features that it asks about; nothing while none runs."""
         return self.driver.features if self.driver is not None else {}
 
     @property
     def synced_seq(self) -> int:
-        """The API server has the slices that follow from the ledger with this number; -1: none yet."""
+        """Return the sequence number of the ledger from which the API server's slices follow; -1: no slices yet."""
         return self.driver.synced_seq if self.driver is not None else -1
 
     @property
     def records_error(self) -> str:
-        """Why no claim can be recorded, so that none can be granted."""
+        """Return why no claim can be recorded, and so none granted; "" if one can."""
         return self.driver.records.error if self.driver is not None else ""
 
     async def withdrawn(self, names: Collection[str]) -> frozenset[str]:
-        """Return those of these devices that the API server shows in no slice, asked now. Raises ClusterError."""
+        """Ask the API server now; return those of ``names`` that it shows in no slice. Raises ClusterError."""
         return await self._running().withdrawn(names)
 
     async def release_if_deallocated(self, claim: ClaimRef) -> bool:
@@ -139,7 +139,7 @@ class ClaimSide:
             self.driver.renew_files()
 
     async def retry_records(self) -> None:
-        """While no claim can be recorded: look whether the disk works again."""
+        """Test whether the disk works again, while no claim can be recorded."""
         driver = self.driver
         if driver is not None and self.records_error and await self._state_worker.promptly(driver.records.probe):
             log.info("claims can be recorded again")
@@ -148,7 +148,7 @@ class ClaimSide:
     def reconfigure(self, config: Config) -> None:
         """Take a changed configuration.
 
-        A changed section ``dra`` makes a new driver, which finds the slices as they were.
+        If the section ``dra`` has changed, a new driver starts, which finds the slices as they were.
         """
         if self.driver is not None and config.dra == self._settings:
             self.driver.reconfigure(config)
@@ -173,7 +173,7 @@ class ClaimSide:
                 self.error = ""
                 if serving.done():
                     serving.result()
-            except Exception as error:  # it is tried again; until that has gone well, this is why
+            except Exception as error:  # shown as the reason until a new try succeeds
                 self.error = str(_first_cause(error))
                 raise
             finally:
@@ -184,7 +184,7 @@ class ClaimSide:
                 self._demand.read_records()
 
     def _log_stranded(self) -> None:
-        """Log it once; /readyz has the numbers as they are now."""
+        """Log once that claims are stranded; /readyz has the present numbers."""
         stranded = self._demand.stranded
         if stranded and not self._stranded_logged:
             log.error("claims are not served", extra={"reason": stranded})
@@ -200,7 +200,7 @@ class ClaimSide:
             self.driver = None
 
     async def _wait_for_kubelet(self) -> None:
-        """Wait for kubelet: one that ran before us may still give out devices of the DRA lane by an older list."""
+        """Wait for kubelet: if it ran before us, it may still give out devices of the DRA lane, by an older list."""
         logged = False
         while not await self._acknowledged(ACKNOWLEDGED_SECONDS):
             if not logged:

@@ -1,6 +1,6 @@
 """Write device metadata for containers (KEP-5304): which devices a request got, with their attributes.
 
-Layout and names as the Go library writes them (staging/src/k8s.io/dynamic-resource-allocation, kubeletplugin and
+Layout and names are those that the Go library writes (staging/src/k8s.io/dynamic-resource-allocation, kubeletplugin and
 devicemetadata), so that readers written for any driver find our files. A file is a stream of JSON objects: the same
 information in every version of ``METADATA_VERSIONS``. The container sees a bind mount of the host's file: an update
 must write in place, because a rename would leave the container with the old inode.
@@ -36,7 +36,7 @@ CONTAINER_ROOT = "/var/run/kubernetes.io/dra-device-attributes"
 class DeviceFacts(Struct, frozen=True):
     """One allocated device.
 
-    ``attributes`` in the API's form; ``request`` with its alternative: ``gpu/large``.
+    ``attributes`` are in the API's form; ``request`` has its alternative: ``gpu/large``.
     """
 
     request: str
@@ -62,7 +62,7 @@ class MetadataFiles:
     ) -> dict[str, str]:
         """Write a file and a CDI mount for each request, where they differ; return base request -> CDI id.
 
-        ``newest``: of all claims that had this name, it is the one that is there now. Raises HostError.
+        ``newest``: the claim is the one that has this name now; others may have had it before. Raises HostError.
         """
         ids = {}
         pod_claim_name = pod_claim_name_of(pod_claim_name)
@@ -80,7 +80,7 @@ class MetadataFiles:
         return ids
 
     def remove(self, claim: ClaimRef) -> None:
-        """Remove the claim's files; what is not there is no error. Raises HostError."""
+        """Remove the claim's files, which may be missing. Raises HostError."""
         with reading(f"device metadata of {claim}", HostError):
             for name in self._cdi.metadata_files():
                 if name.startswith(f"{self._driver}_metadata_{claim.uid}_"):
@@ -92,7 +92,7 @@ class MetadataFiles:
             shutil.rmtree(self._directory(claim), ignore_errors=True)
 
     def sweep(self, keep: Collection[str]) -> None:
-        """At start: remove the files of claims not in ``keep``, and what a crash left half written."""
+        """At start: remove the files of claims not in ``keep``, and files that a crash left half written."""
         prefix = f"{self._driver}_metadata_"
         for path in self._root.iterdir() if self._root.is_dir() else ():
             if path.is_symlink():
@@ -107,7 +107,7 @@ class MetadataFiles:
             self._cdi.remove_file(path.name)
 
     def _take_over(self, claim: ClaimRef) -> None:
-        """Rename a directory that an agent up to 0.2.0 named after the claim: its containers keep the files."""
+        """Rename a directory that an agent up to 0.2.0 named after the claim, so that its containers keep the files."""
         old, new = self._root / folder_name(claim.namespace, claim.name), self._directory(claim)
         if old.is_dir() and not old.is_symlink() and _uid_in(old) == claim.uid and not new.exists():
             old.rename(new)
@@ -135,8 +135,8 @@ class MetadataFiles:
     def _refresh(path: Path, document: Mapping[str, Any]) -> None:
         """Write the document in every version, unless the file says the same.
 
-        It is written in place, for containers that run. The generation counts the writes: 1 in a new file, and in a
-        file whose first object cannot be read.
+        It is written in place, for running containers. The generation counts the writes; it is 1 in a new file, and in
+        a file whose first object could not be read.
         """
         generation = _generation(_read(path))
         if not generation or path.read_bytes() != _encode(document, generation):
@@ -149,7 +149,7 @@ class MetadataFiles:
         return CdiSpec(f"{self._driver}_metadata_{uid}_{request}.json", f"{self._driver}/metadata", (device,))
 
     def _document(self, claim: ClaimRef, pod_claim_name: str, devices: Sequence[DeviceFacts]) -> dict[str, Any]:
-        """Return the part that is the same in every version, without its generation."""
+        """Return the part of the document that is the same in every version, without the generation."""
         requests: dict[str, list[dict[str, Any]]] = {}
         for device in devices:
             entry: dict[str, Any] = {"driver": self._driver, "pool": device.pool, "name": device.name}
@@ -184,8 +184,8 @@ def _encode(document: Mapping[str, Any], generation: int) -> bytes:
 def _write(path: Path, data: bytes) -> None:
     """Write in place, because containers hold the inode: one write, then truncate.
 
-    A reader that sees a half-written file tries again. Nobody reads a new file before the CDI file that mounts it is
-    there, and what a crash left half written is written again.
+    A reader that sees a half-written file tries again. Nobody reads a new file before the CDI file that mounts it
+    exists. A file that a crash left half written is written again.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:

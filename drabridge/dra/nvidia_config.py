@@ -2,7 +2,7 @@
 
 ``resource.nvidia.com/v1beta1`` GpuConfig, MigDeviceConfig and VfioDeviceConfig are read strictly, and refused in the
 words of that driver (kubernetes-sigs/dra-driver-nvidia-gpu api/nvidia.com/resource/v1beta1, and device_state.go of its
-plugin). What that driver does by ``nvidia-smi`` or a daemon is refused: this agent runs no program of the driver's.
+plugin). Settings that NVIDIA's driver makes by ``nvidia-smi`` or a daemon are refused: this agent runs neither.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NvidiaConfig(Struct, frozen=True):
 
     @property
     def device_type(self) -> str:
-        """The attribute ``type`` of the devices that it is for."""
+        """Return the attribute ``type`` of the devices that the object is for."""
         return _KINDS[self.kind][0]
 
 
@@ -87,16 +87,16 @@ def _check(value: Any, form: Any, path: str) -> None:
 
 
 def profile_of(config: NvidiaConfig) -> str:
-    """Return the profile of the node's configuration that does what is asked for; "" if nothing has to be done.
+    """Return the profile of the node's configuration that does what the parameters ask for; "" if they need none.
 
-    Raises ValueError with a sentence if the parameters are wrong, or ask for what is not done here.
+    Raises ValueError with a sentence if the parameters are wrong, or ask for something that is not done here.
     """
     if config.kind == "VfioDeviceConfig":
         policy = (config.fields.get("iommu") or {}).get("backendPolicy") or POLICIES[0]
         if policy not in POLICIES:
             known = f"supported IOMMU backend policies: {', '.join(POLICIES)}"
             raise ValueError(f"unknown IOMMU backend policy: {cut(policy)}, {known}")
-        return ""  # the resource says what its containers get: the nodes of either backend, as the kernel has them
+        return ""  # what containers get is set by the resource: the nodes of either backend, as the kernel has them
     sharing = config.fields.get("sharing")
     if sharing is None:
         return ""

@@ -1,4 +1,4 @@
-"""Define the facts of the DRA side; metrics and logs are made of them elsewhere."""
+"""Define the facts of the DRA side, of which metrics and logs are made elsewhere."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class ClaimOutcome(StrEnum):
     """How a prepare or unprepare of one claim ended; a bounded label."""
 
     OK = "ok"
-    REPLAYED = "replayed"  # prepared before: the same answer again
+    REPLAYED = "replayed"  # it was prepared before: the same answer again
     REFUSED = "refused"  # by the ledger: somebody else holds a device
     INVALID = "invalid"  # the claim's parameters, or the claim itself
     FAILED = "failed"  # the node or the API server
-    CANCELLED = "cancelled"  # and rolled back: kubelet unprepared the claim meanwhile, or the agent stopped
+    CANCELLED = "cancelled"  # kubelet unprepared the claim meanwhile, or the agent stopped: rolled back
 
 
 class ClaimHandled(Struct, frozen=True):
@@ -52,13 +52,13 @@ class SlicesPublished(Struct, frozen=True):
 
 
 class PublishFailed(Struct, frozen=True):
-    """Slices were not brought up to date; they are tried again."""
+    """Writing slices failed; it is tried again."""
 
     error: str
 
 
 class StatusWritten(Struct, frozen=True):
-    """A claim's ``status.devices`` was brought up to date, or given up: ``error`` says why."""
+    """A claim's ``status.devices`` was written, or writing it was given up: ``error`` says why."""
 
     claim: str  # its UID
     error: str = ""
@@ -70,11 +70,11 @@ class LeaseOutcome(StrEnum):
     GRANTED = "granted"
     HELD = "held"  # a device was held, or not there
     TIMEOUT = "timeout"  # kubelet did not give a device up in time
-    UNSUPPORTED = "unsupported"  # the API server, or the pod's scheduler, does not do binding conditions
+    UNSUPPORTED = "unsupported"  # the API server, or the pod's scheduler, does not support binding conditions
 
 
 class LeaseEnded(Struct, frozen=True):
-    """A claim was told that it has its lease, or that it has not. ``seconds``: since its allocation was seen."""
+    """A claim was told that it has its lease, or does not get it. ``seconds``: since its allocation was seen."""
 
     claim: ClaimRef
     devices: tuple[str, ...]

@@ -9,8 +9,8 @@ in list order. The last entry that applies to a device gives all variables; an e
 that was chosen before, and after a class's ``mandatory: true`` no entry may choose another.
 
 An agent with the name of NVIDIA's DRA driver understands that driver's kinds as well, with its precedence. For each
-device one entry counts: the last one that names its request, or that names no request and is for its type. Only that
-entry has to be possible.
+device one entry counts: the last one that names the device's request, or that names no request and is for the device's
+type. Only that entry must be possible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ParameterEntry(Struct, frozen=True):
     requests: tuple[str, ...]
     choice: Choice = Choice()
     mandatory: bool = False  # no later entry may choose another profile
-    nvidia: NvidiaConfig | None = None  # in place of a choice
+    nvidia: NvidiaConfig | None = None  # set instead of a choice
 
     def names(self, result: AllocationResult) -> bool:
         """Whether the entry names this result's request."""

@@ -1,4 +1,4 @@
-"""Plan everything that preparing a claim takes, before anything is done."""
+"""Plan everything that must be done to prepare a claim, before anything is done."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _NO_RULES = ClaimConfig()
 
 
 class NotReadyError(HostError):
-    """The device is not there (yet): udev may be behind, or it is being reset. Worth waiting a little."""
+    """The device is not there yet: udev may be late, or the device is being reset. A short wait may help."""
 
 
 class DevicePlan(Struct, frozen=True):
-    """What preparing one device of a claim takes."""
+    """What must be done to prepare one device of a claim."""
 
-    prepared: PreparedDevice  # what is recorded: the choice of the claim, without CDI ids
-    device: Device  # as it is in the inventory
-    cdi: tuple[CdiDevice, ...]  # first what the claim gets in any case, then the device's fallback
-    hook: Hook | None = None  # to be run before the container gets the device
+    prepared: PreparedDevice  # what is recorded: what the claim chose, without CDI ids
+    device: Device  # the inventory's present record
+    cdi: tuple[CdiDevice, ...]  # first what the claim always gets, then the device's fallback
+    hook: Hook | None = None  # runs before the container gets the device
 
     @property
     def given(self) -> ContainerEdits:
@@ -62,7 +62,7 @@ class Planner:
         self._lookup = lookup
 
     def plan(self, allocation: ClaimAllocation, snapshot: Snapshot) -> tuple[DevicePlan, ...]:
-        """Plan a claim. Raises NotReadyError, PeerError or ConfigError; nothing has been done then."""
+        """Plan a claim. Does nothing else. Raises NotReadyError, PeerError or ConfigError."""
         devices = {(one.pool, one.device): self._device(one, snapshot) for one in allocation.results}
 
         def rules_of(result: AllocationResult) -> ClaimConfig:
@@ -148,7 +148,7 @@ class Planner:
     def _planned(
         self, uid: str, prepared: PreparedDevice, device: Device, all_of_claim: Sequence[PreparedDevice]
     ) -> DevicePlan:
-        profile = self._rules(device).profiles.get(prepared.profile)  # it may be gone from the file
+        profile = self._rules(device).profiles.get(prepared.profile)  # the profile may be gone from the file
         edits = ContainerEdits.of(device)
         if profile is not None:
             try:
@@ -170,7 +170,7 @@ class Planner:
         places = dict.fromkeys((one.pool, one.device) for one in all_of_claim if one.base_request == request)
         index = [*places].index((prepared.pool, prepared.device))
         own, *rest = (replace(one, edits=placed(one.edits, index, request)) for one in entries_of(name, device, edits))
-        own = replace(own, edits=own.edits | ContainerEdits(env=prepared.env))  # the claim's own text: no template
+        own = replace(own, edits=own.edits | ContainerEdits(env=prepared.env))  # the claim's own text is no template
         return DevicePlan(prepared, device, (own, *rest), hook)
 
 
@@ -217,8 +217,8 @@ def cdi_devices(plans: Iterable[DevicePlan]) -> list[CdiDevice]:
     """Return the entries of the claim's CDI file; each name once.
 
     A container gets all devices of a request, in an order that we do not choose, so each device sets the variables of
-    all. A device that is away has no entry: its number may be another device's by now, which a container that starts
-    meanwhile must not get.
+    all. A device that is away has no entry: another device may have its number by now, and a container that starts
+    meanwhile must not get that device.
     """
     here = [plan for plan in plans if plan.device.presence is not Presence.GONE]
     entries = {entry.name: entry for plan in here for entry in plan.cdi}

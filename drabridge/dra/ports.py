@@ -1,4 +1,4 @@
-"""Name what the DRA side asks of the rest of the agent, and tells it."""
+"""Define what the DRA side asks of the rest of the agent, and what it tells the rest."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class DraPorts(Struct, frozen=True, kw_only=True):
     inventory: Callable[[], Snapshot]  # the current snapshot
     observer: Observer
     lookup: LookupOf  # the value of template fields for a device
-    # Device names -> those that a process has open, each with that process in words. Only probed devices appear.
+    # Device names -> those that a process has open -> the process in words. Only probed devices appear.
     in_use: Callable[[set[str]], Awaitable[Mapping[str, str]]]
     confirm_cdi: Callable[[Collection[str]], Awaitable[None]]  # raises HostError for a device in no file
-    bind: Callable[[Device], Awaitable[None]]  # to vfio-pci, where its resource asks; raises HostError
+    bind: Callable[[Device], Awaitable[None]]  # binds to vfio-pci if the resource asks for it; raises HostError
     pods: Callable[[], PodWatch | None]  # None: nobody follows pods
-    unwell: Callable[[], str]  # why no claim could be granted now; "" if one could
+    unwell: Callable[[], str]  # why the node can grant no claim now; "" if it can
     on_synced: Callable[[], None]  # the API server has the slices that it should have
     kept: Callable[[Entry], bool]  # whether a device is kept from claims now, because it is the turn of pods
-    paused: Callable[[], Mapping[str, str]]  # devices that nobody new gets for now, each with the reason
+    paused: Callable[[], Mapping[str, str]]  # device that no new holder gets for now -> reason
     clock: Callable[[], float]

@@ -1,12 +1,12 @@
 """Prepare and unprepare a claim, as a transaction that a crash may interrupt at any step.
 
 Prepare: ask the API server, plan, record the intent, ask the ledger, run hooks, write CDI and metadata files, record
-completion, answer. Unprepare goes the other way. Whatever is interrupted is either finished or undone by the next call,
-because the intent is on disk before the first side effect and completion after the last.
+completion, answer. Unprepare goes the other way. The next call finishes or undoes whatever was interrupted, because the
+intent is on disk before the first side effect, and completion after the last.
 
-Kubelet gives a call 45 s and after a failure comes back 60 to 90 s later (pkg/kubelet/cm/dra/plugin/dra_plugin.go and
-the pod resync), so an obstacle that may pass by itself is waited for inside the call. The work is done by a task of
-ours, one for each claim: a client that gives up does not end the task, and its next call joins it.
+Kubelet gives a call 45 s, and after a failure calls again 60 to 90 s later (pkg/kubelet/cm/dra/plugin/dra_plugin.go and
+the pod resync). So the call itself waits for obstacles that may pass. Each claim's work is done by a task of ours: a
+client that gives up does not end the task, and its next call joins it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from drabridge.ledger.service import LedgerService
 
 log = logging.getLogger(__name__)
 
-BUDGET_SECONDS = 40.0  # of kubelet's 45
-RETURN_SECONDS = 10.0  # how long a device that is not there may take to come (USB re-enumeration, a reset)
+BUDGET_SECONDS = 40.0  # less than kubelet's 45 s
+RETURN_SECONDS = 10.0  # how long a missing device may take to appear (USB re-enumeration, a reset)
 RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.1, 2.0
 
 _Devices = tuple[PreparedDevice, ...]
 
-# Refusals that pass by themselves within seconds.
+# Refusals whose reason passes by itself within seconds.
 _PASSING = frozenset({RefusalCode.STARTING, RefusalCode.PENDING, RefusalCode.NOT_DURABLE, RefusalCode.STALE})
 
 
@@ -82,12 +82,12 @@ class Preparer:
         self._claims = claims
         self._deallocations = deallocations
         self._ports = ports
-        self._device_locks = KeyedLocks()  # two hooks never run at once on one device
+        self._device_locks = KeyedLocks()  # so that two hooks never run at once on one device
         self._preparing: dict[str, asyncio.Task[_Devices]] = {}
         self._unpreparing: dict[str, asyncio.Task[_Devices]] = {}
 
     async def stop(self) -> None:
-        """Cancel what is under way; what has not been recorded as completed is rolled back."""
+        """Cancel calls under way; those that are not recorded as completed are rolled back."""
         tasks = [*self._preparing.values(), *self._unpreparing.values()]
         for task in tasks:
             task.cancel()
@@ -129,7 +129,7 @@ class Preparer:
     # --- prepare
 
     async def _prepare(self, claim: ClaimRef) -> tuple[_Devices, ClaimOutcome]:
-        """Try until it is done, until the time is over, or until trying again cannot help."""
+        """Try until the claim is prepared, the time is over, or another try cannot help."""
         started = time.monotonic()
         reason: DrabridgeError = HostError(f"preparing took longer than {BUDGET_SECONDS:g} s")
         try:
@@ -149,12 +149,12 @@ class Preparer:
         raise AssertionError("backoff() does not end")
 
     async def _attempt(self, claim: ClaimRef) -> tuple[_Devices, ClaimOutcome]:
-        """Try once to prepare the claim. A recorded prepare is repeated, or undone and begun anew."""
+        """Try once to prepare the claim. A recorded prepare is repeated, or undone and begun again."""
         record = await self._records.load(claim.uid)
         allocation = await self._allocation(claim, record)
         if record is not None and record.state is RecordState.COMPLETED and _still_fits(record, allocation):
             return await self._replay(record, allocation), ClaimOutcome.REPLAYED
-        if record is not None:  # a crash, or another allocation: begin from nothing
+        if record is not None:  # after a crash, or for another allocation: begin from nothing
             await self._check_closed(record)
             await self._undo(record)
             await self._release(claim)
@@ -174,7 +174,7 @@ class Preparer:
         await self._records.save(record)
         try:
             await self._grant(claim, record.uses)
-            self._refuse_paused(allocation)  # asked again: a PCI function may have been taken and let go since
+            self._refuse_paused(allocation)  # again, because a PCI function may have been taken and released since
             devices = await self._apply(record, plans, snapshot, hooks=True)
             await self._records.save(replace(record, state=RecordState.COMPLETED, devices=devices))
         except BaseException as error:
@@ -185,7 +185,7 @@ class Preparer:
     async def _allocation(self, claim: ClaimRef, record: ClaimRecord | None) -> ClaimAllocation | None:
         """Read the claim's allocation.
 
-        None: the API server does not answer, and the record says all that is needed.
+        None: the API server does not answer, but the record has all that is needed.
         """
         try:
             obj = await self._claims.get(claim)
@@ -198,7 +198,7 @@ class Preparer:
         return allocation_of(claim, obj, self._planner.config.driver)
 
     def _refuse_paused(self, allocation: ClaimAllocation) -> None:
-        """Raise NotReadyError for a device that nobody new gets for now."""
+        """Raise NotReadyError for a device that no new holder may get for now."""
         paused = self._ports.paused()
         for use in allocation.uses:
             if use.device in paused and not use.admin:
@@ -220,7 +220,7 @@ class Preparer:
         return record.devices
 
     async def _confirm(self, names: Sequence[str]) -> None:
-        """Check that CDI devices of other programs exist. Raises NotReadyError: their file may just be replaced."""
+        """Check that CDI devices of other programs exist. Raises NotReadyError: somebody may be replacing the file."""
         if names:
             try:
                 await self._ports.confirm_cdi(names)
@@ -241,7 +241,7 @@ class Preparer:
         for hook, device in due:
             await self._run_hook(hook, device, record.claim, "prepare")
         now = self._ports.inventory()
-        if due or now is not snapshot:  # a hook that binds a driver makes other nodes, and only we renew these files
+        if due or now is not snapshot:  # a hook that binds a driver creates other nodes, and only we renew the files
             prepared = [plan.prepared for plan in plans]
             plans = [self._planner.again(record.claim.uid, one, now, prepared) for one in prepared]
         return await self._files.write(record, plans)
@@ -249,11 +249,9 @@ class Preparer:
     async def _grant(self, claim: ClaimRef, uses: tuple[events.DeviceUse, ...]) -> None:
         """Ask the ledger for this node's devices. Raises LedgerRefusedError or ClusterError.
 
-        The ledger knows nothing of fabric devices: several nodes have them, and the API server alone says whose they
-        are.
+        The ledger does not have fabric devices: several nodes have them, and only the API server says who holds them.
 
-        If other claims are in the way, the API server is asked whether they are still allocated, and then the ledger
-        again.
+        If other claims are in the way, ask the API server whether they are still allocated, and then the ledger again.
         """
         if not uses:
             return
@@ -271,13 +269,14 @@ class Preparer:
         """Lease free shared devices to a claim whose pod is bound. Returns whether to ask the ledger again.
 
         The scheduler bound the pod by an older slice, when the devices were for claims alone. So it waits for no
-        condition, and nobody else would ever lease them to this claim. Kubelet gives them up between two attempts.
+        condition, and nobody else would ever lease the devices to this claim. Kubelet gives them up between two
+        attempts.
         """
         service = self._ledger_service
         entries = [entry for use in uses if (entry := service.ledger.entries.get(use.device))]
         if any(entry.lane is Lane.SHARED and entry.owner is Owner.NONE for entry in entries):
             leased = tuple(replace(use, lease=True) for use in uses)
-            read = await self._allocation(claim, None)  # read again: an old one would take away what the claim has now
+            read = await self._allocation(claim, None)  # an old allocation would take away what the claim has now
             if read is None or tuple(replace(use, lease=True) for use in read.uses) != leased:
                 raise NotReadyError(f"claim {claim} was allocated anew meanwhile")
             return (await service.apply(events.ClaimAllocated(claim, leased, service.now()))).accepted
@@ -308,7 +307,7 @@ class Preparer:
                 if record is not None:
                     await self._check_closed(record)
                     await self._undo(record)
-                else:  # unknown, or its record is damaged: remove what has the UID in its name
+                else:  # unknown, or its record is damaged: remove all files with the UID in their names
                     await self._files.remove(claim)
                 _raise_if_refused(await self._release(claim))
                 await self._records.delete(claim.uid)
@@ -317,7 +316,7 @@ class Preparer:
         return (), ClaimOutcome.OK
 
     async def _release(self, claim: ClaimRef) -> Decision:
-        """Tell the ledger that the claim is unprepared, and how long its pods' processes may go on."""
+        """Tell the ledger that the claim is unprepared, and how long its pods' processes may run on."""
         service, ports = self._ledger_service, self._ports
         return await service.apply(events.Unprepare(claim.uid, ports.clock(), lingers(service.ledger, ports, claim)))
 
@@ -345,8 +344,8 @@ class Preparer:
     async def _undo(self, record: ClaimRecord) -> None:
         """Run clean-up hooks, then remove files.
 
-        No hook runs for a device that is gone, nor after a reboot. No hook runs either for a device that the claim was
-        not granted, or that a pod has as well: others may use it.
+        No hook runs after a reboot, or for a device that is gone. No hook runs for a device that the claim was not
+        granted, or that a pod has as well: others may use it.
         """
         devices, entries = self._ports.inventory().by_name(), self._ledger_service.ledger.entries
         for prepared in reversed(record.devices):

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 DELETED_PAUSE_SECONDS = (0.05, 0.4)
 """After somebody deleted a slice: kubelet deletes one after the other, and 5,000 nodes may do so at once."""
-LOOK_SECONDS = 5.0  # between looks at the desired slices without a wake-up, for taints that depend on time; no request
+LOOK_SECONDS = 5.0  # between looks at the desired slices without a wake-up: taints depend on time; no request is made
 RELIST_SECONDS = 600.0  # a list even if the watch is silent, in case an event was lost
 RETRY_FIRST_SECONDS, RETRY_MOST_SECONDS = 0.5, 60.0
 INVALID_RETRY_SECONDS = 300.0  # the server will answer the same, unless somebody changes the server
@@ -88,7 +88,7 @@ async def send(cluster: Cluster, version: str, write: Write) -> Json | None:
 
 
 class PublisherState(Struct, frozen=True):
-    """For readiness and status. ``published``: the server had everything at the last look."""
+    """How far publishing has come. ``published``: the server had everything at the last look."""
 
     published: bool = False
     slices: int = 0
@@ -125,18 +125,18 @@ class Publisher:
         self._observer = observer
         self._on_synced = on_synced
         self._on_features = on_features
-        self.features: frozenset[Feature] | None = None  # whose fields the server keeps; None: not asked
+        self.features: frozenset[Feature] | None = None  # features whose fields the server keeps; None: not asked
         self._ask_for_features = True
-        # Not by spec.pool.name as well, though Kubernetes 1.37 has it: a node has one pool of ours, so it would narrow
-        # nothing, and hide the slices of a pool that was renamed, which must go. The watch cache has an index for the
-        # node's name alone (pkg/registry/resource/resourceslice/strategy.go).
+        # spec.pool.name, which Kubernetes 1.37 has, is not selected: a node has only one pool of ours, and the slices
+        # of a renamed pool, which must be deleted, would be hidden. The watch cache has an index only for the node's
+        # name (pkg/registry/resource/resourceslice/strategy.go).
         self._selector = f"spec.nodeName={node},spec.driver={driver}"
         self._actual: dict[str, Json] = {}
-        self._listed = False  # whether ``_actual`` is what the server has: from a list until the watch ends
+        self._listed = False  # whether ``_actual`` is what the server has: true from a list until the watch ends
         self._unserved = False
-        self._in_request = ""  # the slice being written: the watch may tell of a later change before the answer
+        self._in_request = ""  # the slice being written: the watch may report a later change before the answer comes
         self._accepted: dict[str, Accepted] = {}
-        self._sent: DesiredSlices | None = None  # what the last writes were to lead to
+        self._sent: DesiredSlices | None = None  # what the server should have after the last writes
         self._owner: SliceOwner | None = None
         self._due = WakeUp()
         self._relist = WakeUp()
@@ -170,7 +170,7 @@ class Publisher:
     def listed(self, objects: tuple[Json, ...]) -> None:
         self._actual = {item["metadata"]["name"]: item for item in objects}
         self._listed = True
-        self._ask_for_features = True  # it may be another server now, or the same with other gates
+        self._ask_for_features = True  # the server may be another one now, or have other gates
         self._due.set()
 
     def changed(self, kind: str, obj: Json) -> None:
@@ -183,7 +183,7 @@ class Publisher:
                 del self._actual[name]
                 self._owner = None  # the Node may have been recreated: garbage collection took its slices
                 self._slice_deleted = True
-            if name == self._in_request:  # the answer does not say which came first
+            if name == self._in_request:  # the answer does not tell which change came first
                 self._doubt()
         elif held == obj:
             return
@@ -192,7 +192,7 @@ class Publisher:
         self._due.set()
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """Treat it as a slice that is not desired, because nobody knows what it offers: it is going to be deleted."""
+        """Treat the slice as not desired, so that it is deleted: nobody knows what it offers."""
         metadata = {"name": str(identity.name), "uid": identity.uid, "resourceVersion": identity.resource_version}
         self.changed(kind, {"metadata": metadata, "spec": {}})
 
@@ -239,7 +239,7 @@ class Publisher:
                 await self._failed(error, INVALID_RETRY_SECONDS if isinstance(error, InvalidError) else next(delays))
 
     async def _failed(self, error: ClusterError, delay: float) -> None:
-        if not isinstance(error, InvalidError | DeniedError):  # these certainly changed nothing
+        if not isinstance(error, InvalidError | DeniedError):  # then the server has certainly changed nothing
             self._doubt()
         log.error("slices not published", extra={"reason": str(error), "retry_seconds": round(delay, 1)})
         self.state = PublisherState(False, len(self._actual), str(error), self.state.notes)
@@ -251,7 +251,7 @@ class Publisher:
         self._due.set()
 
     async def _other_slices(self, seconds: float) -> None:
-        """Wait until other slices are desired than those that were refused, or the server has others."""
+        """Wait until the desired slices differ from those that were refused, or the server has other ones."""
         end = time.monotonic() + seconds
         refused = self._sent, dict(self._actual)
         await asyncio.sleep(RETRY_FIRST_SECONDS)
@@ -260,7 +260,7 @@ class Publisher:
                 return
 
     async def _sync(self) -> None:
-        """Compare once and write the difference; again if the server dropped fields that it was to keep."""
+        """Compare once and write the difference; do it again if the server dropped fields that it should keep."""
         done = 0
         features = await self._kept_features()
         while (wanted := self._desired(features)) is not None:
@@ -271,7 +271,7 @@ class Publisher:
                 except InvalidError:
                     if not features & OFF_BY_DEFAULT:
                         raise
-                    self._found(features - OFF_BY_DEFAULT)  # a server without lists refuses the rest of one
+                    self._found(features - OFF_BY_DEFAULT)  # a server without lists refuses the rest of the attribute
                     break
                 done += 1
             if self.features == features:
@@ -280,7 +280,7 @@ class Publisher:
             features = self.features or frozenset()
 
     async def _plan(self, wanted: DesiredSlices) -> tuple[Write, ...]:
-        """Return the writes that are due; read the Node only when there are some."""
+        """Return the due writes; read the Node only if there are any."""
         for _ in range(2):
             writes = plan(
                 wanted.slices, self._actual.values(), pool=self._pool, owner=self._owner, accepted=self._accepted
@@ -291,10 +291,11 @@ class Publisher:
         return writes
 
     async def _kept_features(self) -> frozenset[Feature]:
-        """Ask by a dry run of which features the server keeps the fields, before it gets any of them.
+        """Ask by a dry run for which features the server keeps the fields, before it gets any of them.
 
-        If a device lost its taint or its binding condition, anybody could get it until the next write. It asks again
-        after each list: a stored slice keeps its fields when a gate is switched off, but they have no effect then.
+        If a device lost its taint or its binding condition, anybody could get it until the next write. This is asked
+        again after each list: a stored slice keeps its fields when a gate is switched off, but they have no effect
+        then.
         """
         if self.features is None or self._ask_for_features:
             answer = await slice_features(self._cluster, self._version, self._driver, self._node, self._pool)
@@ -315,7 +316,7 @@ class Publisher:
         devices = sum(len(spec.get("devices") or ()) for spec in wanted.slices.values())
         if done:
             self._observer(SlicesPublished())
-        if not self._listed:  # no longer followed: others may have written since
+        if not self._listed:  # the slices are no longer followed, and others may have written since
             return
         if wanted.notes != self.state.notes:
             for note in wanted.notes:

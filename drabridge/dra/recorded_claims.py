@@ -1,4 +1,4 @@
-"""Read and change the records of prepared claims, also where no DRA driver runs."""
+"""Read and change the records of prepared claims, even where no DRA driver runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD_SUFFIX = ".json"
 
 
 def record_names(directory: Path) -> frozenset[str]:
-    """List the files of records, damaged ones too: kubelet may still ask to unprepare those claims."""
+    """List the files of records, including damaged ones: kubelet may still ask to unprepare these claims."""
     try:
         return frozenset(name for name in os.listdir(directory) if not name.startswith("."))
     except OSError:
@@ -35,8 +35,8 @@ def recorded_uids(directory: Path) -> frozenset[str]:
 def recorded_claims(directory: Path, boot_id: str, ledger: Ledger) -> tuple[tuple[ClaimDevices, ...], frozenset[str]]:
     """Return the claims that were prepared in this boot, and the UIDs of those prepared before the node rebooted.
 
-    The first hold their devices, whatever other sources say. No container of the second runs. A claim whose prepare
-    was only begun holds nothing that the ledger does not know of: it was refused, or never asked for.
+    The claims of this boot hold their devices, whatever other sources say. No container of the others runs. A claim
+    whose prepare was only begun holds nothing beyond the ledger: the rest was refused, or never asked for.
     """
     if not directory.exists():  # DRA was never on here
         return (), frozenset()
@@ -59,11 +59,11 @@ def recorded_claims(directory: Path, boot_id: str, ledger: Ledger) -> tuple[tupl
 def with_pool_in_use(config: Config, directory: Path, node: str, ledger: Ledger) -> Config:
     """Return ``config`` with the pool in which claims have devices, if ``config`` names another one.
 
-    Under another name the scheduler would take those devices for free. A reload takes the new name, once no claim has a
+    Under another name the scheduler would take those devices for free. A reload uses the new name once no claim has a
     device. A record counts only if the ledger knows its claim, unless the ledger may lack holders: a record may outlive
     a claim that kubelet forgot.
     """
-    if not record_names(directory):  # DRA was never on here, or the directory is unreadable; then the merge says so
+    if not record_names(directory):  # DRA was never on here; or the directory is unreadable, which the merge reports
         return config
     from drabridge.dra.records import RecordStore
 

@@ -1,7 +1,7 @@
 """Keep on disk what this node has prepared: one JSON file for each claim UID.
 
-Unprepare is told nothing but the UID, and a replayed prepare must give the same answer, so everything both need is
-here. A file that cannot be read is put aside: it is never believed, and never a reason to stop. The document has a
+Unprepare gets only the UID, and a replayed prepare must give the same answer, so the record has everything that both
+need. A file that cannot be read is put aside: it is never believed, and never a reason to stop. The document has a
 version, and fields of a newer agent survive being read and written by an older one. There is no checksum over
 re-serialised fields: that made other drivers refuse their own files after an upgrade.
 """
@@ -33,7 +33,7 @@ from drabridge.system.io_thread import IoThread
 log = logging.getLogger(__name__)
 
 VERSION = 1
-PROBE_BYTES = 4096  # a block: a full file system may still make empty files
+PROBE_BYTES = 4096  # one block, because a full file system can still make empty files
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,126}")
 
 
@@ -41,11 +41,11 @@ class RecordState(StrEnum):
     """How far a prepare has come. The names are those of the checkpoint of NVIDIA's driver."""
 
     STARTED = "PrepareStarted"  # side effects may have happened
-    COMPLETED = "PrepareCompleted"  # kubelet was, or may have been, answered
+    COMPLETED = "PrepareCompleted"  # kubelet has got the answer, or may have got it
 
 
 class PreparedDevice(Struct, frozen=True, omit_defaults=True):
-    """One allocation result: what was chosen for it and what kubelet was told."""
+    """One allocation result, with what was chosen for it and what kubelet was told."""
 
     request: str  # as allocated: "gpu", or "gpu/large" for an alternative of a prioritized list
     pool: str
@@ -55,12 +55,12 @@ class PreparedDevice(Struct, frozen=True, omit_defaults=True):
     profile: str = ""
     env: Mapping[str, str] = {}  # from the claim's or class's parameters
     cdi_ids: tuple[str, ...] = field(default=(), name="cdiDeviceIDs")
-    unprepare: Mapping[str, Any] | None = None  # the hook as it was configured then: {command, timeoutSeconds}
-    consumed: Mapping[str, int] = field(default_factory=dict, name="consumedCapacity")  # of a share; base units
+    unprepare: Mapping[str, Any] | None = None  # the hook as configured at prepare: {command, timeoutSeconds}
+    consumed: Mapping[str, int] = field(default_factory=dict, name="consumedCapacity")  # a share's; base units
 
     @property
     def base_request(self) -> str:
-        """The name that a container refers to."""
+        """Return the name by which a container refers to the request."""
         return self.request.partition("/")[0]
 
     @property
@@ -70,7 +70,7 @@ class PreparedDevice(Struct, frozen=True, omit_defaults=True):
 
 
 class ClaimRecord(Struct, frozen=True):
-    """The record of one claim. ``boot_id``: of the boot in which its side effects were made."""
+    """The record of one claim. ``boot_id``: the boot in which its side effects were made."""
 
     claim: ClaimRef
     state: RecordState
@@ -78,7 +78,7 @@ class ClaimRecord(Struct, frozen=True):
     devices: tuple[PreparedDevice, ...]
     created_at: float = field(default=0.0, name="createdAt")
     pod_claim_name: str = field(default="", name="podClaimName")  # what pods made from a template call the claim
-    unknown: Mapping[str, Any] = {}  # what a newer agent wrote besides
+    unknown: Mapping[str, Any] = {}  # further fields that a newer agent wrote
 
     @property
     def uses(self) -> tuple[DeviceUse, ...]:
@@ -109,13 +109,13 @@ class ClaimRecord(Struct, frozen=True):
 class RecordStore:
     """The records of one directory, read from the disk each time: an operator may have changed them.
 
-    A damaged one is put aside and logged; from then on it is as if there were none.
+    A damaged record is put aside and logged; from then on it counts as missing.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._unreadable: set[str] = set()  # UIDs that were logged
-        self.error = ""  # why the last record could not be saved, until :meth:`probe` finds that one could be now
+        self._unreadable: set[str] = set()  # UIDs whose damage was logged
+        self.error = ""  # why the last record could not be saved, until :meth:`probe` finds that saving works again
 
     def path(self, uid: str) -> Path:
         """Return the path of a claim's record. Raises HostError for a UID that could not be a file's name."""
@@ -140,16 +140,16 @@ class RecordStore:
         return record
 
     def save(self, record: ClaimRecord) -> None:
-        """Write a record; a power cut may bring back the one before. Raises HostError.
+        """Write a record; a power cut may bring back the former one. Raises HostError.
 
-        That is enough: who holds what is in the ledger, durably. After a reboot no side effect is left to be undone,
-        and kubelet asks again for what still has pods.
+        This is enough: the ledger has the holders, durably. After a reboot no side effect is left to be undone, and
+        kubelet again prepares the claims that still have pods.
         """
         care = Care.WHOLE if record.state is RecordState.COMPLETED else Care.PROCESS
         self._put(self.path(record.claim.uid), record.encode(), care)
 
     def probe(self) -> bool:
-        """Whether a record could be saved now, after one could not."""
+        """After a failure, test whether a record could be saved now."""
         path = self.directory / f".probe{TEMPORARY_SUFFIX}"
         try:
             self._put(path, bytes(PROBE_BYTES), Care.PROCESS)
@@ -189,13 +189,13 @@ class RecordStore:
                     self._unreadable.add(path.stem)
         return tuple(record for record in found if record is not None)
 
-    def strangers(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
-        """Return the UIDs of claims that have a file here, but are not in ``records``: it is damaged or unreadable."""
+    def unlisted(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
+        """Return the UIDs of claims with a file here that are not in ``records``: the file is damaged or unreadable."""
         known = {record.claim.uid for record in records}
         return frozenset(path.name.partition(".json")[0] for path in self.directory.glob("[!.]*.json*")) - known
 
     def sweep(self) -> None:
-        """At start: remove what a crash left half written. Where the disk refuses, it stays: nobody reads it."""
+        """At start: remove files that a crash left half written. If the disk refuses, they stay: nobody reads them."""
         for leftover in self.directory.glob(f".*{TEMPORARY_SUFFIX}"):
             with contextlib.suppress(OSError):
                 leftover.unlink()
@@ -221,11 +221,11 @@ class ClaimRecords:
         self.boot_id = boot_id
 
     def lock(self, uid: str) -> asyncio.Lock:
-        """Return the lock of whoever works on this claim, for ``async with``."""
+        """Return the lock for work on this claim, for ``async with``."""
         return self._locks.lock(uid)
 
     def of_this_boot(self, record: ClaimRecord) -> bool:
-        """Whether the side effects of the record were made since the node was booted."""
+        """Whether the side effects of the record were made in this boot."""
         return record.boot_id == self.boot_id
 
     async def load(self, uid: str) -> ClaimRecord | None:
@@ -241,7 +241,7 @@ class ClaimRecords:
         return await self._disk.promptly(self._store.all)
 
     async def all_after_crash(self) -> tuple[ClaimRecord, ...]:
-        """At start: remove what a crash left half written, and return every record."""
+        """At start: remove files that a crash left half written, and return every record."""
 
         def sweep_and_read() -> tuple[ClaimRecord, ...]:
             self._store.sweep()
@@ -249,5 +249,5 @@ class ClaimRecords:
 
         return await self._disk.promptly(sweep_and_read)
 
-    async def strangers(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
-        return await self._disk.promptly(lambda: self._store.strangers(records))
+    async def unlisted(self, records: Iterable[ClaimRecord]) -> frozenset[str]:
+        return await self._disk.promptly(lambda: self._store.unlisted(records))

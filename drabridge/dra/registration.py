@@ -26,7 +26,7 @@ PLUGIN_TYPE = "DRAPlugin"
 
 
 class RegistrationState(Struct, frozen=True):
-    """What kubelet said last. ``since``: monotonic seconds of what it said."""
+    """What kubelet said last. ``since``: when it said so, in monotonic seconds."""
 
     registered: bool = False
     error: str = "kubelet has not asked yet"

@@ -1,4 +1,4 @@
-"""Serve the plugin's two sockets, service and registration; bind a socket again whose file is lost."""
+"""Serve the plugin's two sockets, service and registration; if a socket's file is lost, bind it again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 5.0  # nobody signals that a socket file is lost: it must be looked for
+CHECK_SECONDS = 5.0  # nobody reports a lost socket file, so its loss must be looked for
 SOCKET_MODE = 0o600
 
 

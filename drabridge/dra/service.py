@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ERROR_CHARS = 900  # an Event's message holds 1024; kubelet puts about 100 in front
+ERROR_CHARS = 900  # an Event's message has at most 1024; kubelet puts about 100 in front
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -54,14 +54,14 @@ class ClaimServicer:
         response = self._messages.NodeUnprepareResourcesResponse()
 
         async def unprepare(claim: ClaimRef) -> None:
-            entry = response.claims[claim.uid]  # reading it makes the empty entry that means success
+            entry = response.claims[claim.uid]  # the lookup creates the empty entry that means success
             _, entry.error = await _result_or_error(self._preparer.unprepare(claim), claim, "unprepare")
 
         await self._for_each_claim("NodeUnprepareResources", request, unprepare)
         return response
 
     async def _for_each_claim(self, method: str, request: Any, handle: Callable[[ClaimRef], Awaitable[None]]) -> None:
-        """Handle all claims at once: one that waits does not delay the others."""
+        """Handle all claims at once, so that one that waits does not delay the others."""
         started, code = time.monotonic(), "CANCELLED"
         try:
             claims = {claim.uid: ClaimRef(claim.uid, claim.namespace, claim.name) for claim in request.claims}

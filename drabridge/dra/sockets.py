@@ -1,7 +1,7 @@
 """Name the plugin's two sockets, and remove dead ones that others left there.
 
 Kubelet finds a plugin by the registration socket in plugins_registry/ and then dials the service socket that it names.
-Only the agent that has the ledger's lock serves, so its names are always the same; a standby's names have a token.
+Only the agent that has the ledger's lock serves, so the names are always the same; a standby's names have a token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PluginSockets(Struct, frozen=True):
 
     @classmethod
     def of(cls, kubelet: Path, driver: str, token: str = "") -> PluginSockets:
-        """Name the sockets. ``token``: a standby's, four hexadecimal digits. Raises HostError for a long path."""
+        """Name the sockets. ``token``: four hexadecimal digits for a standby. Raises HostError for a long path."""
         end = f"-{token}" if token else ""
         return cls(
             _fit(kubelet / "plugins_registry" / f"{driver}{end}-reg.sock"),
@@ -38,7 +38,7 @@ class PluginSockets(Struct, frozen=True):
 
         Another program may have used this driver name before: Go's kubeletplugin library puts a pod's UID into the
         names. Kubelet does not create plugins/<driver>/ (seen on 1.36.2), and dials a dead registration socket for
-        ever. Raises HostError when a directory is missing or something that is no socket is in the way.
+        ever. Raises HostError when a directory is missing or something other than a socket is in the way.
         """
         registry, plugin = self.registration.parent, self.service.parent
         with host_errors(f"cannot create {plugin}", hint=_MOUNT):
@@ -84,7 +84,7 @@ def is_dead(path: Path) -> bool:
 
 
 def identity(path: Path) -> tuple[int, int, int] | None:
-    """Return what tells a socket file from a later one of the same name; None if it is not there."""
+    """Return what distinguishes a socket file from a later one of the same name; None if there is none."""
     try:
         status = path.lstat()
     except OSError:

@@ -3,8 +3,8 @@
 Kubelet keeps every registered endpoint of a driver and calls the one that registered last and is connected (1.33 and
 later, pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). If a call meets no endpoint, the start of its pod fails and is
 tried again after 60 to 90 s. So a standby registers an endpoint under names of its own before the other agent ends. A
-call between the two agents waits here for the one that takes over. This endpoint goes once kubelet knows that agent's
-own.
+call that comes between the two agents waits here for the one that takes over. This endpoint is removed once kubelet
+knows that agent's own.
 
 The relay serves no claim. It does not decode messages; it only knows where one ends.
 """
@@ -30,12 +30,12 @@ from drabridge.errors import HostError
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between looks whether there is an agent that serves claims
+LOOK_SECONDS = 1.0  # between two tests whether an agent serves claims
 AGAIN_SECONDS = 0.02  # between attempts while nobody serves: an agent takes over in 50 to 100 ms
-WAIT_SECONDS = 30.0  # for an agent that serves, of kubelet's 45; no agent's end or start takes longer
-ANSWER_SECONDS = 5.0  # of kubelet's time that is left for an answer in words
+WAIT_SECONDS = 30.0  # how long a call waits for an agent, of kubelet's 45 s; no agent takes longer to end or start
+ANSWER_SECONDS = 5.0  # the rest of kubelet's time that is left for an answer in words
 IDLE_SECONDS = 0.2
-STOP_GRACE_SECONDS = 1.0  # for calls that are passed on
+STOP_GRACE_SECONDS = 1.0  # for calls that are being passed on
 _CALLS = ("NodePrepareResources", "NodeUnprepareResources")
 _STREAM = "NodeWatchResources"
 # Subchannels are not shared: a failed shared one is not tried again for a second, whoever asks.
@@ -54,7 +54,7 @@ class Relay(grpc.GenericRpcHandler):
         self._sockets = PluginSockets.of(kubelet, driver, secrets.token_hex(2))
         self._servers: list[grpc.aio.Server] = []
         self._closing = asyncio.Event()
-        self._calls = 0  # that kubelet waits for
+        self._calls = 0  # number of calls for which kubelet waits
         self._registration = RegistrationService(driver, self._sockets.service, self._told)
         self._decided = asyncio.Event()
 
@@ -66,8 +66,8 @@ class Relay(grpc.GenericRpcHandler):
         await self._decided.wait()
 
     async def idle(self) -> None:
-        """Wait until no call is under way here: kubelet gives up on such calls when the endpoint goes."""
-        await asyncio.sleep(IDLE_SECONDS)  # for one that kubelet was about to make when it heard of another endpoint
+        """Wait until no call is under way here: kubelet gives up on such calls when the endpoint is removed."""
+        await asyncio.sleep(IDLE_SECONDS)  # for a call that kubelet was just about to make here
         while self._calls:
             await asyncio.sleep(IDLE_SECONDS)
 
@@ -84,7 +84,7 @@ class Relay(grpc.GenericRpcHandler):
             await self._open()
             log.info("claim calls passed on", extra={"driver": self._driver, "to": str(self._active)})
             await self._closing.wait()
-        except (HostError, OSError) as error:  # then claims wait for kubelet's next attempt, as without a standby
+        except (HostError, OSError) as error:  # claims then wait for kubelet's next attempt, as without a standby
             log.warning("claim calls not passed on", extra={"reason": str(error)})
         finally:
             self._decided.set()
@@ -115,7 +115,7 @@ class Relay(grpc.GenericRpcHandler):
         method = handler_call_details.method
         name = method.rpartition("/")[2]
 
-        async def call(request: bytes, context: _Context) -> bytes:  # grpc.aio looks whether it is a coroutine function
+        async def call(request: bytes, context: _Context) -> bytes:  # grpc.aio tests if it is a coroutine function
             self._calls += 1
             try:
                 return await self._answer(method, request, context)
@@ -149,7 +149,7 @@ class Relay(grpc.GenericRpcHandler):
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _watch(self, method: str, request: bytes) -> AsyncIterator[bytes]:
-        """Pass on health from one agent after the other: kubelet forgets it when the stream ends."""
+        """Pass on health from one agent after the other, in one stream: kubelet forgets it when the stream ends."""
         if not self._decided.is_set():
             log.info("kubelet has connected to the standby", extra={"driver": self._driver})
         self._decided.set()

@@ -78,7 +78,7 @@ def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, caplog: pyt
     for _ in range(2):
         assert store.all() == (RECORD,)
     assert [record.getMessage() for record in caplog.records] == ["claim record left out"]
-    assert store.strangers(store.all()) == {"0000"}
+    assert store.unlisted(store.all()) == {"0000"}
 
 
 def test_what_a_crash_left_half_written_goes_or_is_left_alone(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_what_a_crash_left_half_written_goes_or_is_left_alone(tmp_path: Path) ->
     store.sweep()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".a.json.tmp", f"{UID}.json"]
     assert store.all() == (RECORD,)
-    assert store.strangers(store.all()) == set()  # it tells of no claim
+    assert store.unlisted(store.all()) == set()  # it tells of no claim
 
 
 @pytest.mark.parametrize("uid", ["", "../x", "a/b", ".hidden", "a\0", "x" * 300])

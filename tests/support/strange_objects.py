@@ -311,7 +311,7 @@ class Readers:
         (store.directory / f"{other}.json").write_bytes(strange.file(json.loads(RECORD.encode())))
         (store.directory / f"{strange.text()[:200].replace('/', '_')}x.json".replace("\0", "")).write_bytes(b"{")
         assert RECORD in store.all()
-        assert UID not in store.strangers([RECORD])
+        assert UID not in store.unlisted([RECORD])
 
     def read_cdi(self, strange: Strange) -> None:
         """Files beside ours in the CDI directory, with our names even: ours are written, and told of."""

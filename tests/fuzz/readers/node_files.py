@@ -245,7 +245,7 @@ def records(root: Path) -> Iterator[Read]:
         found = store.load(UID)
         assert found is None or found.claim.uid == UID
         store.all()
-        store.strangers([])
+        store.unlisted([])
         for path in root.iterdir():
             path.unlink()
 
