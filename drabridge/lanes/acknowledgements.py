@@ -31,9 +31,9 @@ from drabridge.ledger.service import LedgerService
 log = logging.getLogger(__name__)
 
 DELIVERY_SECONDS = 2.0  # kubelet reads a list within milliseconds, unless it is restarting
-RETRY_SECONDS = 0.05  # between questions to kubelet while a move waits for its answer (kubelet answers 100 a second)
+RETRY_SECONDS = 0.05  # between questions to kubelet while a move waits; kubelet answers 100 a second
 SHOWN_RETRY_SECONDS = 1.0  # after kubelet showed a pod on the device: evidence needs a moment to make it the holder
-CLAIMS_RETRY_SECONDS = 5.0  # between LISTs of claims, which cost the API server more
+CLAIMS_RETRY_SECONDS = 5.0  # between LISTs of claims, which cost the API server more than other questions
 
 
 class DevicePluginLists(Protocol):
@@ -44,7 +44,7 @@ class DevicePluginLists(Protocol):
 
     @property
     def busy_ids(self) -> frozenset[str]:
-        """Ids in an Allocate or GetPreferredAllocation that is not answered yet."""
+        """Return the ids in an Allocate or GetPreferredAllocation that is not answered yet."""
 
 
 class PublishedSlices(Protocol):
@@ -56,7 +56,7 @@ class PublishedSlices(Protocol):
 
     @property
     def synced_seq(self) -> int:
-        """The API server has the slices that follow from the ledger with this number; -1: none yet."""
+        """Return the sequence number of the ledger from which the API server's slices follow; -1: no slices yet."""
 
     @property
     def keeps_leases(self) -> bool | None:
@@ -80,14 +80,14 @@ class KubeletAcknowledgements(Struct, frozen=True):
     async def fetch(self, revoked: Sequence[Entry]) -> float:
         """Ask kubelet about revoked devices; return the seconds until the next attempt.
 
-        The first question is which devices kubelet would still give out; a device with an Allocate open before or after
-        the answer is not given up yet. The second question is which devices pods have, for example pods of an earlier
-        plugin. It is asked only if a device passed the first question, because a List may make kubelet count wrongly
-        (see :mod:`drabridge.evidence.kubelet`). If kubelet shows a pod on the device, evidence makes that pod the
-        holder.
+        The first question is which devices kubelet would still give out. If an Allocate of a device is open before or
+        after the answer, kubelet has not given that device up. The second question is which devices pods have, for
+        example pods of an earlier plugin. It is asked only if a device passed the first question, because a List may
+        make kubelet count wrongly (see :mod:`drabridge.evidence.kubelet`). If kubelet shows a pod on the device,
+        evidence makes that pod the holder.
         """
         since = self.ledger_service.ledger.seq
-        resources = list({entry.device.resource for entry in revoked})  # one that kubelet does not read stops no other
+        resources = list({entry.device.resource for entry in revoked})  # one unread list delays no other
         answers = await asyncio.gather(*(self.lists.delivered({name}, DELIVERY_SECONDS) for name in resources))
         heard = {name for name, delivered in zip(resources, answers, strict=True) if delivered}
         if not heard:
@@ -97,7 +97,7 @@ class KubeletAcknowledgements(Struct, frozen=True):
         if offered is None:
             return RETRY_SECONDS
         healthy = {(resource, device_id_of(unit)) for resource, unit in offered}
-        open_ids = set(map(device_id_of, (*busy, *self.lists.busy_ids)))  # ids from before a change of replicas, too
+        open_ids = set(map(device_id_of, (*busy, *self.lists.busy_ids)))  # includes ids of former replicas
         given_up = [
             entry
             for entry in revoked
@@ -135,8 +135,9 @@ class ApiServerAcknowledgements:
         self._slices = slices
         self._api_server = api_server
         self._allocated = allocated
-        self._slices_due = 0.0  # wall-clock seconds; no LIST before then, because the last one failed
-        # Likewise, and after a LIST with a claim that cannot be served: refusing it changes the ledger, which wakes us.
+        self._slices_due = 0.0  # wall-clock seconds: no LIST of slices before this time, because the last one failed
+        # The same for claims; also after a LIST with a claim that cannot be served: its refusal changes the ledger, and
+        # that wakes us.
         self._claims_due = 0.0
 
     async def fetch_slices(self, revoked: Sequence[Entry]) -> None:
@@ -161,7 +162,7 @@ class ApiServerAcknowledgements:
             await service.apply(WithdrawnFromSlices(name, since, service.now()))
 
     async def fetch_claims(self, quiescing: Sequence[Entry]) -> float:
-        """Ask after the quiet time whether a claim has one of these devices; return the seconds until the next look."""
+        """After the quiet time, ask if a claim has one of these devices; return the seconds until the next look."""
         service = self._ledger_service
         due = min(entry.move.step_since for entry in quiescing if entry.move) + service.policy.quiesce_seconds
         if (left := max(due, self._claims_due) - service.now()) > 0:

@@ -1,14 +1,14 @@
-"""Decide how many devices each lane is to have: by the Node's annotation, ``drabridge lanes set`` or configuration.
+"""Decide how many devices each lane shall have: by the Node's annotation, ``drabridge lanes set`` or configuration.
 
-The annotation ``<driver>/lanes`` wins, because a cluster's administrator sees it. Next comes what ``lanes set`` set on
-the node, which ``lanes.json`` keeps over restarts; then the configuration. The floors always come from the
-configuration. ``drabridge drain`` outranks all of these, floors included: every device is for the legacy lane until the
+The annotation ``<driver>/lanes`` wins, because a cluster's administrator sees it. Next comes the command ``lanes set``,
+which ``lanes.json`` keeps over restarts; then the configuration. The floors always come from the
+configuration. ``drabridge drain`` outranks all of these, even the floors: every device is for the legacy lane until the
 drain is undone.
 
 Annotation and command have one form: ``{"<resource>": {"legacy": 6, "dra": "*"}}``; ``shared`` is a third key.
 ``lanes.node.json`` keeps the newest valid annotation, so that an agent that starts without the API server does not move
 devices away and back. An override that gives devices to claims is followed only where claims are served; elsewhere
-nobody could use the devices. If ``lanes.json`` cannot be read, it may have named any resource: then each resource gets
+nobody could use the devices. If ``lanes.json`` cannot be read, it may have named any resource. So each resource gets
 an empty override, which stands for a lost one.
 """
 
@@ -34,17 +34,17 @@ log = logging.getLogger(__name__)
 FILE_NAME = "lanes.json"
 ANNOTATION_FILE_NAME = "lanes.node.json"
 DRAIN_FILE_NAME = "drained.json"
-ANNOTATION, COMMAND, CONFIGURATION = "annotation", "lanes set", "configuration"  # sources; the status document's words
-DRAIN = "drain"  # likewise
+ANNOTATION, COMMAND, CONFIGURATION = "annotation", "lanes set", "configuration"  # as the status document has them
+DRAIN = "drain"  # one more source
 DRAINED = Lanes(legacy=REST, dra=NOTHING)
 
 
 class DesiredLanes:
-    """The sources of the desired lanes, and which of them decides about each resource.
+    """Holds the sources of the desired lanes, and decides which one counts for each resource.
 
     ``drained``: the operator drained the node. ``clean_at_end``: that drain also asked to leave nothing on disk at the
-    end. ``annotation_error``: why the annotation is not followed, for people. ``unmet``: resource -> in words, which
-    part of its desired lanes the planner cannot reach.
+    end. ``annotation_error``: why the annotation is not followed, for people. ``unmet``: resource -> which part of its
+    desired lanes the planner cannot reach, in words.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class DesiredLanes:
         api_server: ApiServer,
         files: IoThread,
     ) -> None:
-        """``config`` returns the configuration in use; ``changed`` is called when other lanes are desired than before.
+        """``config`` returns the configuration in use; ``changed`` is called when the desired lanes have changed.
 
-        ``files``: its thread waits for the disk. Without an API server the annotation on disk is not loaded: nobody
-        could take it back.
+        ``files``: the thread that waits for the disk. Without an API server the annotation on disk is not loaded:
+        nobody could take it back.
         """
         self._path = state / FILE_NAME
         self._annotation_path = state / ANNOTATION_FILE_NAME
@@ -76,7 +76,7 @@ class DesiredLanes:
         follows_node = api_server.cluster is not None
         self._annotation = self._load(self._annotation_path) if follows_node else {}
         self._annotation_on_disk = self._annotation if follows_node else None  # None: not known
-        self._annotation_text: tuple[str | None, ...] = ()  # as it is on the Node; (): not known
+        self._annotation_text: tuple[str | None, ...] = ()  # its present text on the Node; (): not known
         self.annotation_error = ""
         self.unmet: dict[str, list[str]] = {}
         self._not_followed: dict[str, dict[str, str]] = {}  # resource -> source that is not followed -> why
@@ -92,13 +92,13 @@ class DesiredLanes:
         return self._decide(resource)[0]
 
     def uncertain(self, resource: Resource) -> bool:
-        """Whether an override that could not be read may ask for other lanes: then no device is to move."""
+        """Whether an override that could not be read may ask for other lanes: then no device may move."""
         return not self.drained and (self._annotation_path in self._unreadable or self._is_lost(resource))
 
     def describe(self, resource: Resource) -> dict[str, str]:
-        """Return ``{legacy, dra, source}`` of one resource as texts, and ``shared`` if devices are to be shared."""
+        """Return ``{legacy, dra, source}`` of one resource as texts, and ``shared`` if devices shall be shared."""
         source, lanes = self._decide(resource)
-        selected = any(isinstance(share, Selection) for share in lanes.resolved)  # then a number says nothing
+        selected = any(isinstance(share, Selection) for share in lanes.resolved)  # a selection has no number
         legacy, dra = (
             "selected" if isinstance(share, Selection) else REST if selected else share for share in lanes.resolved
         )
@@ -106,12 +106,12 @@ class DesiredLanes:
         return {"legacy": str(legacy), "dra": str(dra), **shared, "source": source}
 
     def uses_leases(self) -> bool:
-        """Whether a device of any resource is to be offered to both sides."""
+        """Whether a device of any resource shall be offered to both sides."""
         return any(self.lanes(resource).uses_leases for resource in self._config().resources)
 
     def notes(self) -> list[str]:
-        """Return sentences for people: what is asked for but not done, and why."""
-        if self.drained:  # then no other source counts
+        """Return sentences for people: which requests are not done, and why."""
+        if self.drained:  # no other source counts
             return ["drained: no device is for claims until `drabridge drain --undo`"]
         notes = []
         if self.annotation_error:
@@ -137,7 +137,7 @@ class DesiredLanes:
     def _decide(self, resource: Resource) -> tuple[str, Lanes]:
         """Return the first source whose lanes fit the present floors, and its lanes.
 
-        An override may be older than these.
+        An override may be older than the floors.
         """
         if self.drained:
             return DRAIN, DRAINED
@@ -153,21 +153,21 @@ class DesiredLanes:
                 break
             except ConfigError as error:
                 not_followed[source] = reason = str(error)
-                if before.get(source) != reason:  # every plan comes here: one reason is logged once
+                if before.get(source) != reason:  # log each reason once, although every plan comes here
                     fields = {"resource": resource.name, "source": source, "reason": reason}
                     log.error("lanes cannot be followed", extra=fields)
         self._not_followed[resource.name] = not_followed
         return decided
 
     def _followed(self, resource: Resource, override: LaneOverride) -> Lanes:
-        """Return the lanes of an override. Raises ConfigError if they make no sense, or cannot be had here."""
+        """Return the lanes of an override. Raises ConfigError if they make no sense, or this node cannot have them."""
         lanes = override.lanes(resource)
         if lanes.uses_dra and (off := self._api_server.claims_off) is not None:
             raise ConfigError(f"{resource.name}: claims are not served on this node: {off.why}", hint=off.remedy)
         return lanes
 
     def _is_lost(self, resource: Resource) -> bool:
-        """Whether ``lanes set`` may have set an override that is lost: it would count now, and was not set again."""
+        """Whether ``lanes set`` may have set an override that is lost, would count now, and was not set again."""
         override = self._commands.get(resource.name)
         return override is not None and not override.asked and self.source(resource) == CONFIGURATION
 
@@ -205,7 +205,7 @@ class DesiredLanes:
             return {"resource": name, **self.describe(resource)}
 
     async def drain(self, *, clean: bool = False) -> None:
-        """Desire every device in the legacy lane from now on, also after a restart. ``clean``: see ``clean_at_end``.
+        """Desire every device in the legacy lane from now on, even after a restart. ``clean``: see ``clean_at_end``.
 
         Raises HostError if the disk fails; nothing is changed then.
         """
@@ -250,7 +250,7 @@ class DesiredLanes:
                 self._annotation = overrides
                 self._changed()
             return
-        if self.annotation_error != before:  # the Node changes every few seconds: one error is logged once
+        if self.annotation_error != before:  # log each error once, although the Node changes every few seconds
             log.error("the Node's annotation is not followed", extra={"reason": self.annotation_error})
 
     def reconfigured(self) -> None:
@@ -259,7 +259,7 @@ class DesiredLanes:
             self.annotate(text)
 
     def forget_annotation(self) -> None:
-        """Drop the annotation, because the API server is left and its changes are not known from now on.
+        """Drop the annotation: the API server is no longer used, so that changes are not seen.
 
         The file stays for a later start with an API server.
         """
@@ -270,7 +270,7 @@ class DesiredLanes:
             self._changed()
 
     def _remember(self, overrides: Overrides) -> None:
-        """Save the annotation, in the disk's thread. If that fails, it is saved when the Node is seen the next time."""
+        """Save the annotation, in the disk's thread. If that fails, try again when the Node is next seen."""
         try:
             self._save(self._annotation_path, overrides)
         except OSError as error:
@@ -298,7 +298,7 @@ class DesiredLanes:
 
 
 def _read_drained(path: Path) -> tuple[bool, bool]:
-    """Read whether the node is drained, and whether its files are to go at the end. A damaged file means drained."""
+    """Read whether the node is drained, and whether to remove its files at the end. A damaged file means drained."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

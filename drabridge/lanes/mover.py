@@ -21,7 +21,7 @@ from drabridge.ledger.events import SetLane
 from drabridge.ledger.service import LedgerService
 from drabridge.system.supervise import WakeUp
 
-GATHER_SECONDS = 0.02  # wait so long for further changes of the ledger: there are many, and few of them concern lanes
+GATHER_SECONDS = 0.02  # wait for further changes of the ledger, which are many; few of them concern lanes
 
 
 class LaneMover(Struct, frozen=True):
@@ -43,7 +43,7 @@ class LaneMover(Struct, frozen=True):
         """Begin moves and follow them, until cancelled."""
         while True:
             await self._begin()
-            pause = await self._accompany()
+            pause = await self._follow_moves()
             if await self.changed.wait(pause):
                 await asyncio.sleep(GATHER_SECONDS)
 
@@ -63,8 +63,8 @@ class LaneMover(Struct, frozen=True):
                 made.notes.append(f"{waiting} more for the dra lane wait until slices can be published")
             self.desired.unmet[resource.name] = made.notes or self.targets.divided(made)
 
-    async def _accompany(self) -> float | None:
-        """Fetch what entries wait for; return the seconds until the next attempt or plan, None if neither is due."""
+    async def _follow_moves(self) -> float | None:
+        """Fetch the answers that entries wait for; return the seconds until the next attempt or plan, or None."""
         pauses: list[float] = []
         waiting: dict[WaitsFor | None, list[Entry]] = {}
         for entry in self.ledger_service.ledger.entries.values():

@@ -19,14 +19,14 @@ EXAMPLE = 'For example {"nvidia.com/gpu": {"legacy": 6, "dra": 2}}'
 
 
 class LaneOverride:
-    """What one source asks of one resource: ``asked`` is ``{"legacy": 6, "dra": "*"}``, or a part of it.
+    """What one source asks for one resource: ``asked`` is ``{"legacy": 6, "dra": "*"}``, or a part of it.
 
-    An empty one stands for an override that was lost with its file.
+    An empty ``asked`` stands for an override that was lost with its file.
     """
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
         self.asked = dict(asked)
-        self._parsed: tuple[Resource, Lanes | ConfigError] | None = None  # and the configuration it was parsed with
+        self._parsed: tuple[Resource, Lanes | ConfigError] | None = None  # a configuration and its result
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LaneOverride) and self.asked == other.asked
@@ -42,11 +42,11 @@ class LaneOverride:
                 self._parsed = resource, error
         found = self._parsed[1]
         if isinstance(found, ConfigError):
-            raise found.with_traceback(None)  # every plan raises the same error: its traceback would grow each time
+            raise found.with_traceback(None)  # every plan raises the same error, whose traceback would otherwise grow
         return found
 
 
-Overrides = dict[str, LaneOverride]  # by resource
+Overrides = dict[str, LaneOverride]  # resource -> override
 
 
 def parse(text: str) -> Overrides:
@@ -83,7 +83,7 @@ def _with_floors(resource: Resource, asked: Mapping[str, Any]) -> Lanes:
     floors = {"minLegacy": resource.lanes.min_legacy, "minDra": resource.lanes.min_dra}
     try:
         lanes = read(Lanes, json.dumps({**floors, **asked}), name=f"lanes of {resource.name}")
-    except ConfigErrors as errors:  # there is no file whose lines and columns would mean anything
+    except ConfigErrors as errors:  # drop their lines and columns, because there is no file
         raise ConfigErrors(tuple(replace(fault, line=0) for fault in errors.faults)) from None
     if lanes.uses_dra and not resource.claimable:
         raise ConfigError(

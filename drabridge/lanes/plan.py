@@ -8,9 +8,9 @@ The rules:
 - Parts of one device always stay together: if the numbers would divide them, claims get fewer than desired.
 - Parts go to the lane of their whole, whatever their own numbers are: in different lanes neither would be offered.
 - Free devices move before held ones; a whole with a held part counts as held. A held device moves when it is released.
-- A device that is on its way counts as arrived, so a plan is neither repeated nor taken back while it is carried out.
+- A device that is moving counts as arrived, so a plan is neither repeated nor taken back while it is carried out.
 - Faulty devices count, and each lane chooses them last. If they are a larger share of one lane than of the other, that
-  lane gets free working devices in exchange: at once if devices move anyhow, else after ``HYSTERESIS_SECONDS``. An
+  lane gets free working devices in exchange: at once if devices move anyway, else after ``HYSTERESIS_SECONDS``. An
   exchange is made only if it makes the larger share smaller. A device that works again causes no move. So a device that
   flaps ends up in the lane that misses it least.
 """
@@ -30,7 +30,7 @@ HYSTERESIS_SECONDS = 60.0  # a device that flaps (USB, a driver reload) must not
 
 
 class LaneTarget(Struct, frozen=True):
-    """How one resource's devices are to be divided between the lanes; floors and percentages are already applied.
+    """How one resource's devices shall be divided between the lanes; floors and percentages are already applied.
 
     See ``drabridge.config.lanes.Lanes.targets``.
     """
@@ -40,7 +40,7 @@ class LaneTarget(Struct, frozen=True):
     why_pinned: str = "chosen by the operator"
 
     def lane_of(self, name: str) -> Lane | None:
-        """Return the lane of a pinned device; None for another."""
+        """Return the lane of a pinned device; None for any other device."""
         return self.pinned.get(name) if self.pinned else None
 
     def beside_wholes(self, ledger: Ledger, devices: Iterable[Device], new: Mapping[str, Lane]) -> LaneTarget:
@@ -79,13 +79,13 @@ class _Group(Struct, frozen=True):
     names: tuple[str, ...]
     position: int
     cell: tuple[object, ...]  # PCIe root and NUMA nodes
-    lane: Lane  # where the group is, or is on its way to
-    astray: tuple[str, ...]  # parts that are in the other lane: they came later, or one by one
+    lane: Lane  # where the group is, or where it is moving to
+    astray: tuple[str, ...]  # parts that are in the other lane, because they came later or one by one
     held: bool
     on_its_way: bool
     pinned: bool
-    usable: int  # how many of them are present and work
-    long_unusable: bool  # each of the others has been faulty or gone for HYSTERESIS_SECONDS
+    usable: int  # how many of the devices are present and work
+    long_unusable: bool  # whether each of the other devices has been faulty or gone for HYSTERESIS_SECONDS
 
     @property
     def size(self) -> int:
@@ -114,8 +114,8 @@ def from_selection(
 ) -> LaneTarget:
     """Build the target for devices that the operator names: ``pinned`` ones and their parts; all others go to ``rest``.
 
-    The floors hold as well. A pin that a floor leaves no room for is dropped: from the end of the order if it is for
-    claims, from the front if it is for pods.
+    The floors count as well. If a floor leaves no room for all pins, some are dropped: pins for claims from the end of
+    the order, pins for pods from the front.
     """
     wholes = _wholes(devices)
     pins = [next((lane for part in whole if (lane := pinned.get(part.name))), None) for whole in wholes]
@@ -133,9 +133,9 @@ def from_selection(
 
 
 def counted_devices(ledger: Ledger, resource: str, at: float) -> tuple[str, ...]:
-    """Return the devices of a resource that the numbers count: those that are there, or were until just now.
+    """Return the devices of a resource that the numbers count: those that are present, or were a moment ago.
 
-    A device that went away under one name and is there under another counts once.
+    A device that went away under one name and came back under another counts once.
     """
     return tuple(
         entry.name
@@ -156,7 +156,7 @@ def _replaced(ledger: Ledger, entry: Entry) -> bool:
 
 
 def seconds_until_replan(ledger: Ledger, at: float) -> float | None:
-    """Return the seconds until a device has been faulty or gone for ``HYSTERESIS_SECONDS``; None if there is none."""
+    """Return the seconds until a device has been faulty or gone for ``HYSTERESIS_SECONDS``; None if no device is."""
     since = [e.presence_since for e in ledger.entries.values() if e.device.presence is not Presence.PRESENT]
     return min((left for stamp in since if (left := stamp + HYSTERESIS_SECONDS - at) > 0), default=None)
 
@@ -188,10 +188,10 @@ def plan(ledger: Ledger, devices: Sequence[Device], desired: LaneTarget, at: flo
 
 
 def startable_without_slices(ledger: Ledger, changes: Sequence[LaneChange]) -> tuple[LaneChange, ...]:
-    """Return the changes that can begin while claims cannot be offered anything, for example without an API server.
+    """Return the changes that can begin while nothing can be offered to claims, for example without an API server.
 
-    If pods would lose a device to claims, which could not get it yet, only the changes remain that end such a move.
-    Half of an exchange is not begun: the next plan would take it back, and so on for ever.
+    If pods would lose a device that claims cannot get yet, only those changes remain that end such a move. No half of
+    an exchange begins: the next plan would take it back, again and again.
     """
     if not any(change.lane is Lane.DRA and ledger.entries[change.device].lane is Lane.LEGACY for change in changes):
         return tuple(changes)
@@ -201,8 +201,8 @@ def startable_without_slices(ledger: Ledger, changes: Sequence[LaneChange]) -> t
 def starting_lanes(ledger: Ledger, devices: Sequence[Device], desired: LaneTarget) -> dict[str, Lane]:
     """Return, by name, the starting lane of each device that the ledger has never seen.
 
-    Parts start in the lane of their siblings. Others start in the dra lane while it lacks devices, then in the legacy
-    lane.
+    Parts start in the lane of their siblings. Other devices start in the dra lane while it lacks devices, then in the
+    legacy lane.
     """
     new = {device.name for device in devices if device.name not in ledger.entries}
     if not new:
@@ -259,8 +259,8 @@ def _overlaps_a_held_one(ledger: Ledger, entries: Iterable[Entry]) -> bool:
 def _choose(candidates: list[_Group], all_groups: list[_Group], missing: int, target: Lane) -> list[_Group]:
     """Choose up to ``missing`` devices for ``target``, one cell (PCIe root and NUMA node) after the other.
 
-    For the legacy lane it may choose more: if parts of one device leave no other way, that lane gets too many devices
-    rather than too few.
+    For the legacy lane it may choose more: if parts of one device leave no other way, that lane rather gets too many
+    devices than too few.
     """
     direction = 1 if target is Lane.DRA else -1
     chosen: list[_Group] = []
@@ -287,7 +287,7 @@ def _choose(candidates: list[_Group], all_groups: list[_Group], missing: int, ta
 
 
 def _turn(group: _Group) -> int:
-    """Return the turn of a group: 0 on its way, 1 free, 2 held; 3 to 5 the same for groups that do not work."""
+    """Return the turn of a group: 0 moving, 1 free, 2 held; 3 to 5 the same for groups that do not work."""
     return (0 if group.on_its_way else 2 if group.held else 1) + (0 if group.works else 3)
 
 
@@ -324,10 +324,10 @@ def _overtake(groups: list[_Group]) -> Iterable[_Group]:
 
 
 def _exchange(groups: list[_Group], taken: Collection[tuple[str, ...]], movable: list[_Group]) -> Iterator[_Group]:
-    """Yield pairs of ``movable`` to exchange: a group that does not work, then one of the other lane that does.
+    """Yield pairs of ``movable`` to exchange: a group that does not work, then a working group of the other lane.
 
-    The first is in the lane that lacks the larger share of its devices; even afterwards the other lane must lack less
-    than that. ``taken`` groups are about to change lanes.
+    The first is in the lane that lacks the larger share of its devices. After the exchange the other lane must lack a
+    smaller share than that lane did before. ``taken`` groups are about to change lanes.
     """
     lanes = {group.names: _other(group.lane) if group.names in taken else group.lane for group in groups}
     number, lack = dict.fromkeys((Lane.DRA, Lane.LEGACY), 0), dict.fromkeys((Lane.DRA, Lane.LEGACY), 0)

@@ -1,6 +1,6 @@
 """Choose the devices that are offered to both sides. Pure.
 
-Pods may have a shared device, and so may claims, by a lease. So the two lanes are planned first. Of the devices that
+Pods may have a shared device, and claims may have it by a lease. The two lanes are planned first. Of the devices that
 this plan leaves to pods, the first ones in packing order are shared, because claims are served from there.
 """
 
@@ -17,7 +17,7 @@ from drabridge.ledger.entries import Entry, Lane, Ledger
 
 
 def lent_as_shared(ledger: Ledger, lent: Iterable[str]) -> Ledger:
-    """Return the ledger with the ``lent`` devices in the shared lane, to which they belong, instead of the dra lane."""
+    """Return the ledger with the ``lent`` devices in the shared lane, where they belong, instead of the dra lane."""
     entries = (entry for name in lent if (entry := ledger.entries.get(name)))
     return ledger.replace(
         (replace(entry, lane=Lane.SHARED, move=None) for entry in entries if entry.target is Lane.DRA), seq=ledger.seq
@@ -33,7 +33,7 @@ def with_shared(
 ) -> tuple[LaneChange, ...]:
     """Return the changes of the two lanes, and those that put ``count`` of the devices for pods into the shared lane.
 
-    Shared devices that are ``lent`` are to be in the dra lane for now (:mod:`drabridge.offers.turns`).
+    Shared devices that are ``lent`` shall be in the dra lane for now (:mod:`drabridge.offers.turns`).
     """
     seen = lent_as_shared(ledger, lent).entries
     entries = {device.name: seen[device.name] for device in packing_order(devices) if device.name in seen}
@@ -65,5 +65,5 @@ def _lane(entry: Entry, planned: Mapping[str, LaneChange]) -> Lane:
 
 
 def _rank(entry: Entry) -> tuple[bool, bool]:
-    """Rank working devices first, then shared ones; the sort is stable and keeps the order otherwise."""
+    """Rank working devices first, then shared ones. The sort is stable, so that the order is kept otherwise."""
     return entry.device.presence is not Presence.PRESENT, entry.target is not Lane.SHARED

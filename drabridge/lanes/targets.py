@@ -1,6 +1,6 @@
-"""Work out which lane each device is to be in: the desired lanes, applied to the devices that are here.
+"""Work out which lane each device shall be in: apply the desired lanes to the devices that are here.
 
-The pure part, which devices change, is :mod:`drabridge.lanes.plan`.
+The pure part, which devices change lanes, is :mod:`drabridge.lanes.plan`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from drabridge.ledger.service import LedgerService
 
 
 class LanePlan(Struct, frozen=True):
-    """What is to change for one resource. ``notes``: in words, which part of the desired lanes cannot be reached."""
+    """The changes for one resource. ``notes``: which part of the desired lanes cannot be reached, in words."""
 
     devices: Sequence[Device]
     wanted: LaneTarget
@@ -44,7 +44,7 @@ class LanePlan(Struct, frozen=True):
 class LaneTargets(Struct, frozen=True):
     """Compares the desired lanes with the ledger. Changes no lane.
 
-    ``config`` and ``devices`` (by name) return what is in use now. ``lent``: shared devices that are to be in the dra
+    ``config`` and ``devices`` (by name) return what is in use now. ``lent``: shared devices that shall be in the dra
     lane for now.
     """
 
@@ -66,7 +66,7 @@ class LaneTargets(Struct, frozen=True):
             devices = [
                 device
                 for device in snapshot.of(resource.name)
-                # A gone device whose place another one has taken is left out: that one has its lane.
+                # A gone device whose place another device has taken is left out: the other device has its lane.
                 if device.presence is not Presence.GONE or device.syspath not in here
             ]
             wanted, _ = self._wanted(self.desired.lanes(resource), devices)
@@ -74,13 +74,13 @@ class LaneTargets(Struct, frozen=True):
         return found
 
     def resources(self) -> list[Resource]:
-        """Return the resources, those with parts last: a part follows the lane of its whole."""
+        """Return the resources. Those with parts come last, because a part follows the lane of its whole."""
         return sorted(self.config().resources, key=lambda resource: resource.partition is not None)
 
     def plan(self, resource: Resource) -> LanePlan | None:
         """Plan the changes of one resource.
 
-        None while the inventory is not complete, or if a file that could not be read may have its desired lanes.
+        None while the inventory is not complete, or if an unreadable file may have the resource's desired lanes.
         """
         if not self.inventory.current.complete or self.desired.uncertain(resource):
             return None
@@ -95,7 +95,7 @@ class LaneTargets(Struct, frozen=True):
         return LanePlan(devices, wanted, made, [*notes, *why])
 
     def divided(self, made: LanePlan) -> list[str]:
-        """Return a note if parts of one device, which share a lane, keep the dra lane from its number.
+        """Return a note if the dra lane cannot get its number because parts of one device share a lane.
 
         Call it once the changes have begun.
         """
@@ -111,7 +111,7 @@ class LaneTargets(Struct, frozen=True):
         ]
 
     def _shared(self, resource: Resource, devices: Sequence[Device], ledger: Ledger) -> tuple[int, list[str]]:
-        """Return how many devices are to be offered to both sides, and in words why fewer than desired."""
+        """Return how many devices shall be offered to both sides, and sentences why they are fewer than desired."""
         asked = self.desired.lanes(resource).shared_of(len(devices))
         if not asked:
             return 0, []
@@ -133,7 +133,7 @@ class LaneTargets(Struct, frozen=True):
         return count, [f"{asked - count} of {asked} shared devices are for pods only: {why}"] if count < asked else []
 
     def _wanted(self, lanes: Lanes, devices: Sequence[Device]) -> tuple[LaneTarget, list[str]]:
-        """Return the desired lanes as a target for ``devices``, and in words which part cannot be reached."""
+        """Return the desired lanes as a target for ``devices``, and sentences about what cannot be reached."""
         total = len(devices)
         selected = {
             lane: set(self._selected(share, lane, devices))
@@ -144,7 +144,7 @@ class LaneTargets(Struct, frozen=True):
         wanted = LaneTarget(lanes.targets(total)[1])
         if any(selected.values()):
             pinned = {name: lane for lane in (Lane.DRA, Lane.LEGACY) for name in selected.get(lane, ())}
-            # A lane given by selection has exactly those devices; the other one has the rest.
+            # A lane with a selection has exactly the selected devices; the other lane has the rest.
             rest = Lane.LEGACY if Lane.DRA in selected else Lane.DRA
             wanted = from_selection(devices, pinned, rest=rest, min_legacy=lanes.min_legacy, min_dra=lanes.min_dra)
             if left := sum(wanted.lane_of(name) is not lane for name, lane in pinned.items()):
@@ -163,7 +163,7 @@ class LaneTargets(Struct, frozen=True):
         return wanted, notes if devices else []
 
     def _selected(self, selection: Selection, lane: Lane, devices: Sequence[Device]) -> Iterator[str]:
-        """Yield the names of the selected devices. One that is away matches nothing; it stays selected for its lane."""
+        """Yield the names of the selected devices. A device that is away matches nothing, but stays selected."""
         entries = self.ledger_service.ledger.entries
         for device in devices:
             record = self.inventory.udev_device(device.name)
@@ -176,6 +176,6 @@ class LaneTargets(Struct, frozen=True):
 
 
 def _has_share(share: LaneShare, count: int, total: int) -> bool:
-    """Whether a lane with ``count`` devices has its share; of two percentages one may be rounded away."""
+    """Whether a lane with ``count`` devices has its share; if both are percentages, one may be rounded down."""
     asked = share.of(total)
     return asked is None or abs(asked - count) <= (share.percent is not None)
