@@ -1,11 +1,11 @@
 """Detect another device plugin that registered one of our resources, usually the vendor's.
 
-Kubelet calls the plugin that registered a name last. It tells the other plugin nothing: that one's stream stays open,
+Kubelet calls the plugin that last registered a name. It tells the other plugin nothing: the other's stream stays open,
 and the lists of both overwrite each other (plugin/v1beta1/handler.go up to 1.36). So the agent asks kubelet which ids
 it would give out. An id that our list has not had as Healthy for a while comes from another plugin. Unlike a List, this
 call does not make kubelet count its devices again.
 
-When the other plugin ends, kubelet has no plugin for the resource any more, although our stream is open: it refuses
+When the other plugin ends, kubelet no longer has a plugin for the resource, although our stream is open: it refuses
 pods ("endpoint has been stopped"), and after five minutes the node has none of the devices (GetCapacity in
 pkg/kubelet/cm/devicemanager/manager.go). So ids that kubelet does not offer, although our list has had them as Healthy
 for a while, are a reason to register again, too.
@@ -34,21 +34,21 @@ from podresources import Client, PodResourcesError
 
 log = logging.getLogger(__name__)
 
-ASK_SECONDS = 2.0  # kubelet answers from memory; the next look waits for this one
+ASK_SECONDS = 2.0  # kubelet answers from memory; the next look waits for this answer
 SETTLED_SECONDS = 30.0  # kubelet may be late with a list: it writes a file after each, on whatever disk
 RETRY_SECONDS = 10.0  # before we register again against another plugin; doubles each time
 RETRY_MOST_SECONDS = 300.0
 
 
 class _CompetingPlugin(Struct):
-    """``seen_at``: when kubelet last had the plugin's list. Kubelet may call it until we register after that."""
+    """``seen_at``: when kubelet last had the plugin's list. Kubelet may call the plugin until our next registration."""
 
     seen_at: float
     registered_at: float = -math.inf
-    due: float = -math.inf  # we register again at this time at the earliest
+    due: float = -math.inf  # the earliest time of our next registration
     pause: float = RETRY_SECONDS
     foreign_ids: bool = False  # the plugin offers ids that no device here has
-    doubted: frozenset[str] = frozenset()  # of such ids of pods, those that led to quarantine
+    doubted: frozenset[str] = frozenset()  # those foreign ids of pods that led to quarantine
 
 
 class CompetingPlugins:
@@ -115,7 +115,7 @@ class CompetingPlugins:
                 await self._doubt_devices(resource, plugin)
 
     def _look_for_missing(self, offered: Collection[Unit], now: float) -> None:
-        """Note the resources of which kubelet lacks ids: it may have lost our registration to a plugin that is gone."""
+        """Note the resources of which kubelet lacks ids: a plugin that is gone may have replaced our registration."""
         before = self._missing
         self._missing = {
             resource: {
@@ -144,7 +144,7 @@ class CompetingPlugins:
         )
 
     async def _doubt_devices(self, resource: str, plugin: _CompetingPlugin) -> None:
-        """Quarantine devices, only once for the same units: the operator may have released the devices since."""
+        """Quarantine devices, but only once for the same units: the operator may have released the devices since."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 shown = await self._kubelet.shown()

@@ -16,9 +16,10 @@ from drabridge.system.paths import Paths
 def refuse_another_name(paths: Paths, config: Config, node: str) -> None:
     """Raise ConfigError if another name's ledger here has holders of a configured resource, or is unreadable.
 
-    Running pods and kubelet refer to the driver's name everywhere, and the ledger's path has it: under a new name the
-    agent would not know the holders. A reload refuses such a change for the same reason. If this configuration gives
-    the resource another name, its hardware is withheld device by device (:mod:`drabridge.coexistence.other_agents`).
+    Running pods and kubelet refer to the driver's name everywhere, and the ledger's path contains it: under a new name
+    the agent would not know the holders. A reload refuses such a change for the same reason. If this configuration
+    gives the resource another name, the hardware is withheld device by device
+    (:mod:`drabridge.coexistence.other_agents`).
     """
     served = [resource.name for resource in config.resources]
     for directory in sorted((paths.kubelet / "plugins").glob("*/")):

@@ -1,9 +1,9 @@
 """Free the devices that an agent of another driver left held when it ended, once nobody can have them any more.
 
 The ended agent's file lists the devices that pods and claims had then. Nobody serves these devices now, so they have no
-new holders. A pod that still has one asks for its resource; a claim that still has one is allocated. A device is free,
-and is removed from the file, once neither kubelet nor the API server has shown such a pod or claim for as long as
-processes may outlive them. In doubt, and always without an API server, it stays held until a person removes the file.
+new holders. A pod that still has one asks for its resource; a claim that still has one is allocated. When neither
+kubelet nor the API server has shown such a pod or claim for as long as processes may outlive it, the device is free,
+and is removed from the file. In doubt, and always without an API server, it stays held until a person removes the file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EndedAgents:
         self._allocated_by = allocated_by
         self._clock = clock
         self._due = 0.0
-        self._unseen: dict[tuple[str, KnownDevice], float] = {}  # since when no holder has been seen
+        self._unseen: dict[tuple[str, KnownDevice], float] = {}  # device -> since when no holder is seen
 
     async def look(self) -> None:
         """Look once, if a look is due. Never raises."""
@@ -77,7 +77,7 @@ class EndedAgents:
         if not ledger.node.merged or self._ledger_service.now() < ledger.node.releases_suspended_until:
             return set()
         if not (free := self._unclaimed(pieces, await kubelet.gather(ledger))):
-            return set()  # usual while its pods run: spare kubelet the other questions
+            return set()  # the usual case while its pods run: spare kubelet the other questions
         observed = await kubelet.gather(ledger, thoroughly=True)
         if observed.checkpoint is None or not observed.checkpoint.barrier:
             return set()
@@ -87,13 +87,13 @@ class EndedAgents:
         return {piece for piece in self._unclaimed(free, observed) if piece.name not in shown | allocated}
 
     def _unclaimed(self, pieces: Collection[KnownDevice], observed: Observed) -> set[KnownDevice]:
-        """Return the devices that no pod has, or may have, by its limits."""
+        """Return the devices that no pod can have by limits."""
         ledger, pods = self._ledger_service.ledger, self._others.pods
         if pods is None or (unaccounted := pods.unaccounted(ledger, observed)) is None:
             return set()
         if pods.unknown_devices_in_use({resource for piece in pieces for resource in piece.resources}):
             return set()
-        assert observed.listed is not None  # else no pod is accounted for
+        assert observed.listed is not None  # otherwise pods would not be accounted for
         units = (*observed.listed, *(observed.checkpoint.pods if observed.checkpoint else ()))
         shown = {(resource, device_id_of(unit)) for resource, unit in units}
         return {

@@ -21,8 +21,8 @@ class KnownDevice(Struct, frozen=True, omit_defaults=True):
     name: str
     id: str
     places: Annotated[tuple[str, ...], Meta(min_length=1)]
-    holder: str = ""  # in words; set in the file of an agent that has ended
-    resources: tuple[str, ...] = ()  # under which kubelet may show a pod on it; empty: an older agent does not say
+    holder: str = ""  # in words; set only in the file of an agent that has ended
+    resources: tuple[str, ...] = ()  # kubelet may count a pod under any; empty if an older agent wrote it
     grace: float | None = None  # its holders' longest termination grace period, seconds; None: not known
 
 
@@ -53,7 +53,7 @@ def _grace(entry: Entry) -> float | None:
 
 
 class OverlapIndex:
-    """Finds the device at a place in sysfs, above it or below it."""
+    """Finds the device at, above or below a place in sysfs."""
 
     def __init__(self, devices: Iterable[KnownDevice]) -> None:
         self._at: dict[str, KnownDevice] = {}

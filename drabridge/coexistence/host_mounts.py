@@ -1,7 +1,7 @@
 """Tell which block devices the host itself uses: for a mounted file system, or as swap.
 
-A pod that got such a disk would write underneath a mounted file system. A pod may mount a disk that it holds; so only
-ask for devices without a holder. For most file systems the kernel lists the mounted disks of all mount namespaces
+A pod that got such a disk would write underneath a mounted file system. A pod may mount a disk that it holds; so ask
+only for devices without a holder. For most file systems the kernel lists the mounted disks of all mount namespaces
 (/sys/fs). For the others, only mounts of this namespace, and of PID 1's if that can be read, are known.
 """
 
@@ -27,7 +27,7 @@ class HostMounts:
         self._proc = proc
 
     def used(self, devices: Iterable[Device]) -> Mapping[str, str]:
-        """Return device name -> why the host uses it, for those that it uses."""
+        """Return device name -> how the host uses it, for the devices that it uses."""
         return self.using({device.name: numbers for device in devices if (numbers := numbers_of(device))})
 
     def using(self, disks: Mapping[str, set[Number]]) -> Mapping[str, str]:
@@ -69,7 +69,7 @@ class HostMounts:
                 yield from self._above(above, depth - 1)
 
     def _number(self, name: str) -> Number:
-        """Return the number of a block device, ``8:1``; "" if the name is none."""
+        """Return the number of a block device, ``8:1``; "" if there is no device of that name."""
         return "".join(_lines(self._sys / "class/block" / name / "dev")[:1]).strip()
 
     def _name(self, number: Number) -> str:

@@ -34,7 +34,7 @@ _BRIDGES = ("0x0604", "0x0607", "0x0609")  # PCI classes of bridges; vfio-pci re
 
 
 class Function(Struct, frozen=True):
-    """A PCI function of a group. ``uses``: how the host uses it, in words. ``nodes``: of every device below it."""
+    """A PCI function of a group. ``uses``: how the host uses it, in words. ``nodes``: those of all devices below it."""
 
     address: str
     ids: str  # "10de:2330"
@@ -72,7 +72,7 @@ def in_the_way(functions: Sequence[Function], address: str, rule: Vfio) -> list[
 class IommuGroups:
     """Reads sysfs, procfs and udev's database; blocks for milliseconds, or for longer in :meth:`opened`.
 
-    Of sysfs it reads only files that do not take the device's lock: a driver that hangs while unbinding keeps it.
+    It reads only those files of sysfs that do not need the device's lock: a driver that hangs while unbinding keeps it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class IommuGroups:
         return self._blind() or "; ".join(in_the_way(self.read(address), address, rule))
 
     def _blind(self) -> str:
-        """Return why the node's processes cannot be seen; "" if they can, as kernel threads are."""
+        """Return why the node's processes cannot be seen; "" if they can. A kernel thread shows that."""
         try:
             seen = (self._proc / "2/comm").read_text().strip() == "kthreadd"
         except OSError:
@@ -120,7 +120,7 @@ class IommuGroups:
             return None
         place = (self._sys / "bus/pci/devices" / address).resolve()
         ids = ":".join(self.drivers.read(address, name).removeprefix("0x") for name in ("vendor", "device"))
-        if self.drivers.read(address, "class").startswith(_BRIDGES):  # devices behind a bridge are not its own
+        if self.drivers.read(address, "class").startswith(_BRIDGES):  # devices behind a bridge are not the bridge's
             return Function(address, ids, driver, ("it is a bridge",))
         if driver and not does_dma(driver):
             return Function(address, ids, driver)
@@ -159,7 +159,8 @@ class IommuGroups:
         names = names_in(folder)
         if virtual := sum(name.startswith("virtfn") for name in names):
             yield f"it has {virtual} virtual functions"
-        # Linux drivers/vfio/mdev: unbinding a card waits until nobody has them, and takes them from virtual machines.
+        # Linux drivers/vfio/mdev: unbinding a card takes these devices from virtual machines, and waits until nobody
+        # has one.
         if mediated := sum((folder / name / "mdev_type").exists() for name in names):
             yield f"it has {mediated} mediated devices"
 
@@ -207,7 +208,7 @@ class IommuGroups:
         return ""
 
     def _of_subsystems(self, controllers: Sequence[str]) -> Iterator[tuple[str, DeviceNode]]:
-        """Yield the disks of these controllers' NVMe subsystems: not below a controller (Linux drivers/nvme/host)."""
+        """Yield the disks of these controllers' NVMe subsystems, which are not below them (Linux drivers/nvme/host)."""
         for subsystem in names_in(self._sys / "class/nvme-subsystem"):
             folder = (self._sys / "class/nvme-subsystem" / subsystem).resolve()
             if any((folder / name).exists() for name in controllers):
@@ -229,8 +230,8 @@ class IommuGroups:
     def own_nodes(self, address: str) -> set[str]:
         """Return the paths of the IOMMUFD nodes that a function has while it is bound to vfio-pci.
 
-        From Linux 6.0 on a bound function has a vfio device, but a node only with CONFIG_VFIO_DEVICE_CDEV (6.6), as
-        Ubuntu's kernels have it, and Debian's have not.
+        From Linux 6.0 on a bound function has a vfio device. It has a node only with CONFIG_VFIO_DEVICE_CDEV (6.6),
+        which Ubuntu's kernels have and Debian's do not.
         """
         folder = self._sys / "bus/pci/devices" / address / "vfio-dev"
         return {f"{VFIO}devices/{name}" for name in names_in(folder) if (folder / name / "dev").exists()}
@@ -238,7 +239,8 @@ class IommuGroups:
     def opened(self, functions: Sequence[Function]) -> str:
         """Return who has a node of the functions open, in words; "" if nobody has. Raises HostError if unknown.
 
-        The kernel may open a disk itself (LIO target, DRBD replica), which no process shows: disks are tried, too.
+        The kernel itself may have a disk open (LIO target, DRBD replica), which no process shows: so disks are tried,
+        too.
         """
         if user := self._open({str(one): one.nodes for one in functions if one.nodes}):
             return user
@@ -248,7 +250,7 @@ class IommuGroups:
         return ""
 
     def _is_exclusive(self, node: DeviceNode) -> bool:
-        """Whether somebody has a disk open exclusively. Without a node this is unknown: then only open files count."""
+        """Whether somebody has a disk open exclusively. Without a node this is unknown, and only open files count."""
         path = self._dev / f"block/{node.major}:{node.minor}"
         try:
             os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -269,9 +271,9 @@ class IommuGroups:
         return ""
 
     def group_user(self, group: str) -> str:
-        """Who has a group open, in words; "" when nobody has. Raises HostError when it is not known.
+        """Return who has a group open, in words; "" if nobody has. Raises HostError if that is not known.
 
-        The kernel lets one at a time open a group's node (Linux drivers/vfio/group.c, vfio_group_fops_open).
+        The kernel lets one process at a time open a group's node (Linux drivers/vfio/group.c, vfio_group_fops_open).
         """
         path = self._dev / "vfio" / group
         try:
@@ -282,14 +284,14 @@ class IommuGroups:
             status = os.stat(path)
             node = DeviceNode("", "", major=os.major(status.st_rdev), minor=os.minor(status.st_rdev))
             user = self._open({f"{VFIO}{group}": (node,)})
-            if user or isinstance(error, PermissionError):  # the agent's own container is kept from devices
+            if user or isinstance(error, PermissionError):  # the agent's own container may not open devices
                 return user
             return f"{path} is open: {os.strerror(error.errno or 0)}"
         return ""
 
 
 def _has_address(name: str) -> bool:
-    """Whether an interface of this namespace has an IPv4 address, up or down; one of IPv6 goes when it is down."""
+    """Whether an interface of this namespace has an IPv4 address, up or down. IPv6 ones are lost when it is down."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
         fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         return True

@@ -5,9 +5,10 @@ for as long as it lives. Kubelet ignores names that begin with a dot there
 (pluginmanager/pluginwatcher/plugin_watcher.go), and in the chart that directory is the only one on the node's own disk
 that agents of two drivers both see. The first agent serves; the other one withholds what overlaps.
 
-The file outlives its agent. An agent that ended in order has written what its ledger holds. If an agent was killed,
-everything that it served may be held. So a driver under a new name learns what pods and claims of the former name
-have. Older versions write no such file; if such a version's state directory is visible, its ledger is read instead.
+The file outlives its agent. An agent that ended in order has written which devices are held. If an agent was killed,
+everything that it served may be held. So a driver under a new name learns which devices pods and claims of the former
+name have. Older versions write no such file; if such a version's state directory is visible, its ledger is read
+instead.
 
 Devices of an ended agent are removed from its file once nobody can have them any more
 (:mod:`drabridge.coexistence.ended_agents`).
@@ -41,12 +42,12 @@ from podresources.resolve import files
 log = logging.getLogger(__name__)
 
 PREFIX, HARDWARE, LOCK = ".drabridge-", ".hardware", ".lock"
-TURN = f"{PREFIX}turn{LOCK}"  # cannot be a driver's file: a driver's name has a dot
+TURN = f"{PREFIX}turn{LOCK}"  # no driver's file has this name, because a driver's name has a dot
 TURN_SECONDS = 2.0  # another agent's turn takes milliseconds
-OWN_SECONDS = 1.0  # wait so long for our lock: the former agent's process is just ending
+OWN_SECONDS = 1.0  # how long to wait for our lock: the former agent's process may just be ending
 POLL_SECONDS = 0.005
 RETURN_SECONDS = 60.0  # a replaced or crashed agent is back by then; its devices are kept for it
-MOST_BYTES = 1 << 22  # of a file: a thousand devices have 300 KB
+MOST_BYTES = 1 << 22  # of one file at most; a thousand devices have 300 KB
 VERSION = 1
 
 
@@ -59,7 +60,7 @@ class HardwareFile(Struct, frozen=True, rename="camel"):
 
 
 class OtherAgent(Struct, frozen=True):
-    """What another agent has, or may have. ``alive``: it runs. ``fault``: why ``pieces`` are not known."""
+    """What another agent has, or may have. ``alive``: the agent runs. ``fault``: why ``pieces`` are not known."""
 
     driver: str
     pieces: tuple[KnownDevice, ...] = ()
@@ -71,7 +72,7 @@ class OtherAgent(Struct, frozen=True):
 class OtherAgents:
     """This driver's file and lock, and the files of the others. Calls may wait for a disk: make none on the loop.
 
-    ``left``: ended driver -> its devices that overlap devices here. Those here are withheld unless held here.
+    ``left``: ended driver -> its devices that overlap our devices. Ours are withheld unless they are held here.
     """
 
     def __init__(
@@ -89,18 +90,18 @@ class OtherAgents:
         self._node = node
         self._return_seconds = return_seconds
         self._clock = clock
-        self._seen_alive: dict[str, tuple[float, OtherAgent]] = {}  # driver -> when it last ran, and what it had
+        self._seen_alive: dict[str, tuple[float, OtherAgent]] = {}  # driver -> when it last ran, and with what
         self._lock: int | None = None
         self._written: HardwareFile | None = None
         self._served: frozenset[KnownDevice] = frozenset()
-        self._struck: Collection[str] | None = None  # struck out before this agent began; None: not read yet
+        self._struck: Collection[str] | None = None  # held, but removed from our file before; None: not read yet
         self.left: Mapping[str, frozenset[KnownDevice]] = {}
 
     def announce(self, devices: Iterable[Device], held: Callable[[str], bool]) -> dict[str, str]:
         """Write what this agent serves now; return device name -> why the device is withheld.
 
-        A device that is held here is served, with two exceptions: another agent serves it; or another agent struck it
-        out of our file because nobody had it any more, which our older ledger does not know. Never raises: if the files
+        A device that is held here is served, with two exceptions: another agent serves it; or another agent removed it
+        from our file because nobody had it any more, and our ledger is too old to know that. Never raises: if the files
         of the others cannot be read, devices that were not served before are withheld.
         """
         pieces = {device.name: known_device(device) for device in devices if device.syspath}
@@ -130,7 +131,7 @@ class OtherAgents:
                     self._write(self._written)
 
     def strike_out(self, driver: str, free: Collection[KnownDevice]) -> None:
-        """Remove ``free`` from an ended agent's file, so that it (if it comes back) and others know. Never raises."""
+        """Remove ``free`` from an ended agent's file, for other agents and for its successor. Never raises."""
         try:
             with self._exclusively():
                 file = self._path(driver, HARDWARE)
@@ -163,7 +164,7 @@ class OtherAgents:
             self.close()
 
     def close(self) -> None:
-        """Release the lock. Without :meth:`end` before, it looks as if this agent was killed."""
+        """Release the lock. Without a call of :meth:`end` before, others think that this agent was killed."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -175,8 +176,8 @@ class OtherAgents:
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Lock all these files against other agents until the end of the block. Raises HostError after 2 s."""
-        self._registry.mkdir(mode=0o750, parents=True, exist_ok=True)  # as kubelet does, which may start later
+        """Keep other agents from all these files until the end of the block. Raises HostError after 2 s."""
+        self._registry.mkdir(mode=0o750, parents=True, exist_ok=True)  # as kubelet does when it starts, perhaps later
         path, deadline = self._registry / TURN, time.monotonic() + TURN_SECONDS
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -232,7 +233,7 @@ class OtherAgents:
         )
 
     def _with_recently_alive(self, others: Iterable[OtherAgent]) -> list[OtherAgent]:
-        """Add the agents that ran within ``return_seconds``, as they were: they may come back to their devices."""
+        """Add agents that ran within ``return_seconds``, with what they had: they may come back to their devices."""
         at, now = self._clock(), {other.driver: other for other in others}
         self._seen_alive |= {driver: (at, other) for driver, other in now.items() if other.alive}
         self._seen_alive = {
@@ -251,7 +252,7 @@ class OtherAgents:
         return OtherAgent(driver, content.pieces, alive, content.ended)
 
     def _by_ledger(self, driver: str) -> OtherAgent | None:
-        """Return what an agent's state directory says; None if it has no ledger of this node."""
+        """Return what an agent's state directory says; None if that has no ledger of this node."""
         directory = self._plugins / driver
         alive = _is_locked(directory / LOCK_FILE)
         try:
@@ -293,7 +294,7 @@ class OtherAgents:
         return withheld
 
     def _is_there(self, piece: KnownDevice) -> bool:
-        """Whether hardware is still at its place. If not, a device with the same id may be it; else ids say little."""
+        """Whether hardware is still at its place. If it is not, a device elsewhere with the same id may be this one."""
         return os.path.exists(piece.places[0])
 
     def _why(self, other: OtherAgent, theirs: KnownDevice) -> str:

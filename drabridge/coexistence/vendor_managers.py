@@ -1,6 +1,6 @@
-"""Tell when a vendor's manager changes driver, MIG or partitions on this node: then nobody new may get its devices.
+"""Tell when a vendor's manager changes driver, MIG or partitions here: then no new holder may get its devices.
 
-These managers remove the vendor's own pods from the node first, and mark the Node. This agent takes the place of those
+These managers first remove the vendor's own pods from the node, and mark the Node. This agent does the work of those
 pods. So while the mark is there, it stops using NVML and gives out no device of that vendor.
 """
 
@@ -43,7 +43,7 @@ class VendorManagers:
         self._changed = changed
 
     def take(self, seen: LabelsSeen | None) -> None:
-        """Take the Node's labels and taints. None: they are not known any more; then nothing is paused."""
+        """Take the Node's labels and taints. None: they are no longer known; then nothing is paused."""
         found = dict(reversed(list(signs(seen)))) if seen is not None else {}
         if found == self.at_work:
             return
@@ -63,7 +63,7 @@ class VendorManagers:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for people, one for each vendor."""
+        """Return sentences for people, one for each vendor."""
         return [
             f"devices of PCI vendor {vendor} are given to nobody new because of {sign}: their manager changes driver "
             "or partitions, and they are offered again when it is done"

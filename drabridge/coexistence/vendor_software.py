@@ -20,7 +20,7 @@ from drabridge.system.paths import Paths
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between looks while nothing is served because of it: pods wait for the agent
+LOOK_SECONDS = 1.0  # between looks while vendor software keeps us from serving: pods wait for the agent
 
 # In plugins/<driver>: kubernetes-sigs/dra-driver-nvidia-gpu cmd/gpu-kubelet-plugin/main.go and driver.go;
 # ROCm/k8s-gpu-dra-driver cmd/gpu-kubeletplugin/main.go; intel/intel-resource-drivers-for-kubernetes pkg/gpu/device.
@@ -30,7 +30,7 @@ _UID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 class VendorSoftware:
-    """Looks for running software of the vendor of ``driver``. ``found``: what was found last, in words; "" for nothing.
+    """Looks for running software of the vendor of ``driver``. ``found``: the last finding, in words; "" for nothing.
 
     While ``claims`` serves, the registration socket with the plain driver name is this agent's own.
     """
@@ -43,7 +43,7 @@ class VendorSoftware:
         self._claims = claims
 
     async def look(self) -> None:
-        """Look once, in a thread. Never raises; what cannot be read counts as absent."""
+        """Look once, in a thread. Never raises; files that cannot be read count as absent."""
         if self._vendor is None:
             return
         state, vendor = self._claims.state, self._vendor

@@ -3,7 +3,7 @@
 The ledger says who holds a device; a file says which functions were taken from which driver. The file is on disk before
 the first function is touched. So after a crash each function gets, by what sysfs shows, the right driver: vfio-pci at
 the holder's next start, or its former driver if there is no holder. Other devices at or below a taken function are
-given to nobody until the function is back. After a reboot nothing is given back: the kernel has bound drivers anew.
+given to nobody until the function is back. After a reboot nothing is given back: the kernel has bound the drivers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 
 FILE = "vfio.json"
 NVIDIA = "10de"
-BIND_SECONDS = 20.0  # kubelet waits 30 for PreStartContainer, 45 for a claim; a driver's remove may wait for ever
-CLOSE_SECONDS = 5.0  # wait so long for the last holder, or our own NVML process, to close a device
+BIND_SECONDS = 20.0  # kubelet waits 30 s for PreStartContainer, 45 s for a claim; a driver's remove may wait for ever
+CLOSE_SECONDS = 5.0  # how long to wait until the last holder, or our own NVML process, closes a device
 LOOK_SECONDS = 0.2
-SEEN_SECONDS = 10.0  # wait so long until the inventory has the node that a bind made: a busy udevd took over three
+SEEN_SECONDS = 10.0  # how long to wait until the inventory has a new node of a bind: a busy udevd took over 3 s
 
 
 class Taken(Struct, frozen=True):
-    """A function that was taken from its driver. ``device``: it was last taken for this one; ``place``: syspath."""
+    """A function that was taken from its driver. ``device``: for which it was last taken; ``place``: its syspath."""
 
     driver: str
     override: str
@@ -55,8 +55,8 @@ class Taken(Struct, frozen=True):
 
 class _File(Struct, frozen=True):
     version: Literal[1]
-    boot_id: str  # in another boot the file does not count
-    functions: dict[str, Taken]  # by address
+    boot_id: str  # the file does not count in another boot
+    functions: dict[str, Taken]  # address -> function
 
 
 class _Worker:
@@ -65,8 +65,8 @@ class _Worker:
     def __init__(self, group: str) -> None:
         self.thread = IoThread(f"vfio-{group}")
         self.job: Job[None] | None = None
-        self.step = ""  # what the job does now, for people
-        self.late = ""  # what is said of a job that takes too long
+        self.step = ""  # what the thread's job does now, for people
+        self.late = ""  # what people are told about a job that takes too long
 
     @property
     def busy(self) -> bool:
@@ -96,7 +96,7 @@ class VfioBinder:
         self._pause_nvml = pause_nvml
         self._workers: dict[str, _Worker] = {}
         self._writing = threading.Lock()
-        self._nvml_paused_by: set[str] = set()  # groups
+        self._nvml_paused_by: set[str] = set()  # groups that need NVML paused
         self._stays: dict[str, str] = {}  # group -> why its functions cannot go back
         self.error = ""
         self._taken: Mapping[str, Taken] = self._load()
@@ -120,11 +120,11 @@ class VfioBinder:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for people."""
+        """Return sentences for people."""
         return [*filter(None, [self.error]), *self._stays.values()]
 
     def paused(self, devices: Mapping[str, Device]) -> dict[str, str]:
-        """Return device name -> reason, for devices that nobody new gets because their function was taken."""
+        """Return device name -> reason, for devices that no new holder gets because their function was taken."""
         if not self._taken:
             return {}
         found = {}
@@ -144,7 +144,7 @@ class VfioBinder:
             return None
 
     def why_not(self, devices: Iterable[Device], held: Callable[[str], bool]) -> dict[str, str]:
-        """Return device name -> why it could not be bound now, "" if it could; only for unheld devices with ``vfio``.
+        """Return device name -> why it could not be bound now, "" if it could, for unheld devices with ``vfio``.
 
         Call it in a thread: it reads some hundred files.
         """
@@ -199,7 +199,7 @@ class VfioBinder:
             raise HostError(f"IOMMU group {group}: {error}") from error
 
     def _bind(self, device: Device, rule: Vfio, group: str) -> None:
-        """Take the necessary functions and bind them; runs in the thread. A part of that may be done already."""
+        """Take the necessary functions and bind them; runs in the thread. A part may already be done."""
         address = os.path.basename(device.syspath)
         end = time.monotonic() + CLOSE_SECONDS
         while True:
@@ -291,7 +291,7 @@ class VfioBinder:
             raise HostError(f"it is in use although no pod has it: {user}")
         of_group = {address: taken for address, taken in self._taken.items() if taken.group == group}
         for address, taken in of_group.items():
-            if self._groups.group_of(address) != group:  # it was unplugged: another function is at its address now
+            if self._groups.group_of(address) != group:  # unplugged: another function is at its address now
                 continue
             if (now := self._groups.drivers.binding(address)) is not None:
                 before = binding_before(now, Binding(taken.driver, taken.override))
@@ -322,7 +322,7 @@ class VfioBinder:
             write_atomically(self._path, msgspec.json.encode(file))
 
     def _end_pauses(self) -> None:
-        """Resume NVML once no function is being bound: NVML would open the GPU that is to be unbound."""
+        """Resume NVML once no function is being bound. NVML would open the GPU that must be unbound."""
         if self._nvml_paused_by:
             self._nvml_paused_by = {group for group in self._nvml_paused_by if self._is_busy(group)}
             if not self._nvml_paused_by:
@@ -334,7 +334,7 @@ class VfioBinder:
 
 
 def _taken(before: Taken | None, now: Binding, device: str, group: str, place: str) -> Taken:
-    """Return what a function is taken from. If it is already taken in part, keep the former driver and override."""
+    """Return from what a function is taken. If it was already taken in part, keep the former driver and override."""
     driver, override = now.driver, now.override
     if before is not None and driver in ("", VFIO_PCI):
         driver = before.driver

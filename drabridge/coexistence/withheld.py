@@ -1,6 +1,6 @@
 """Withhold the devices that other agents have, or that the host uses, from this agent's inventory.
 
-The files that say so are read in a thread.
+The files about these devices are read in a thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 NotForVfio = Callable[[Iterable[Device], Callable[[str], bool]], Mapping[str, str]]
 
 LEAVE_SECONDS = 0.5  # to write what stays held; part of the 3 s in which SIGTERM ends the agent
-ASK_AGAIN_SECONDS = 3.0  # how long a change at another agent stays unnoticed
+ASK_AGAIN_SECONDS = 3.0  # the longest time for which a change at another agent stays unnoticed
 
 
 def _none(devices: Iterable[Device], held: Callable[[str], bool]) -> Mapping[str, str]:
@@ -40,14 +40,14 @@ class WithheldDevices:
     def __init__(self, agents: OtherAgents, mounts: HostMounts | None = None) -> None:
         self._agents = agents
         self._mounts = mounts or HostMounts()
-        self._changes = False  # the host's use matters for some device; its changes cause no event
+        self._changes = False  # whether the host's use matters for a device; a change of use causes no event
         self._files = IoThread("other-agents")
         self._withheld: Mapping[str, str] = {}
         self._shown: tuple[Snapshot, Mapping[str, str], Snapshot] | None = None
 
     @property
     def again_seconds(self) -> float | None:
-        """Seconds until the others must be asked again even if the inventory does not change; None: never."""
+        """Return the seconds until others must be asked again even if the inventory does not change; None: never."""
         return ASK_AGAIN_SECONDS if self._withheld or self._agents.left or self._changes else None
 
     def shown(self, snapshot: Snapshot) -> Snapshot:
@@ -88,7 +88,7 @@ class WithheldDevices:
 
     @property
     def left(self) -> Mapping[str, frozenset[KnownDevice]]:
-        """Ended driver -> its devices that overlap devices here."""
+        """Return ended driver -> its devices that overlap our devices."""
         return self._agents.left
 
     async def restore_file(self) -> None:
@@ -100,7 +100,7 @@ class WithheldDevices:
         await self._files.run(lambda: self._agents.strike_out(driver, free))
 
     async def leave(self, ledger: Ledger, *, ended: bool) -> None:
-        """Write for the others what stays held, before a successor may have the ledger. Takes 0.5 s at most.
+        """Write for other agents which devices stay held, before a successor gets the ledger. Takes 0.5 s at most.
 
         ``ended``: this is an orderly end. Otherwise nothing is written, as if this agent had been killed.
         """
