@@ -1,1 +1,1 @@
-"""The DevicePlugin side: one resource, one server, each grant a transition of the ledger."""
+"""The DevicePlugin side: each resource has a server, and each grant is a transition of the ledger."""

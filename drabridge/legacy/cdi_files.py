@@ -2,9 +2,9 @@
 
 Kubelet repeats the names of an Allocate for the pod's whole life without asking again, so the files behind the names
 must say what they mean now. A device that is plugged in again may have another number. While it is away, another device
-may have its old number. The same is true while a driver that resets has removed a node. So the file goes with the
-device and comes back with it. A container that starts in between fails, because its name cannot be resolved, and
-kubelet tries again. It never gets another device.
+may have its old number. The same is true while a driver that resets has removed a node. So the file is removed with the
+device and comes back with it. A container that starts in between fails, because its CDI name cannot be resolved, and
+kubelet tries again. The container never gets another device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class LegacyCdiFiles:
-    """Keeps the files outside of Allocate, which writes its own.
+    """Keeps the files up to date between the calls of Allocate, which writes its own.
 
     The methods wait for a disk: never call them on the loop, except those that end in ``_soon``.
     """
@@ -45,7 +45,7 @@ class LegacyCdiFiles:
     def restore(self, ledger: Ledger, devices: Mapping[str, Device]) -> None:
         """Write the files of held devices that are present, and remove the others. At start: a boot empties /var/run.
 
-        The file of a held device that is faulty stays if it still says what the device has.
+        The file of a faulty held device stays if it still says what the device has.
         """
         here = [device for device in _held(ledger, devices) if device.presence is Presence.PRESENT]
         doubtful = {
@@ -86,7 +86,7 @@ class LegacyCdiFiles:
                 self._cdi.write(self._cdi.legacy_spec(device))
             case Presence.GONE:
                 self._cdi.remove(Family.LEGACY, device.name)
-            case Presence.FAULTY:  # after a failed health rule the file stays true; after a lost node it does not
+            case Presence.FAULTY:  # the file stays true after a failed health rule, but not after a lost node
                 if not self._cdi.has(self._cdi.legacy_spec(device)):
                     self._cdi.remove(Family.LEGACY, device.name)
 

@@ -1,9 +1,9 @@
 """Keep the ids by which kubelet knows the devices of one resource: present ids, and former ones.
 
 A device with replicas has an id for each. A reload with a smaller count takes ids away from a device that stays.
-Kubelet 1.36.2 crashes when an id leaves the list during its Allocate (``allocateContainerResources``). It fails a pod
-whose id is no longer listed when the pod is admitted again. So a former id stays listed, Unhealthy, until no pod has it
-and kubelet has had time to forget it.
+Kubelet 1.36.2 crashes when an id leaves the list during the id's Allocate (``allocateContainerResources``). If a pod's
+id is no longer listed when kubelet admits the pod again, kubelet fails the pod. So a former id stays listed, Unhealthy,
+until no pod has it and kubelet has had time to forget it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class KubeletIds:
         self._former: dict[str, dict[str, float]] = {}  # device name -> id that it had -> when it last had it
 
     def follow(self, entries: Iterable[Entry], at: float) -> None:
-        """Take over the ids of the ledger's devices.
+        """Record the ids of the ledger's devices.
 
-        Cheap where nothing changed, as it runs before every list.
+        This is cheap if nothing has changed, because it runs before every list.
         """
         for entry in entries:
             name, units = entry.device.name, entry.device.units
@@ -43,8 +43,8 @@ class KubeletIds:
     def forget(self, entries: Iterable[Entry], at: float, *, keep_seconds: float, recent: Collection[str]) -> None:
         """Drop former ids that no pod has had for ``keep_seconds``, except those in ``recent``.
 
-        ``recent``: ids that kubelet has asked about lately. Ids that a hold names are former ids of its device, too: a
-        hold may be older than this process.
+        ``recent``: ids that kubelet has asked about lately. The ids of a hold also count as former ids of its device,
+        because the hold may be older than this process.
         """
         known = {entry.name: entry for entry in entries}
         for name in self._present.keys() - known.keys():
@@ -67,7 +67,7 @@ class KubeletIds:
         return self._former
 
     def is_former(self, unit: str) -> bool:
-        """Tell whether the id is no longer one of its device's."""
+        """Tell whether the id is a former one of its device."""
         return bool(self._former) and unit in self._former.get(self.owner.get(unit, ""), _NONE)
 
     def _make_former(self, name: str, units: Collection[str], at: float) -> None:

@@ -1,4 +1,4 @@
-"""Run a device-plugin server for each resource, and know what kubelet has taken from it."""
+"""Run a device-plugin server for each resource, and tell which lists kubelet has taken."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from drabridge.system.supervise import forever
 
 log = logging.getLogger(__name__)
 
-QUIET_SECONDS = 1.0  # an Allocate takes milliseconds; one that hangs must not keep us from asking
-ANSWER_SECONDS = 0.1  # from our answer to kubelet's record of it: 1 to 2 ms on an idle machine, far more on a busy one
+QUIET_SECONDS = 1.0  # an Allocate takes milliseconds; if one hangs, kubelet must be asked nevertheless
+ANSWER_SECONDS = 0.1  # until kubelet has recorded our answer: 1 to 2 ms on an idle machine, far more on a busy one
 POLL_SECONDS = 0.02
 
 
 def socket_prefix(driver: str) -> str:
-    """Return what our socket files begin with: short (a path has 107 bytes), its own for each driver."""
+    """Return the prefix of our socket files. It is short (a path has 107 bytes), and differs for each driver."""
     return f"drabridge-{hashlib.sha256(driver.encode()).hexdigest()[:4]}"
 
 
@@ -74,7 +74,7 @@ class LegacyManager:
                 self._served[name] = _Served(plugin, server)
 
     def follow_inventory(self) -> None:
-        """Take over which devices there are, and bring every device list up to date."""
+        """Take the inventory's devices, and bring every device list up to date."""
         for served in self._served.values():
             served.plugin.follow_inventory(served.server.recent_ids)
 
@@ -89,12 +89,12 @@ class LegacyManager:
 
     @property
     def busy_ids(self) -> frozenset[str]:
-        """Ids in an Allocate or GetPreferredAllocation that is not answered yet."""
+        """Return the ids in an Allocate or GetPreferredAllocation that is not answered yet."""
         return frozenset().union(*(served.server.inflight_ids for served in self._served.values()))
 
     @property
     def recent_ids(self) -> frozenset[str]:
-        """Ids that kubelet asked about a short while ago; they must not leave a list."""
+        """Return the ids that kubelet asked about a short while ago; they must not leave a list."""
         return frozenset().union(*(served.server.recent_ids for served in self._served.values()))
 
     @property
@@ -104,7 +104,8 @@ class LegacyManager:
     async def wait_answered(self) -> None:
         """Wait until kubelet has recorded the answer to every Allocate, for ``QUIET_SECONDS`` at most.
 
-        It records a device some time after the answer, and nothing shows when: so that time has to pass.
+        Kubelet records a device some time after the answer, and nothing shows when. So this waits until that time is
+        over.
         """
         deadline = time.monotonic() + QUIET_SECONDS
         while self._idle_seconds < ANSWER_SECONDS and time.monotonic() < deadline:
@@ -115,12 +116,10 @@ class LegacyManager:
         return await self._sent({name: self._version(name) for name in resources}, timeout_seconds)
 
     async def resend(self, resources: Iterable[str], timeout_seconds: float) -> bool:
-        """Send the same lists again, so that kubelet writes its checkpoint.
+        """Send the same lists again, so that kubelet writes its checkpoint; wait as :meth:`delivered` does.
 
-        Wait as :meth:`delivered` does.
-
-        There is one checkpoint for all resources: if none of ``resources`` is served any more, the lists of all others
-        are sent.
+        There is one checkpoint for all resources: if none of ``resources`` is served any more, all other lists are
+        sent.
         """
         known = [name for name in resources if name in self._served] or list(self._served)
         versions = {name: self._served[name].plugin.devices().resend() for name in known if self._version(name)}
@@ -135,7 +134,8 @@ class LegacyManager:
     def healthy_ids(self) -> dict[str, frozenset[str]]:
         """Return resource -> the Healthy ids in the list that kubelet has.
 
-        Not while a newer list is on its way, nor of a list that was cut because it is too large for kubelet.
+        Resources are left out while a newer list is on its way, or if the list was cut because it is too large for
+        kubelet.
         """
         found = {}
         for name, served in self._served.items():
@@ -147,7 +147,7 @@ class LegacyManager:
         return found
 
     async def register_again(self, resource: str) -> None:
-        """Register again, to be the last one that did. For a second or two kubelet has none of its devices."""
+        """Register again, to be the last that did. For a second or two kubelet has no device of the resource."""
         if resource in self._served:
             await self._served[resource].server.register_again()
 

@@ -42,11 +42,11 @@ async def _not_bound(device: Device) -> None:
 class LegacyContext(Struct, frozen=True):
     """What every resource of the legacy side needs of the agent.
 
-    ``devices`` returns the inventory's current records by name. ``resolve`` reads a device's nodes anew from its stable
-    identity (stat calls only), because a number may have changed since the last event. ``confirm_cdi`` looks for CDI
-    devices of other programs, and raises HostError for one that is in no file. ``bind`` binds a device to vfio-pci
-    where its resource asks for that, and raises HostError. ``now`` returns wall seconds. ``kept`` returns the devices
-    that are kept for claims, ``paused`` those that nobody new gets for now, each with the reason.
+    ``devices`` returns the inventory's current records by name. ``resolve`` reads a device's nodes again from its
+    stable identity (stat calls only), because a number may have changed since the last event. ``confirm_cdi`` looks for
+    CDI devices of other programs, and raises HostError for one that is in no file. ``bind`` binds a device to vfio-pci
+    if its resource asks for that, and raises HostError. ``now`` returns wall seconds. ``kept`` returns the devices that
+    are kept for claims, ``paused`` those that no new holder gets for now, each with the reason.
     """
 
     ledger_service: LedgerService
@@ -60,7 +60,7 @@ class LegacyContext(Struct, frozen=True):
     paused: Callable[[], Mapping[str, str]] = dict
 
 
-CdiNames = list[tuple[str, ...]]  # of each device, as kubelet is told
+CdiNames = list[tuple[str, ...]]  # for each device the names that kubelet is told
 
 
 class LegacyResource:
@@ -72,16 +72,16 @@ class LegacyResource:
         self._agent = context
         self._list: DeviceList = Broadcast()
         self._ids = KubeletIds()
-        self._refused: set[str] = set()  # units refused while nothing can be granted: the disk is full, or the like
+        self._refused: set[str] = set()  # units refused while nothing can be granted, as on a full disk
         self._units: tuple[Unit, ...] = ()
-        self._hook = asyncio.Lock()  # a hook never runs twice at once
+        self._hook = asyncio.Lock()  # so that a hook never runs twice at once
 
     @property
     def resource(self) -> str:
         return self.config.name
 
     def reconfigure(self, config: Resource, inject: Inject) -> bool:
-        """Take a changed configuration. False if kubelet must be told, so that a new server is needed."""
+        """Take a changed configuration. Return False if kubelet must be told, which needs a new server."""
         if _needs_pre_start(config) != self.pre_start_required:
             return False
         self.config, self._inject = config, config.inject or inject
@@ -91,7 +91,7 @@ class LegacyResource:
         return self._list
 
     def follow_inventory(self, recent: Collection[str] = ()) -> None:
-        """Take over which devices there are, then :meth:`follow_ledger`. Not needed when only owners changed.
+        """Take the inventory's devices, then :meth:`follow_ledger`. Not needed when only owners changed.
 
         ``recent``: ids that kubelet asked about a short while ago; they must not leave the list.
         """
@@ -131,7 +131,7 @@ class LegacyResource:
         )
 
     def allocate(self, ids: Sequence[str]) -> ContainerAllocation | Coroutine[Any, Any, ContainerAllocation]:
-        """Ask the ledger for the devices and answer once the grant is on disk; a coroutine where that takes long.
+        """Ask the ledger for the devices and answer once the grant is on disk; return a coroutine if that takes long.
 
         Raises AllocationError to refuse.
         """
@@ -155,10 +155,10 @@ class LegacyResource:
             raise self._unavailable(error, units) from error
 
     async def _allocate_slowly(self, pending: PendingStep, units: Mapping[str, Sequence[str]]) -> ContainerAllocation:
-        """Answer once the grant is on disk, a look has found the CDI devices of other programs, and ours are written.
+        """Answer once the grant is on disk, the CDI devices of other programs were found, and ours are written.
 
-        What was begun before is begun again: in the meantime the device may have changed, or a sweep that did not know
-        of this grant may have removed its file. Kubelet repeats the names of other programs' devices for the pod's
+        Whatever :meth:`_begin` began is done again: meanwhile the device may have changed, or a sweep that did not know
+        of this grant may have removed the file. Kubelet repeats the names of other programs' devices for the pod's
         whole life, so these are looked for first. If they are gone, a device with a fallback is given by its fallback.
         """
         self._require_granted(await pending.answer, units)
@@ -173,7 +173,7 @@ class LegacyResource:
                     await self._agent.confirm_cdi(
                         [name for device in self._look_at(units) for name in device.cdi_devices]
                     )
-                devices = self._look_at(units)  # the node may be another one since: a disk that hangs takes its time
+                devices = self._look_at(units)  # the node may have changed: waiting for the disk may take long
             return _by_cdi(await self._agent.cdi.thread.promptly(lambda: self._write_cdi(devices)), devices)
         except HostError as error:
             raise self._unavailable(error, units) from error
@@ -181,8 +181,7 @@ class LegacyResource:
     def _allowed(self, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return device name -> its units among ``ids``. Raises AllocationError.
 
-        It refuses what can be refused before the ledger is asked: by the configuration, the list, and what the
-        container would get.
+        This checks what needs no answer of the ledger: the configuration, the list, and what the container would get.
         """
         limit = self.config.replicas.max_per_request
         if limit is not None and len(ids) > limit:
@@ -208,7 +207,7 @@ class LegacyResource:
         """Look at the devices, and begin to write their CDI files unless those of other programs come first."""
         try:
             devices = self._look_at(units)
-        except HostError as error:  # the grant goes on, and evidence ends the hold later
+        except HostError as error:  # the grant stays, and evidence ends the hold later
             raise self._unavailable(error, units) from error
         if self._inject != "cdi" or any(device.cdi_devices for device in devices):
             return devices, None
@@ -223,7 +222,7 @@ class LegacyResource:
         return [*map(self._agent.cdi.write_legacy, devices, positions)]
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-        """Prefer near devices; those that are to leave the lane come last, or their move could wait for ever."""
+        """Prefer near devices. Those that shall leave the lane come last, or their move could wait for ever."""
         must, policy = frozenset(must_include), ReplicaPolicy(self.config.replicas.policy)
         staying = [unit for unit in available if unit in must or not self._leaving(unit)]
         return prefer(self._units, staying, must, size, policy) or prefer(self._units, available, must, size, policy)
@@ -237,12 +236,12 @@ class LegacyResource:
         return _needs_pre_start(self.config)
 
     async def pre_start(self, ids: Sequence[str]) -> None:
-        """Bind each device to vfio-pci if it is to be, and run the configured hook, one after the other."""
+        """Bind each device to vfio-pci if configured, and run the configured hook, one device after the other."""
         if not self.pre_start_required:
             return
         for name in sorted(self._by_device(ids)):
             try:
-                if self.config.vfio is not None:  # outside the lock: a driver that hangs delays no other device
+                if self.config.vfio is not None:  # outside the lock, so that a driver that hangs delays no other device
                     await self._give_to_vfio(name)
                 if self.config.pre_start is not None:
                     async with self._hook:
@@ -251,7 +250,7 @@ class LegacyResource:
                 raise AllocationError("FAILED_PRECONDITION", error.message, hint=error.hint) from error
 
     async def _give_to_vfio(self, name: str) -> None:
-        """Bind a device; then its file has the nodes that the bind made. Raises HostError."""
+        """Bind a device, and write the nodes that the bind made into its file. Raises HostError."""
         await self._agent.bind(self._current(name))
         if self._inject == "cdi":
             spec = self._agent.cdi.legacy_spec(self._current(name))
@@ -260,7 +259,7 @@ class LegacyResource:
     def _describe(self, devices: Mapping[str, Device]) -> Iterator[Unit]:
         """Yield our devices for the preference, from the end of the packing order.
 
-        Claims take devices from its front, so the two sides seldom want the same one.
+        Claims take devices from the front of that order, so the two sides seldom want the same one.
         """
         ours = packing_order(device for device in devices.values() if device.resource == self.resource)
         for rank, device in enumerate(reversed(ours)):
@@ -302,7 +301,7 @@ class LegacyResource:
                 )
 
     def _refuse_paused(self, units: Mapping[str, Sequence[str]]) -> None:
-        """Raise AllocationError for a device that nobody new gets, which kubelet chose before it knew."""
+        """Raise AllocationError for a device that no new holder gets. Kubelet chose it before it knew that."""
         for name, sign in self._agent.paused().items():
             entry = self._agent.ledger_service.ledger.entries.get(name)
             held = entry.hold.units if entry is not None and entry.hold is not None else ()
@@ -323,7 +322,7 @@ class LegacyResource:
             raise AllocationError("INVALID_ARGUMENT", f"{self.resource}: {problem}")
 
     def _reasons(self, names: Iterable[str]) -> list[str]:
-        """Return why devices are faulty: the inventory knows it, the ledger does not, and a person needs it."""
+        """Return why devices are faulty. People need to know, and only the inventory knows it."""
         found = [self._agent.devices().get(name) for name in names]
         return [f"{device.name}: {device.reason}" for device in found if device is not None and device.reason]
 
@@ -335,7 +334,7 @@ class LegacyResource:
     def _mark_if_cannot_grant(self, units: Mapping[str, Sequence[str]]) -> None:
         """List ``units`` as Unhealthy while nothing can be granted.
 
-        Else kubelet tries them with every new pod.
+        Otherwise kubelet would try them with every new pod.
         """
         if self._cannot_grant:
             self._refused.update(unit for own in units.values() for unit in own)
