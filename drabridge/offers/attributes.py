@@ -1,7 +1,7 @@
 """Write a device's attributes and capacity as a ResourceSlice has them, within the API server's limits.
 
-Limits: pkg/apis/resource/validation/validation.go in 1.36.2, confirmed on a real server. What does not fit is left out
-with a note, never sent: one bad attribute would make the server refuse the whole slice, and all its devices.
+Limits: pkg/apis/resource/validation/validation.go in 1.36.2, confirmed on a real server. Whatever does not fit is left
+out with a note, and never sent: one bad attribute would make the server refuse the whole slice, and all its devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from drabridge.config.quantity import canonical
 from drabridge.inventory.devices import Attribute, Device, Semver
 
 # KEP-6072 (GA in 1.37; older servers keep it as any attribute): the physical node, one number, absent when the firmware
-# says -1. If several nodes are equally near, slices have the list of them where the API server keeps lists (KEP-5491).
+# says -1. If several nodes are equally near, slices have a list of them if the API server keeps lists (KEP-5491).
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
@@ -23,7 +23,7 @@ def describe(device: Device) -> tuple[dict[str, Any], dict[str, Any], tuple[str,
     """Return ``(attributes, capacity, notes)`` of a device in the API's form. Notes tell the operator what is left out.
 
     When there are too many attributes, those that most claims select on stay: ``type``, ``uuid`` and the standard ones.
-    ``resource`` goes first, then the others from the end of the alphabet.
+    ``resource`` is dropped first, then the others from the end of the alphabet.
     """
     notes: list[str] = []
     attributes: dict[str, Any] = {}
@@ -50,7 +50,7 @@ def describe(device: Device) -> tuple[dict[str, Any], dict[str, Any], tuple[str,
 
 
 def _dispensable(name: str) -> tuple[bool, bool, bool, str]:
-    """Return a sort key; the largest goes first: ``resource``, nearly a copy of ``type``, then what is not standard."""
+    """Return a sort key. The largest is dropped first: ``resource``, which is like ``type``, then non-standard ones."""
     return name == "resource", name not in ("type", "uuid"), "/" not in name, name
 
 

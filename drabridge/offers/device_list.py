@@ -44,24 +44,24 @@ def legacy_list(
 ) -> tuple[ListedUnit, ...]:
     """Return the complete list of one resource. ``devices`` are the inventory's, by name; ``at`` is wall seconds.
 
-    Devices of the DRA lane stay in the list as Unhealthy: so capacity says what the node has, and allocatable what is
-    left for limits. When no device is left for limits, the list is empty: allocatable 0 without NUMA nodes makes the
-    scheduler and kubelet treat the name as served by DRA (``extendedResourceName``). When all ids are Unhealthy there
-    are no NUMA nodes either: DRA serves the name then as well, and kubelet, which still aligns such pods with this
-    list, would reject them for good (TopologyAffinityError).
+    Devices of the DRA lane stay in the list as Unhealthy. So the capacity says what the node has, and the allocatable
+    number what is left for limits. When no device is left for limits, the list is empty: allocatable 0 without NUMA
+    nodes makes the scheduler and kubelet treat the name as served by DRA (``extendedResourceName``). When all ids are
+    Unhealthy, there are no NUMA nodes either: DRA serves the name then as well. Kubelet still aligns such pods with
+    this list, and with NUMA nodes it would reject them for good (TopologyAffinityError).
 
     ``former``: device name -> ids that it had with another number of replicas. Kubelet may be allocating them, so they
     stay, Unhealthy: no other pod gets them. An id that a pod has is as Healthy as its device: otherwise kubelet fails
     the pod when it restarts ("previously allocated devices are no longer healthy", devicemanager/manager.go).
-    ``refused``: not None while nothing can be granted (a full disk); the ids that kubelet was just refused. Ids that
-    pods have stay Healthy, except those that were just refused to them. All other ids are Unhealthy, or kubelet would
+    ``refused``: not None while nothing can be granted (a full disk): the ids that kubelet was just refused. Ids that
+    pods have stay Healthy, except refused ones. All other ids are Unhealthy, or kubelet would
     send one pod after another into the same failure. ``kept``: devices that are kept for claims
     (:mod:`drabridge.offers.turns`).
 
-    Ids that pods have of a device that is out of service are Unhealthy as well, or the next pod would be sent for them
-    and refused. They stay Healthy while kubelet may be admitting those pods.
+    If a device is out of service, even the ids that pods have of it are Unhealthy; otherwise the next pod would be sent
+    here for them, and refused. They stay Healthy while kubelet may be admitting the pods that have them.
 
-    ``paused``: devices that nobody new gets for now; what pods have of them stays Healthy.
+    ``paused``: devices that no new holder gets for now; ids that pods have of them stay Healthy.
     """
     entries = of_resource(ledger, resource)
     if not any(entry.with_kubelet or at - entry.legacy_until < policy.tombstone_seconds for entry in entries):
@@ -93,7 +93,7 @@ def legacy_list(
 
 
 def _may_admit(ledger: Ledger, entry: Entry, at: float) -> bool:
-    """Whether kubelet may be admitting the pods that have the device: for the first time, or again after its start."""
+    """Whether kubelet may now admit the pods that have the device: for the first time, or again after its start."""
     young = entry.hold is not None and at - entry.hold.allocated_at < ADMIT_SECONDS
     return young or at < ledger.node.releases_suspended_until
 

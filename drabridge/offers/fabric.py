@@ -1,4 +1,4 @@
-"""Lay out the slices of devices that several nodes reach: pools of their own, that no node owns. Pure."""
+"""Lay out the slices of devices that several nodes reach, in pools that no node owns. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drabridge.inventory.fabric import fabric_device
 from drabridge.offers.pool import capacity_policies
 from drabridge.offers.slices import Effect, Offer, Pool, Taint
 
-UNCHECKED = "unchecked"  # why a device counts as not answering before the first verdict
+UNCHECKED = "unchecked"  # the reason why a device counts as not answering before the first verdict
 
 
 def fabric_pools(config: Config, taints: Mapping[str, Taint]) -> dict[str, Pool]:
@@ -19,7 +19,7 @@ def fabric_pools(config: Config, taints: Mapping[str, Taint]) -> dict[str, Pool]
     members: dict[str, list[FabricDevice]] = {}
     for entry in config.fabric:
         members.setdefault(entry.pool_name(config.driver), []).append(entry)
-    # A slice's name begins with the node's name. These slices have no node: the pool's name stands there.
+    # A slice's name begins with the node's name. These slices have no node, so their names begin with the pool's.
     return {
         name: Pool(
             config.driver,

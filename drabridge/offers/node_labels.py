@@ -1,4 +1,4 @@
-"""Say which labels the Node shall have, from the devices that are there. Pure."""
+"""Say which labels the Node shall have, by the devices that it has. Pure."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def wanted_labels(
 ) -> dict[str, str]:
     """Return the labels by name. Faulty devices count, unplugged ones do not.
 
-    The values of all labels are of devices that are alike: if models are mixed, of those of the most frequent model.
-    ``lookup`` gives the values of a device's template fields; None where the device is not there any more.
+    The values of all labels come from devices that are alike: if models are mixed, from those of the most frequent one.
+    ``lookup`` gives the values of a device's template fields; None if the device is gone.
     """
     there: dict[str, list[Device]] = {}
     for device in devices:
         if device.presence is not Presence.GONE and not device.former:
             there.setdefault(device.resource, []).append(device)
     found = {}
-    alike: dict[tuple[str, ...], list[Device]] = {}  # those that have the values of all labels so far
+    alike: dict[tuple[str, ...], list[Device]] = {}  # the devices with the same values of all labels so far
     for rule in rules:
         own = [device for resource in rule.resources for device in there.get(resource, ())]
         if rule.value is None or not own:

@@ -21,7 +21,7 @@ from drabridge.ledger import eligibility
 from drabridge.ledger.entries import DRA_OWNERS, Entry, Lane, Ledger, Owner
 from drabridge.offers.slices import Effect, Json, Offer, Pool, Taint
 
-PARTS = "parts"  # the counter of wholes whose parts have no counters of their own in the configuration
+PARTS = "parts"  # the counter of a whole whose parts have no counters in the configuration
 
 UNWELL = "node-unwell"  # the value of the taint while grants would fail; /readyz has the reason
 PAUSED = "paused"  # the value of the taint while a vendor's manager changes driver or partitions
@@ -39,10 +39,10 @@ def pool_of(
     kept: Callable[[Entry], bool] = lambda _: False,
     paused: Collection[str] = (),
 ) -> Pool:
-    """Return the pool as it is to be published. ``at``: wall-clock seconds, for devices that may come back.
+    """Return the pool that shall be published. ``at``: wall-clock seconds, for devices that may come back.
 
-    ``unwell``: the node could not grant any of its free devices. ``kept``: whether a device is not for claims now
-    (:mod:`drabridge.offers.turns`). ``paused``: devices that nobody new gets for now.
+    ``unwell``: the node can grant none of its free devices. ``kept``: whether a device is not for claims now
+    (:mod:`drabridge.offers.turns`). ``paused``: devices that no new holder gets for now.
     """
     resources = {resource.name: resource for resource in config.resources}
     counters = _counters(snapshot, resources)
@@ -52,7 +52,7 @@ def pool_of(
         for device in snapshot.devices
         if (entry := ledger.entries.get(device.name)) is not None
         and device.resource in resources
-        and not device.former  # a scheduler would take it under a name that goes with its hold
+        and not device.former  # its name is lost with its hold, so no new claim may take it
         and is_published(entry)
     ]
     if unwell:
@@ -72,12 +72,12 @@ def is_published(entry: Entry) -> bool:
 
 
 def _leaving(entry: Entry) -> bool:
-    """Whether it is a free device that moves to the legacy lane: it is withdrawn, and the move waits for that."""
+    """Whether the device is free and moves to the legacy lane: the move waits until it is withdrawn."""
     return entry.move is not None and entry.move.target is Lane.LEGACY and entry.owner is Owner.NONE
 
 
 def _is_lent_soon(entry: Entry) -> bool:
-    """Whether it is a shared device that is for claims alone as soon as kubelet has given it up."""
+    """Whether the device is shared, but will be for claims alone as soon as kubelet has given it up."""
     return entry.lane is Lane.LEGACY_TO_DRA and entry.move is not None and entry.move.source is Lane.SHARED
 
 
@@ -93,8 +93,8 @@ class _Context(Struct, frozen=True):
 
     def offer(self, device: Device, entry: Entry, resource: Resource) -> Offer:
         """Return the offer of one device."""
-        # The ledger gets a snapshot a moment later. A device is gone if the ledger or the snapshot says so; it is back
-        # when both say so.
+        # The ledger gets a snapshot a moment later. So a device is gone if the ledger or the snapshot says so, and it
+        # is back when both say so.
         if entry.device.presence is Presence.GONE:
             device = replace(device, presence=Presence.GONE)
         elif entry.device.presence is not device.presence:
@@ -103,7 +103,7 @@ class _Context(Struct, frozen=True):
         if resource.sharing.allow_multiple_allocations:
             policies = capacity_policies(resource.capacity, device.capacity)
         consumes: dict[str, Mapping[str, int]] = {}
-        if device.name in self.counters:  # a whole takes all that there is
+        if device.name in self.counters:  # a whole takes everything
             consumes[device.name] = self.counters[device.name]
         elif device.root in self.counters and resource.partition is not None:
             each = {name: counter.each for name, counter in resource.partition.counters.items()} or {PARTS: 1}
@@ -117,7 +117,7 @@ class _Context(Struct, frozen=True):
             effect = Effect(settings.nvml.of(device.fault) or settings.faulty)
             yield Taint(f"{prefix}/faulty", device.fault, effect, entry.presence_since)
         elif device.presence is Presence.GONE:
-            # A USB device that re-enumerates is away for a moment: nobody is evicted for that.
+            # Nobody is evicted at once, because a USB device that re-enumerates is away only for a moment.
             since = entry.presence_since + settings.gone_after_seconds
             lasting = self.at >= since
             yield Taint(f"{prefix}/gone", "", Effect(settings.gone) if lasting else Effect.NO_SCHEDULE, since * lasting)
@@ -125,7 +125,7 @@ class _Context(Struct, frozen=True):
             yield Taint(f"{prefix}/unavailable", PAUSED)
         elif not eligibility.dra_schedulable(self.ledger, entry):
             yield Taint(f"{prefix}/unavailable", _reason(self.ledger, entry))
-        elif self.kept(entry):  # as while the last pod had it: the next pod is under way, and no slice changes
+        elif self.kept(entry):  # as while the last pod had it: the next pod is coming, and no slice changes
             yield Taint(f"{prefix}/unavailable", str(Owner.LEGACY))
 
 
@@ -145,7 +145,7 @@ def _reason(ledger: Ledger, entry: Entry) -> str:
 def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) -> dict[str, Json]:
     """Return how much a claim may take of each capacity of a device for several claims; ``has``: what the device has.
 
-    Without a policy a claim that asks for nothing takes all of a capacity (KEP-5075), and shares nothing.
+    Without a policy a claim that asks for no amount takes all of a capacity (KEP-5075), and shares nothing.
     """
     return {
         name: {"default": canonical(0)} if one.request_policy is None else _policy(one.request_policy, has.get(name, 0))
@@ -154,9 +154,9 @@ def capacity_policies(capacity: Mapping[str, Capacity], has: Mapping[str, int]) 
 
 
 def _policy(policy: RequestPolicy, whole: int) -> Json:
-    """Return the policy of a capacity of which the device has ``whole``; larger amounts in it are left out.
+    """Return the policy of a capacity of which the device has ``whole``; the policy's larger amounts are left out.
 
-    Devices of a resource differ, and the API server refuses a slice for one amount that its device has not.
+    Devices of one resource differ, and the API server refuses a slice if one amount is more than its device has.
     """
     low, high, step, limits = 0, whole, None, policy.valid_range
     if limits is not None:
@@ -180,7 +180,7 @@ def _policy(policy: RequestPolicy, whole: int) -> Json:
 
 
 def _counters(snapshot: Snapshot, resources: Mapping[str, Resource]) -> dict[str, dict[str, int]]:
-    """Return counter set (named as the whole device) -> counter -> total, for each whole that has parts here."""
+    """Return counter set (with the whole device's name) -> counter -> total, for each whole that has parts here."""
     sets: dict[str, dict[str, int]] = {}
     parts: Tally[str] = Tally()
     for device in snapshot.devices:

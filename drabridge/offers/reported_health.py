@@ -21,7 +21,7 @@ class ReportedHealth(Struct, frozen=True):
 
 
 def health_of(devices: Iterable[Device], held: Iterable[str] = ()) -> tuple[ReportedHealth, ...]:
-    """Return the health of all devices, by name. ``held``: devices of claims; one that vanished is unhealthy."""
+    """Return the health of all devices, by name. ``held``: devices of claims, which are unhealthy if they vanished."""
     known = {device.name: _reported(device) for device in devices}
     for name in held:
         known.setdefault(name, ReportedHealth(name, False, "the device is gone"))

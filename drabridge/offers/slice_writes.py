@@ -1,9 +1,9 @@
-"""Plan the writes that turn a server's ResourceSlices into the desired ones: none when nothing differs.
+"""Plan the writes that turn a server's ResourceSlices into the desired ones; none if nothing differs.
 
-Rules of generation and count: a pool is usable when its highest generation has as many slices as each of them says
+Rules of generation and count: a pool is usable when its highest generation has as many slices as each slice says
 (staging/src/k8s.io/dynamic-resource-allocation/structured). So a change of one slice stays in its generation; a change
 of several, or of their number, makes a new generation of all. Slices that somebody deleted come back in their old
-generation: until the last of them is there the pool is incomplete, and nothing is allocated from it.
+generation: until the last slice is there, the pool is incomplete, and nothing is allocated from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Verb(StrEnum):
 
 
 class Write(Struct, frozen=True):
-    """One request. ``body`` is a whole v1 object for update and create; ``uid`` and ``resource_version`` guard."""
+    """One request. ``body``: a whole v1 object, to update or create. ``uid``, ``resource_version``: as expected."""
 
     verb: Verb
     name: str
@@ -47,7 +47,7 @@ class SliceOwner(Struct, frozen=True):
 
 
 class Accepted(Struct, frozen=True):
-    """A spec as it was sent and as the server stored it: the two count as equal, whatever it dropped or added."""
+    """A spec as sent, and as the server stored it. Both count as equal, whatever the server dropped or added."""
 
     sent: Json
     stored: Json
@@ -95,7 +95,7 @@ def plan(
 def same(wanted: Json, stored: Mapping[str, Any], accepted: Accepted | None = None) -> bool:
     """Whether a stored spec says what is wanted. Spelling of quantities and times set by the server do not count."""
     if wanted == {key: value for key, value in stored.items() if key != "pool"}:
-        return True  # the usual case, for what is written is canonical already
+        return True  # the usual case, because our specs are written in canonical form
     seen = canonical_spec(stored)
     if seen == canonical_spec(wanted):
         return True
@@ -138,14 +138,14 @@ _DEVICE_FIELDS = {
     key: feature
     for feature, row in GATED.items()
     for key in row.fields("", row.probe)
-    if key not in ("attributes", "capacity")  # which every server keeps
+    if key not in ("attributes", "capacity")  # every server keeps these two
 }
 _QUANTITY_KEYS = frozenset({"value", "default", "min", "max", "step"})
 _QUANTITY_PARENTS = frozenset({"capacity", "counters", "requestPolicy", "validRange"})
 
 
 def _canonical(value: Any, parent: str) -> Any:
-    """``parent`` is the nearest key that says whether a ``value`` below it is a quantity (not so in attributes)."""
+    """``parent`` is the nearest key above ``value`` that says whether it is a quantity; in attributes it is none."""
     if isinstance(value, Mapping):
         out = {}
         for key, item in value.items():
@@ -170,7 +170,7 @@ def _number(text: Any) -> Any:
 
 
 def owned(slice_: Mapping[str, Any], owner: SliceOwner | None) -> bool:
-    """Whether the slice names this Node as its owner. True when the owner is not known: nothing is to change then."""
+    """Whether the slice names this Node as its owner. True if the owner is not known, so that nothing is changed."""
     references = slice_["metadata"].get("ownerReferences") or ()
     return owner is None or any(reference.get("uid") == owner.uid for reference in references)
 
@@ -188,7 +188,7 @@ def _create(name: str, spec: Json, owner: SliceOwner | None) -> Write:
 
 
 def _update(spec: Json, current: Mapping[str, Any], owner: SliceOwner | None) -> Write:
-    """Keep what others put into the metadata, and the times of taints that stay: eviction counts from them."""
+    """Update a slice. Keep others' metadata, and the times of taints that stay, because eviction counts from them."""
     kept = ("name", "uid", "resourceVersion", "labels", "annotations", "ownerReferences", "finalizers")
     metadata = {key: current["metadata"][key] for key in kept if key in current["metadata"]}
     if owner is not None:

@@ -22,8 +22,8 @@ from drabridge.config.schema import Resource
 from drabridge.inventory.devices import Device
 from drabridge.offers.attributes import NUMA_NODE, describe
 
-# resource.k8s.io limits in 1.36.2. 128 devices are allowed in a slice without taints, counters and list attributes;
-# with 64 always, a device that becomes faulty never forces a new layout.
+# A limit of resource.k8s.io in 1.36.2. 128 devices are allowed in a slice without taints, counters and list
+# attributes. With 64 in all slices, a device that becomes faulty never forces a new layout.
 DEVICES_PER_SLICE = 64
 COUNTER_SETS_PER_SLICE = 8
 MAX_NAME = 253
@@ -55,8 +55,8 @@ class Effect(StrEnum):
 class Taint(Struct, frozen=True):
     """Why a device must not be allocated now. ``key`` and ``value`` are label-like.
 
-    ``since``, wall seconds: eviction counts from it (KEP-5055), also in slices that are made anew because kubelet's
-    start deleted them. 0: from when the API server sees the taint.
+    ``since``, wall seconds: eviction counts from this time (KEP-5055), even in slices that are created again because
+    kubelet deleted them at its start. 0: from when the API server sees the taint.
     """
 
     key: str
@@ -68,7 +68,7 @@ class Taint(Struct, frozen=True):
 class Offer(Struct, frozen=True):
     """One device as it may be offered now.
 
-    ``policies``: how much a claim may take of each capacity, as the API has it; None: one claim at a time holds the
+    ``policies``: how much a claim may take of each capacity, in the API's form; None: one claim at a time holds the
     device. ``consumes`` maps a counter set to the amounts that this device takes from it. ``lease``: a claim gets it
     only after the agent has confirmed.
     """
@@ -83,7 +83,7 @@ class Offer(Struct, frozen=True):
 class Pool(Struct, frozen=True):
     """Everything to publish. ``counters``: counter set -> counter -> amount, of wholes whose parts are offered.
 
-    ``place``: the fields of a spec that say which nodes have the devices, where it is not the one of the name ``node``.
+    ``place``: the fields of a spec that say which nodes have the devices, if not only the one that is named ``node``.
     """
 
     driver: str
@@ -104,9 +104,9 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
     """Return the slices of a pool, for a server that keeps the fields of ``features``.
 
     Without taints, a device with a taint is left out. Without counters, a part is left out while its whole is offered:
-    nothing would stop a claim on each. Without sharing, a device for several claims is offered to one claim at a time.
-    Without binding conditions, a device that needs a lease is left out. Without lists, numaNode is one number. An empty
-    pool is one slice without devices: "the driver is here, the node has none".
+    otherwise two claims could have the two. Without sharing, a device for several claims is offered to one claim at a
+    time. Without binding conditions, a device that needs a lease is left out. Without lists, numaNode is one number. An
+    empty pool is one slice without devices: "the driver is here, the node has none".
     """
     notes: list[str] = []
     plain: list[Json] = []
@@ -119,7 +119,7 @@ def desired_slices(pool: Pool, features: frozenset[Feature] = ALL_FEATURES) -> D
             continue
         entry, remarks = _device(pool.driver, offer, features)
         notes.extend(remarks)
-        # The scheduler sorts slices with binding conditions last: in slices of their own they never delay the others.
+        # The scheduler sorts slices with binding conditions last. Separate slices keep these from delaying the others.
         (leased if offer.lease else plain).append(entry)
 
     bodies: list[Json] = [{"devices": chunk} for group in (plain, leased) for chunk in _chunks(group)]
@@ -182,9 +182,9 @@ def _device(driver: str, offer: Offer, features: frozenset[Feature]) -> tuple[Js
     entry: Json = {"name": offer.device.name, "attributes": attributes}
     if capacity:
         entry["capacity"] = capacity
-    for feature in sorted(features):  # so that the same slice is always the same text
+    for feature in sorted(features):  # sorted, so that the same slice is always the same text
         for key, value in GATED[feature].fields(driver, offer).items():
-            if key in ("attributes", "capacity"):  # of those that fit into the slice
+            if key in ("attributes", "capacity"):  # from the attributes and capacities that fit into the slice
                 there = entry.get(key, {})
                 there |= {name: one for name, one in value.items() if name in there}
             else:
@@ -214,12 +214,12 @@ def _chunks(entries: Sequence[Json]) -> Iterable[list[Json]]:
 
 
 class Gated(Struct, frozen=True):
-    """What a feature stands for: fields of a device, and what is told where the server drops them.
+    """What a feature stands for: fields of a device, and what people are told if the server drops them.
 
-    ``fields``: those of an offer, for the agent's driver; no feature has a field of another, except single attributes
-    and capacities. ``probe``: the offer of the dry run that asks for them. ``lacks``, ``given_by`` and ``without`` are
-    phrases for people. ``needed``: whether the configuration of resources that serve claims needs the feature;
-    ``leases``: a device shall be offered to both sides.
+    ``fields``: those of an offer, for the agent's driver. Two features have no field in common, except that each may
+    have single attributes and capacities. ``probe``: the offer of the dry run that asks for the fields. ``lacks``,
+    ``given_by`` and ``without`` are phrases for people. ``needed``: whether the configuration of resources that serve
+    claims needs the feature; ``leases``: a device shall be offered to both sides.
     """
 
     fields: Callable[[str, Offer], Json]
@@ -228,7 +228,7 @@ class Gated(Struct, frozen=True):
     given_by: str
     without: str
     needed: Callable[[Sequence[Resource], bool], bool] = lambda serving, leases: False
-    off_by_default: bool = False  # in every release so far: that it is missing is no news
+    off_by_default: bool = False  # in every release so far, so that nobody needs to be told that it is missing
 
 
 _PROBED = Device("probe", "probe", "probe", near_numa_nodes=(0, 1))

@@ -1,23 +1,25 @@
-"""Decide to which API alone a shared device is offered, while both want more than there is. Pure.
+"""Decide which API alone is offered a shared device, while both want more than there is. Pure.
 
-Left alone, the side that has a device keeps it. When a pod ends, the scheduler sends the next one at once, because
+Without turns, the side that has a device keeps it. When a pod ends, the scheduler sends the next one at once, because
 kubelet's number has not changed; so claims lose every race. When a claim ends, the slice shows that at once, but
 kubelet tells the scheduler its new number only with its next node status; so the next claim is first.
 
-So while both sides want devices and none is free, a device that is released is offered to one side alone for a while:
-to the one that has fewer, or as many, so that each gets half. A pod whose device claims are to get must have no
-successor under way: kubelet would refuse it for good. So one device that pods hold is promised to claims first: kubelet
-is told that it is Unhealthy, and once the scheduler knows the smaller number, whichever pod ends next leaves its device
-to claims. Until then the pod that has the promised device must not end: the scheduler would send the next one at once,
-and kubelet refuses it. So only the device of a pod that is expected to stay is promised; where pods end sooner than the
-scheduler learns a number, claims wait until pods leave a device unused.
+So while both sides want devices and none is free, a released device is offered to one side alone for a while: to the
+side that has fewer devices, or as many, so that each gets half. When claims shall get a pod's device, the scheduler
+must not send a next pod for it: kubelet would refuse that pod for good. So one device that pods hold is promised to
+claims first: kubelet is told that it is Unhealthy. Once the scheduler knows the smaller number, claims get the device
+of whichever pod ends next. Until then the pod that has the promised device must not end: the scheduler would send the
+next pod at once, and kubelet would refuse it. So only the device of a pod that is expected to stay is promised. Where
+pods end sooner than the scheduler learns a number, claims wait until pods leave a device unused.
 
-While claims wait in a queue, what they keep in this way is lent to the dra lane (``lent``): there the next one needs no
-lease, for which the scheduler would make it wait five seconds. That they wait is known from the last device that was
-offered to them alone: they took it at once. A lent device that they leave comes back, after the lane's quiet time.
+While claims wait in a queue, the devices that claims keep in this way are lent to the dra lane (``lent``). There the
+next claim needs no lease, for which the scheduler would make it wait five seconds. A queue is known from the last
+device that was offered to claims alone: they took it at once. A lent device that claims leave comes back, after the
+lane's quiet time.
 
-A side wants devices as soon as it takes one or tries to. It no longer wants any when it leaves one unused that was
-offered to it alone. Nothing here changes what the ledger grants: whoever comes all the same gets the device.
+A side wants devices as soon as it takes one or tries to. It no longer wants any when it leaves a device unused that was
+offered to it alone. Nothing here changes what the ledger grants: if the other side asks nevertheless, it gets the
+device.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ TURN_SECONDS = 12.0
 (podMaxBackoffSeconds)."""
 
 QUEUE_SECONDS = 5.0
-"""A claim that waits takes a device within this time: the scheduler tries it at once, if it did not just before."""
+"""A waiting claim takes a device within this time: the scheduler tries it at once, unless it has just tried it."""
 
 ASK_SECONDS = 120.0
-"""Nobody here sees pods with limits that wait for a device. If claims have all devices, pods get a turn so often."""
+"""Nobody here sees pods with limits that wait for a device. If claims have all devices, pods get a turn this often."""
 
 ADMIT_SECONDS = 0.5
 """From Allocate until kubelet has admitted the pod: an app container that takes over its init container's device is
@@ -61,7 +63,7 @@ BOTH = frozenset(Side)
 
 
 class Turn(Struct, frozen=True):
-    """A free device is offered to one side alone, until then at least (wall seconds)."""
+    """A free device is offered to one side alone, at least until ``until`` (wall seconds)."""
 
     side: Side
     until: float
@@ -70,10 +72,10 @@ class Turn(Struct, frozen=True):
 class Turns(Struct, frozen=True):
     """Whose turn it is. ``wanting``: by resource; ``turns``: by device.
 
-    ``promises``: resource -> a device that pods have and that is Unhealthy, because claims get the next one that pods
-    release; "" between two pods. ``asked``: resource -> since when pods have not been asked, in wall seconds.
-    ``queue``: resources whose claims took the last device that was offered to them alone at once.
-    ``lent``: shared devices that are to be in the dra lane: claims have them, or have a turn.
+    ``promises``: resource -> a device that pods have and that is Unhealthy, because claims get the next device that
+    pods release; "" between two pods. ``asked``: resource -> when pods last left a turn unused, or when the resource
+    was first looked at, in wall seconds. ``queue``: resources whose claims took at once the last device that was
+    offered to them alone. ``lent``: shared devices that shall be in the dra lane: claims have them, or have a turn.
     ``stays``: resource -> how long the last pod that ended had its device, in seconds.
     """
 
@@ -87,12 +89,12 @@ class Turns(Struct, frozen=True):
 
     @property
     def kept_from_pods(self) -> frozenset[str]:
-        """Devices that kubelet is told are Unhealthy though pods could have them, or have them."""
+        """Return the devices that are Unhealthy for kubelet although pods could have them, or have them."""
         for_claims = (name for name, turn in self.turns.items() if turn.side is Side.CLAIMS)
         return frozenset(for_claims) | frozenset(self.promises.values()) - {""}
 
     def keeps_from_claims(self, entry: Entry) -> bool:
-        """Whether a device is tainted though claims could have it: pods get it, or it is about to be lent."""
+        """Whether a device has a taint although claims could have it: pods get it, or it is about to be lent."""
         turn = self.turns.get(entry.name)
         return turn is not None and entry.lane is not Lane.DRA and (turn.side is Side.PODS or entry.name in self.lent)
 
@@ -137,7 +139,7 @@ def follow(before: Turns, change: Change) -> Turns:
 
 
 def _takes_part(entry: Entry, lent: Collection[str]) -> bool:
-    """Whether the device is shared or is to be, and for one pod at a time. ``lent``: to the dra lane until now."""
+    """Whether the device is shared or shall be, and only for one pod at a time. ``lent``: devices lent until now."""
     if entry.device.presence is not Presence.PRESENT or len(entry.device.units) != 1:
         return False
     return entry.target is Lane.SHARED or (entry.target is Lane.DRA and entry.name in lent)
@@ -193,9 +195,10 @@ class _Group:
         self.last_stay = stays[-1] if stays else before.stays.get(resource)
 
     def lent(self) -> frozenset[str]:
-        """Return what is to be in the dra lane: what claims have, or have a turn for, while they queue.
+        """Return the devices that shall be in the dra lane: those that claims have, or have a turn for, in a queue.
 
-        What claims have there stays, also if an earlier agent lent it. Nothing is lent if the next device is for pods.
+        Devices that claims have there stay, even if an earlier agent lent them. Nothing is lent if the next device is
+        for pods.
         """
         theirs = [one for one in self._entries if one.owner in _LEASED or self._is_for_claims(one.name)]
         pods_next = self._is_next(Side.PODS, self._has[Side.CLAIMS] - 1)
@@ -211,10 +214,10 @@ class _Group:
         """Give a device that ``last`` has released to the side that has fewer; a single device goes to each in turn."""
         side = OTHER[last] if self._is_next(OTHER[last], self._has[last]) else last
         if last is Side.PODS and side is Side.CLAIMS:
-            if self._is_known():
+            if self._is_promise_known():
                 self._promise = None
             else:
-                side = Side.PODS  # the next one is under way
+                side = Side.PODS  # the next pod is coming
         if side is Side.CLAIMS or released.lane is Lane.SHARED:  # else pods get it when it has come back
             self._give(released.name, side)
 
@@ -222,36 +225,36 @@ class _Group:
         self.turns[device] = Turn(side, self._at + TURN_SECONDS)
         self._has[side] += 1
 
-    def _is_known(self) -> bool:
-        """Whether the scheduler knows that pods are to have one device less."""
+    def _is_promise_known(self) -> bool:
+        """Whether the scheduler knows that pods may have one device less."""
         if not self._promise or self._told is None:
             return False
         kept = {name for name, turn in self.turns.items() if turn.side is Side.CLAIMS}
         return self._told <= len(self._healthy - kept - {self._promise})
 
     def _is_next(self, side: Side, others: int) -> bool:
-        """Whether a side is to get another device while the other one has so many."""
+        """Whether a side shall get another device while the other side has ``others``."""
         return self._has[side] < others or self._has[side] == others == 0
 
     def promise(self) -> str | None:
-        """Return what is promised to claims; None if they are not to get the next device that pods release.
+        """Return the device promised to claims; None if claims shall not get the next device that pods release.
 
-        Nothing is promised soon after kubelet's start: while it admits its pods anew, their devices must be Healthy.
+        Nothing is promised soon after kubelet's start: while it admits its pods again, their devices must be Healthy.
         """
         if self.wanting != BOTH or not self._scarce or not self._settled:
             return None
         kept = self._promise
-        have = len(self._held) if kept is None else self._has[Side.PODS]  # a new one waits for pods that are to come
+        have = len(self._held) if kept is None else self._has[Side.PODS]  # a new promise waits for coming pods
         if not self._is_next(Side.CLAIMS, have - 1):
             return None
-        staying = [one for one in self._held if one.name == kept or self._is_to_stay(one)]
+        staying = [one for one in self._held if one.name == kept or self._will_stay(one)]
         first = min(staying, key=lambda one: (one.name != kept, one.since, one.name), default=None)
         return first.name if first else ""
 
-    def _is_to_stay(self, held: Entry) -> bool:
+    def _will_stay(self, held: Entry) -> bool:
         """Whether a pod keeps its device until the scheduler knows a smaller number, as far as can be foreseen.
 
-        It has had it for as long as that takes, and it is not about to end if it is like the last one that ended.
+        The pod has had it for as long as that takes, and is not about to end if it lives as long as the last one did.
         """
         if held.hold is None or self.last_stay is None:
             return False
@@ -265,7 +268,7 @@ def _released_by(past: Entry) -> Side | None:
 
 
 def _ended_stay(was: Entry, now: Entry, at: float) -> float | None:
-    """Return how long a pod had the device that it has no more; None if none ended. An init container is no pod."""
+    """Return how long a pod had the device that it no longer has; None if none ended. An init container is no pod."""
     if was.hold is None or (now.hold is not None and now.hold.allocated_at == was.hold.allocated_at):
         return None
     stay = at - was.hold.allocated_at
@@ -273,7 +276,7 @@ def _ended_stay(was: Entry, now: Entry, at: float) -> float | None:
 
 
 def _tried(was: Entry, now: Entry) -> frozenset[Side]:
-    """Return the sides that have taken the device since, or tried to."""
+    """Return the sides that have taken the device between ``was`` and ``now``, or tried to."""
     sides = set()
     if now.hold is not None and (was.hold is None or was.hold.allocated_at != now.hold.allocated_at):
         sides.add(Side.PODS)
