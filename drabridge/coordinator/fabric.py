@@ -1,7 +1,7 @@
 """Publish the devices that several nodes reach: ResourceSlices that belong to no node.
 
-All slices are listed now and then and compared with the configuration and the checks; only a difference is written.
-What is written is guarded by UID and resource version, so an ended leader that writes late changes nothing.
+All slices are listed every few seconds and compared with the configuration and the checks; only a difference is
+written. Each write names UID and resource version, so an ended leader that writes late changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from drabridge.system.supervise import WakeUp, forever
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 5.0  # between looks at the slices, which people change and delete: one LIST of a few objects
+LOOK_SECONDS = 5.0  # between looks at the slices, which people may change or delete: each is one LIST of a few objects
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts after an error
 
 
@@ -43,7 +43,7 @@ class Fabric:
     """Publishes the configuration's fabric devices. :meth:`run` is for the leader alone."""
 
     def __init__(self, cluster: Cluster, file: Path, config: Config, version: Callable[[], Awaitable[str]]) -> None:
-        """``version`` finds the version of resource.k8s.io. ``config`` is what ``file`` said at the start."""
+        """``version`` finds the version of resource.k8s.io. ``config`` is the content of ``file`` at the start."""
         self._cluster = cluster
         self._config = config
         self._follower = ConfigFollower(
@@ -51,7 +51,7 @@ class Fabric:
         )
         self._find_version = version
         self._version = ""
-        self._features: frozenset[Feature] | None = None  # whose fields the server keeps; None: not asked
+        self._features: frozenset[Feature] | None = None  # features whose fields the server keeps; None: not asked
         self._accepted: dict[str, Accepted] = {}
         self._due = WakeUp()
         self._checks = TcpChecks(self._due.set)
@@ -59,7 +59,7 @@ class Fabric:
 
     @property
     def failing_seconds(self) -> float:
-        """For how long the slices could not be brought up to date."""
+        """Return for how many seconds the slices could not be brought up to date."""
         return 0.0 if self._failing_since is None else time.monotonic() - self._failing_since
 
     async def run(self) -> None:
@@ -73,7 +73,7 @@ class Fabric:
                     await self._publish()
                 except ClusterError as error:
                     self._failing_since = self._failing_since or time.monotonic()
-                    self._version, self._features = "", None  # it may be another server now
+                    self._version, self._features = "", None  # the server may be another one now
                     delay = next(delays)
                     fields = {"reason": str(error), "retry_seconds": round(delay, 1)}
                     log.warning("fabric devices not published", extra=fields)
@@ -106,9 +106,9 @@ class Fabric:
             self._features = found.kept
         for name, pool in pools.items():
             wanted[name] = dict(desired_slices(pool, self._features or frozenset()).slices)
-        # Nobody knows what an unreadable slice offers, or keeps from being offered: it is deleted.
-        strange = [Write(Verb.DELETE, str(one.name), uid=one.uid or "") for one in listing.unreadable]
-        refused = [error for write in strange if (error := await self._refusal([write]))]
+        # Unreadable slices are deleted: nobody knows what they offer, or keep from being offered.
+        unreadable = [Write(Verb.DELETE, str(one.name), uid=one.uid or "") for one in listing.unreadable]
+        refused = [error for write in unreadable if (error := await self._refusal([write]))]
         for name, specs in wanted.items():
             mine = [one for one in actual if one["spec"]["pool"]["name"] == name]
             if error := await self._refusal(plan(specs, mine, pool=name, accepted=self._accepted)):

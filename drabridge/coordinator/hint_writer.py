@@ -18,14 +18,14 @@ from drabridge.kube.json_reader import Json, ObjectView
 
 log = logging.getLogger(__name__)
 
-COALESCE_SECONDS = 0.05  # changes of one pool that come together are one write
+COALESCE_SECONDS = 0.05  # changes of one pool within this time are one write
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts for one pool
 LOOK_SECONDS = 60.0  # all ConfigMaps are compared this often: an ended leader may write late, and people change things
 MANAGER = "drabridge-coordinator"
 
 
 class _Written(Struct, frozen=True):
-    """What a ConfigMap has, as far as it is known."""
+    """What is in a ConfigMap, as far as is known."""
 
     pool: str
     digest: bytes
@@ -56,14 +56,14 @@ class HintWriter:
         self._due: asyncio.Queue[str] = asyncio.Queue()
         self._waiting: set[str] = set()  # pools that are in the queue, or will be soon
         self._writing: set[str] = set()
-        self._delays: dict[str, Iterator[float]] = {}  # of the pools whose last write failed
+        self._delays: dict[str, Iterator[float]] = {}  # pools whose last write failed -> delays before further attempts
         self._failing: dict[str, float] = {}  # pool -> since when
-        self._written: dict[str, _Written] = {}  # by pool
+        self._written: dict[str, _Written] = {}  # pool -> its ConfigMap, as last known
         self.view = ObjectView(_read, HintsFields)
 
     @property
     def failing_seconds(self) -> float:
-        """For how long the pool that waits the longest could not be written."""
+        """Return for how many seconds the pool that waits longest could not be written."""
         return time.monotonic() - min(self._failing.values(), default=time.monotonic())
 
     def changed(self, pool: str, after_seconds: float = COALESCE_SECONDS) -> None:
@@ -86,7 +86,7 @@ class HintWriter:
         while True:
             pool = await self._due.get()
             self._waiting.discard(pool)
-            if pool in self._writing:  # another connection writes it: never two writes of one object at a time
+            if pool in self._writing:  # another connection is writing it, and one object has only one write at a time
                 self.changed(pool)
                 continue
             self._writing.add(pool)
@@ -105,7 +105,7 @@ class HintWriter:
         self._count("failed")
         delay = next(self._delays.setdefault(pool, backoff(FIRST_SECONDS, MOST_SECONDS)))
         self._failing.setdefault(pool, time.monotonic())
-        self._written.pop(pool, None)  # it may have been written
+        self._written.pop(pool, None)  # the write may have happened nevertheless
         log.warning("hints not written", extra={"pool": pool, "reason": reason, "retry_seconds": round(delay, 1)})
         self.changed(pool, delay)
 
@@ -119,7 +119,7 @@ class HintWriter:
             self._count("OK")
 
     async def _compare(self) -> None:
-        """Look at all ConfigMaps, at the beginning and now and then: write those that differ, delete old empty ones."""
+        """Look at all ConfigMaps, at the start and every minute: write those that differ, delete old empty ones."""
         delays, empty_before = backoff(FIRST_SECONDS, MOST_SECONDS), frozenset[str]()
         while True:
             try:
@@ -145,7 +145,7 @@ class HintWriter:
     async def _delete_unneeded(self, pool: str) -> None:
         """Delete a ConfigMap of a node that may be gone for ever.
 
-        To an agent a missing one means the same as an empty one.
+        For an agent a missing ConfigMap means the same as an empty one.
         """
         if pool in self._pending.pools or pool in self._writing:
             return

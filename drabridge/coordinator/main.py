@@ -26,8 +26,8 @@ from drabridge.system.supervise import forever
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
-SILENT_SECONDS = 8.0  # a loop that stood still for so long does no work
-BLIND_SECONDS = 60.0  # while claims are not followed or a pool is not written: then another process may try
+SILENT_SECONDS = 8.0  # after this time without a turn of the loop, this process does not work
+BLIND_SECONDS = 60.0  # after this time without following claims or writing a pool, another process may try
 FIRST_SECONDS, MOST_SECONDS = 0.5, 30.0  # between attempts to find the version of resource.k8s.io
 
 
@@ -60,7 +60,7 @@ class Coordinator:
         self._writer = HintWriter(clusters, driver, election.namespace, self._pending, self._pages.wrote)
 
     async def run(self) -> None:
-        """Lead when it is this one's turn, until SIGTERM. Raises LostLeadershipError; ConfigError for a taken port."""
+        """Lead when elected, until SIGTERM. Raises LostLeadershipError, or ConfigError for a taken port."""
         await self._pages.serve(self._port)
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -144,6 +144,6 @@ class Coordinator:
         raise AssertionError("backoff() does not end")
 
     async def _write(self) -> None:
-        while not self._pending.complete:  # else hints of claims that wait would be removed first
+        while not self._pending.complete:  # otherwise hints of waiting claims would be removed first
             await asyncio.sleep(BEAT_SECONDS / 10)
         await self._writer.run()

@@ -18,13 +18,13 @@ FAULT_SECONDS = 10.0  # shorter faults are repaired by the next attempt
 
 
 class CoordinatorState(Struct, frozen=True, kw_only=True):
-    """What a coordinator says of itself."""
+    """What a coordinator reports about itself."""
 
     leads: bool
     claims: int
-    """That wait for a lease."""
+    """How many claims wait for a lease."""
     unheard_seconds: float
-    """Since the API server last showed or took the Lease."""
+    """For how long the API server has neither shown nor taken the Lease."""
     lease_seconds: float
     unfollowed_seconds: float
     """For how long the claims have not been followed; 0 while they are."""
@@ -35,7 +35,7 @@ class CoordinatorState(Struct, frozen=True, kw_only=True):
 
 
 def not_ready(state: CoordinatorState) -> Iterator[str]:
-    """Yield, in words, why this process does not do a leader's work, or could not take it over."""
+    """Yield sentences why this process does not do a leader's work, or could not take it over."""
     if state.unheard_seconds > state.lease_seconds:
         yield "the API server does not show the Lease of the election"
     if state.leads and state.unfollowed_seconds > FAULT_SECONDS:
@@ -63,7 +63,7 @@ class Pages:
         """Serve on the port; nowhere if it has no address. Raises ConfigError when it is taken."""
         port.serve(
             {
-                ("GET", "/healthz"): lambda _: Response("ok\n"),  # whoever answers has a loop that turns
+                ("GET", "/healthz"): lambda _: Response("ok\n"),  # an answer shows that the loop runs
                 ("GET", "/readyz"): self._readyz,
                 ("GET", "/metrics"): self._exposition,
             }

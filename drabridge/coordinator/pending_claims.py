@@ -23,7 +23,7 @@ class WaitingClaim(Struct, frozen=True):
     namespace: str = ""
     name: str = ""
     resource_version: str = ""
-    allocated: str = ""  # when; also tells one allocation from the next
+    allocated: str = ""  # time of the allocation, which also distinguishes it from the next one
 
 
 def waiting_claim(obj: Json, driver: str) -> WaitingClaim:
@@ -44,7 +44,7 @@ def waiting_claim(obj: Json, driver: str) -> WaitingClaim:
 
 
 def _waits_for(allocation: Json, devices: Any, driver: str) -> Iterator[str]:
-    """Yield the pool of each device, admin access included, that waits for a condition of its agent."""
+    """Yield the pool of each device, also with admin access, that waits for a condition of its agent."""
     condition = lease_condition(driver)
     ends = {condition, lease_denied_condition(driver)}
     ended = {
@@ -67,9 +67,9 @@ class PendingClaims:
         """Begin without a claim. ``changed`` is called with each pool whose claims changed."""
         self._changed = changed
         self._claims: dict[str, WaitingClaim] = {}
-        self._pools: dict[str, set[str]] = {}  # pool -> UIDs
-        self.complete = False  # all claims were listed once
-        self.lost_at: float | None = time.monotonic()  # since then they are not followed
+        self._pools: dict[str, set[str]] = {}  # pool -> UIDs of its claims
+        self.complete = False  # whether all claims have been listed once
+        self.lost_at: float | None = time.monotonic()  # since when claims are not followed; None while they are
         self.view = ObjectView(lambda obj: waiting_claim(obj, driver), ClaimFields)
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class PendingClaims:
 
     @property
     def pools(self) -> frozenset[str]:
-        """The pools that claims wait for."""
+        """Return the pools that claims wait for."""
         return frozenset(self._pools)
 
     def hints(self, pool: str) -> tuple[ClaimHint, ...]:
@@ -103,7 +103,7 @@ class PendingClaims:
             self._keep(obj)
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """Give it no hint; the scheduler gives up in the end."""
+        """Give the claim no hint; the scheduler gives up in the end."""
         self._forget(str(identity.uid))
 
     def lost(self, error: ClusterError) -> None:
@@ -113,7 +113,7 @@ class PendingClaims:
     def _keep(self, claim: WaitingClaim) -> None:
         before = self._claims.get(claim.uid)
         if before is not None and (before.pools, before.allocated) == (claim.pools, claim.allocated):
-            return  # it waits as before: the agents are told nothing new
+            return  # the claim waits as before, so agents are told nothing
         self._forget(claim.uid)
         self._claims[claim.uid] = claim
         for pool in claim.pools:

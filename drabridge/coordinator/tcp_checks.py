@@ -1,4 +1,4 @@
-"""Connect to devices by TCP, now and then, and say which of them do not answer.
+"""Connect to devices by TCP, again and again, and say which of them do not answer.
 
 A new leader knows nothing. Until there is a verdict, a published device counts as its slice says, and a new device
 counts as not answering.
@@ -20,7 +20,7 @@ from drabridge.system.supervise import forever
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64  # connections
+AT_ONCE = 64  # connections at the same time
 
 
 class TcpChecks:
@@ -35,7 +35,7 @@ class TcpChecks:
     def follow(self, devices: Iterable[FabricDevice], published: Mapping[str, str]) -> None:
         """Check these devices from now on, and no others.
 
-        ``published``: those in slices, each with the value of its taint, or "".
+        ``published``: devices in slices -> the value of their taint, or "".
         """
         wanted = {device.name: device.health for device in devices if device.health is not None}
         for name in [name for name, (check, _) in self._running.items() if wanted.get(name) != check]:
@@ -80,9 +80,9 @@ class TcpChecks:
 
 
 class _Lookups:
-    """The addresses of one host. A silent name server blocks the thread of this host alone, for half a minute.
+    """The addresses of one host. A silent name server blocks only the thread of this host, for half a minute.
 
-    The loop's own threads are few: ten such names would keep all others from being looked up.
+    The loop's own threads are few: ten such hosts would keep all others from being looked up.
     """
 
     def __init__(self, host: str) -> None:
@@ -110,7 +110,7 @@ class _Lookups:
 
 
 async def _attempt(check: TcpCheck, lookups: _Lookups) -> str:
-    """Connect once; "" if that went well, else why not. The word is the value of a taint."""
+    """Connect once; return "" if that worked, else why not, in a word that is the value of a taint."""
     why = "unreachable"
     try:
         async with asyncio.timeout(check.timeout_seconds):
