@@ -186,19 +186,21 @@ class Capacity(Model, frozen=True):
             yield Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))
 
 
-# Published beside the configured ones: type, resource, numaNode, and those of STANDARD in inventory/topology.py.
+# Published of every device: type, resource, numaNode, and those of STANDARD in inventory/topology.py.
 RESERVED_ATTRIBUTES = 5
+_REPLACEABLE = frozenset({"type", "resource"})  # a configured attribute of this name takes its place
 
 
 def published_problems(
     attributes: Mapping[str, Attribute], capacity: Mapping[str, Capacity], *, shared: bool
 ) -> Iterator[Problem]:
     """Yield what the API would refuse of one device. ``shared``: several claims may hold it."""
-    limit = names.ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES
+    reserved = RESERVED_ATTRIBUTES - len(attributes.keys() & _REPLACEABLE)
+    limit = names.ATTRIBUTES_AND_CAPACITY_MAX - reserved
     if (total := len(attributes) + len(capacity)) > limit:
         yield Problem(
             f"at most {limit} attributes and capacities together",
-            f"the API's limit is {names.ATTRIBUTES_AND_CAPACITY_MAX}; {RESERVED_ATTRIBUTES} are always published",
+            f"the API's limit is {names.ATTRIBUTES_AND_CAPACITY_MAX}; {reserved} others are always published",
             ("attributes",),
             f"{total}",
         )
