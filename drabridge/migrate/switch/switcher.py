@@ -301,7 +301,7 @@ async def _wait_for_effect(
     """Make dry runs of pods until both policies act. Raises ClusterError if they do not act in time.
 
     The first policy gives a pod claims, the second refuses one whose template is missing; each needs a second or two.
-    If the dry runs are denied or refused, that is only told.
+    If the dry runs are denied or refused, a message says so and nothing fails.
     """
     if choice.percent == 0:
         return
