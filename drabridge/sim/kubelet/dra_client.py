@@ -46,7 +46,7 @@ _HEALTH: dict[str, tuple[Any, Any]] = {
 class DraClient:
     """One persistent connection for the DRA service and the health stream.
 
-    It connects when somebody listens.
+    It connects as soon as the driver listens.
     """
 
     def __init__(self, node: Node, driver: str, endpoint: Path, service: str) -> None:

@@ -179,7 +179,7 @@ class SimKubelet:
 
     @property
     def process(self) -> KubeletProcess:
-        """The running process. Raises KubeletDownError."""
+        """Return the running process. Raises KubeletDownError."""
         if self._process is None:
             raise KubeletDownError(self.crashed or "the kubelet does not run: call start()")
         return self._process
@@ -265,12 +265,12 @@ class SimKubelet:
 
     @property
     def pods(self) -> dict[str, PodStatus]:
-        """By uid."""
+        """The pods by uid."""
         return {uid: record.status() for uid, record in self.node.pods.items()}
 
     @property
     def resources(self) -> dict[str, ResourceView]:
-        """By resource name; empty while the kubelet is down."""
+        """The resources by name; empty while the kubelet is down."""
         if self._process is None:
             return {}
         state, registration = self._process.manager.state, self._process.registration
@@ -345,5 +345,5 @@ class SimKubelet:
         await self.process.registration.drop_stream(resource)
 
     def delete_device_plugin_dir(self) -> None:
-        """``rm -rf`` of the directory under everybody's feet, as kubeadm reset does."""
+        """Delete the directory while others use it, as kubeadm reset does."""
         shutil.rmtree(self.node.device_plugin_dir)

@@ -55,7 +55,7 @@ class PodWorker:
         await self._stop()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
-        """Work that ends with the pod's life, or with the kubelet."""
+        """Start work that ends with the pod, or with the kubelet."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -114,7 +114,7 @@ class PodWorker:
                 return
 
     async def _start(self, container: Container) -> None:
-        """Start one container, however often that takes; one that runs already is left alone."""
+        """Start one container, and try until that succeeds. A running one is left alone."""
         timings = self._node.timings
         backoff = timings.restart_backoff_seconds
         while container.name not in self.record.running:

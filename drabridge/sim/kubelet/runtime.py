@@ -60,7 +60,7 @@ class MemoryRuntime:
 
 
 def names_of_devices(options: RunOptions) -> list[str]:
-    """Device-plugin ids and DRA device names: right where both lanes call a device by one name."""
+    """Return device-plugin ids and DRA device names. This is right if both lanes give a device the same name."""
     return [id_ for _, id_ in options.device_ids] + [device for _, _, device in options.dra_devices]
 
 

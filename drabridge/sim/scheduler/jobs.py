@@ -1,6 +1,6 @@
 """Run Jobs, as far as the examples of the DRA pages need them.
 
-N pods from a template, counted until complete. One that fails is replaced, however often.
+A Job's pods are made from its template and counted until it is complete. A pod that fails is always replaced.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gather pools as the scheduler sees them on one node.
 
-The newest generation, complete ones, devices in order of preference.
+Only complete pools of the newest generation count. Devices are in order of preference.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _expression(one: JSON, values: Mapping[str, str]) -> bool:
 
 
 def gather(slices: Iterable[JSON], node: JSON) -> tuple[Pool, ...]:
-    """Pools in the allocator's order: those with binding conditions last, then by driver and name."""
+    """Return the pools in the allocator's order: those with binding conditions last, then by driver and name."""
     by_pool: dict[tuple[str, str], list[JSON]] = defaultdict(list)
     for one in slices:
         by_pool[one["spec"]["driver"], one["spec"]["pool"]["name"]].append(one)

@@ -39,9 +39,9 @@ class SchedulerTimings:
     binding_timeout_seconds: float = 600.0
     """``DynamicResourcesArgs.bindingTimeout``."""
     binding_retry_seconds: float = 1.3
-    """After a failed binding: 1.2 to 1.4 s were seen until the allocation was taken back, and chosen anew at once."""
+    """From a failed binding until the allocation is taken back and chosen anew: 1.2 to 1.4 s were seen."""
     node_cache_lag_seconds: float = 0.0
-    """The scheduler sees a node's allocatable this late (on top of kubelet's own reporting period)."""
+    """The delay until the scheduler sees a node's allocatable, after kubelet has reported it."""
 
     @classmethod
     def fast(cls, **changes: float) -> SchedulerTimings:
@@ -115,7 +115,7 @@ class Scheduler:
             self._wake.set()
 
     def see_node(self, node: JSON) -> None:
-        """Take note of what a node has, which is correct, but late."""
+        """Note what a node has. This is correct, but late."""
         self._allocatable[node["metadata"]["name"]] = node.get("status", {}).get("allocatable", {})
         self._wake.set()
 
