@@ -2,8 +2,8 @@
 
 Each of the two is blind somewhere. PodResources does not list plain init containers, and forgets force-deleted pods.
 The checkpoint knows both, but may be stale until kubelet rewrites it, which it does on every ListAndWatch message. So
-this is the barrier behind which the checkpoint is fresh: List, which makes kubelet drop ended pods; send the device
-lists again; wait until the file is written; read it.
+a barrier makes the checkpoint fresh: ask for the List, which makes kubelet drop ended pods; send the device lists
+again; wait until the file is written; read it.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class KubeletEvidence:
         The barrier costs kubelet a checkpoint write for each resource. So it is used only when the List alone would end
         a hold or give a device to claims, or when the caller asks for it (``thoroughly``).
 
-        The round's time is that of its first question. What was seen before a pause of any length must not count as
-        seen after it, when a hold is old enough to end (found by the exhaustive search).
+        The round's time is that of its first question. A round may pause for any length. What it saw before must not
+        count as seen after the pause, when a hold may be old enough to end (found by the exhaustive search).
         """
         at = self._now()
         holds = [entry.hold for entry in ledger.entries.values() if entry.hold is not None]
