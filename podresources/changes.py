@@ -76,7 +76,7 @@ class ChangeTracker:
     def step(self, snapshot: NodeSnapshot, allocatable: Allocatable | None, now: float) -> list[Change]:
         """Return what the next complete snapshot changes.
 
-        ``allocatable`` None when this kubelet does not serve it.
+        ``allocatable`` is None if this kubelet does not serve it.
         """
         if snapshot.socket != self._socket:
             self._socket = snapshot.socket

@@ -39,7 +39,7 @@ class KubeletFeatures(Struct, frozen=True):
         return self.get
 
     def after_list(self, has_dynamic_resources: bool) -> KubeletFeatures:
-        """Return what is known after a List. One that shows no claim proves nothing."""
+        """Return what is known after a List. A List without claims proves nothing."""
         return replace(self, dynamic_resources=Support.YES) if has_dynamic_resources else self
 
     def after_allocatable(self, served: bool) -> KubeletFeatures:

@@ -1,7 +1,7 @@
-"""Who holds what on one node, as immutable records.
+"""Describe who holds what on one node, as immutable records.
 
-Two levels. ``Pod``, ``Container`` and their parts are close to the wire. ``PodAllocation`` is the normalised view: one
-device held by one container, over both device APIs. Blind spots of the API itself, which no client can mend:
+There are two levels. ``Pod``, ``Container`` and their parts are close to the wire. ``PodAllocation`` is the normalised
+view: one device held by one container, over both device APIs. No client can find out what the API itself does not tell:
 
 - **No pod UID.** A pod that was deleted and created again under its name (every StatefulSet) looks like one pod.
 - **Init containers** that are not sidecars never appear, although they hold devices while they run.
@@ -23,7 +23,7 @@ from msgspec import Struct
 
 
 class Api(StrEnum):
-    """Which device API gave the device out."""
+    """The device API that gave out a device."""
 
     DEVICE_PLUGIN = "deviceplugin"
     DRA = "dra"

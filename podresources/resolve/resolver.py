@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 KUBELET = "var/lib/kubelet"
 FRESH_SECONDS = 60.0
-"""While nobody takes or releases a device, what was found stays true for so long: nothing is read meanwhile."""
+"""For so long nothing is read again, unless somebody takes or releases a device."""
 
 RETRY_SECONDS = 10.0
-"""The same while something is unknown, a pod's UID is from the logs' folders alone, or a source failed."""
+"""The same, if something is unknown, a pod's UID comes only from the folders of logs, or a source failed."""
 
 RESOLVE_SECONDS = 1.5
-"""For reading everything, agents included. With the two requests to kubelet it fits into a scrape of 10 s."""
+"""The time limit for reading all sources, agents included. With both requests to kubelet it fits into a scrape of 10
+s."""
 
 _REPLICA = re.compile(r"(.*)::(\d+)")  # NVIDIA/k8s-device-plugin, internal/rm/devices.go: AnnotatedID
 
