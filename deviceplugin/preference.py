@@ -347,7 +347,7 @@ def _fill_groups(world: _World, fixed: list[Unit], pool: list[Unit], wanted: int
         members.sort(key=lambda unit: (-used_devices[unit.device or unit.id], unit.device, _order(unit)))
 
     def harm(group: str) -> tuple[bool, bool]:
-        """Tell whether taking from it breaks a free group, or a free device that is shared."""
+        """Return (whether taking from the bucket breaks a free group, whether it breaks a free shared device)."""
         first = by_group[group][0]
         breaks = group in world.free_groups and group not in used_groups
         return breaks, world.replicated and not used_devices[first.device or first.id]
@@ -358,7 +358,7 @@ def _fill_groups(world: _World, fixed: list[Unit], pool: list[Unit], wanted: int
     chosen: list[Unit] = []
     for key in sorted(ladder):
         buckets = ladder[key]
-        if key == (False, False):  # broken already: the smallest rests first
+        if key == (False, False):  # groups that are broken already, the smallest first
             buckets = sorted(buckets, key=lambda bucket: (len(bucket), _order(bucket[0])))
         else:
             buckets = _fewest(buckets, wanted - len(chosen))
