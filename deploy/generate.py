@@ -226,8 +226,7 @@ def repository() -> str:
 
 
 def registry() -> str:
-    """Return the registry of image and chart: ``tool.drabridge.registry`` of pyproject.toml, the only place to write
-    it."""
+    """Return the registry of image and chart: ``tool.drabridge.registry`` of pyproject.toml, its only place."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["drabridge"]["registry"])
 
 

@@ -352,12 +352,12 @@ def _fill_groups(world: _World, fixed: list[Unit], pool: list[Unit], wanted: int
         breaks = group in world.free_groups and group not in used_groups
         return breaks, world.replicated and not used_devices[first.device or first.id]
 
-    ladder: dict[tuple[bool, bool], list[list[Unit]]] = {}
+    by_harm: dict[tuple[bool, bool], list[list[Unit]]] = {}
     for group, members in by_group.items():
-        ladder.setdefault(harm(group), []).append(members)
+        by_harm.setdefault(harm(group), []).append(members)
     chosen: list[Unit] = []
-    for key in sorted(ladder):
-        buckets = ladder[key]
+    for key in sorted(by_harm):
+        buckets = by_harm[key]
         if key == (False, False):  # groups that are broken already, the smallest first
             buckets = sorted(buckets, key=lambda bucket: (len(bucket), _order(bucket[0])))
         else:

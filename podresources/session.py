@@ -46,8 +46,7 @@ class Session:
         self._random = random.Random()
 
     def meet(self, identity: SocketIdentity) -> bool:
-        """Note which socket is there now; if it is another one, forget what was known and return True: the caller dials
-        anew."""
+        """Note which socket is there now. For another one, forget what was known and return True: dial anew then."""
         if self.closed:
             raise ClientClosed("This client is closed", hint="Make a new one")
         if identity == self.identity:

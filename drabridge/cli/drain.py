@@ -1,4 +1,4 @@
-"""``drabridge drain``: give a node's devices to claims no more, or list the claims that a cluster still has."""
+"""``drabridge drain``: stop giving a node's devices to claims, or list the claims that a cluster still has."""
 
 from __future__ import annotations
 

@@ -81,8 +81,7 @@ class MountRule(Model, frozen=True):
 
 
 class CdiFallback(Model, frozen=True):
-    """What a container gets in addition to `nodes`, `env` and `mounts` while no file has a CDI device of
-    `cdiDevices`."""
+    """What a container gets beside `nodes`, `env` and `mounts` while no file has a CDI device of `cdiDevices`."""
 
     nodes: tuple[NodeRule, ...] = ()
     """Device nodes in place of those of the CDI devices."""

@@ -50,8 +50,7 @@ def paths_of_two(resources: Sequence[Resource]) -> Iterator[tuple[int, int, str]
 def _of_two(
     resources: Sequence[Resource], brought: Sequence[Sequence[_Brought]]
 ) -> Iterator[tuple[int, int, _Brought]]:
-    """Yield (index, index of the earlier resource, thing) for each thing that an earlier resource has with another
-    value.
+    """Yield (index, the earlier resource's index, thing) for each thing that has another value in an earlier resource.
 
     A resource with a field in its name stands for several, and so may collide with itself.
     """

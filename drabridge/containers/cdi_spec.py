@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from drabridge.errors import HostError
 from drabridge.inventory.devices import Device, DeviceNode, Mount
 
-# CDI specification, SPEC.md section "Released versions": what each version brought of what is used here.
+# CDI specification, SPEC.md section "Released versions": what each version added that is used here.
 BASE_VERSION = "0.3.0"  # nodes, env, mounts, hooks
 RENAMED_NODE_VERSION = "0.5.0"  # deviceNodes[].hostPath
 JOINED_GROUP_VERSION = "0.7.0"  # additionalGids
@@ -141,8 +141,7 @@ class CdiSpec(Struct, frozen=True):
 
 
 def entries_of(name: str, device: Device, edits: ContainerEdits) -> tuple[CdiDevice, ...]:
-    """Return a file's entries for one device: one for ``edits``, which it always gets, and one for its fallback, if
-    any."""
+    """Return a file's entries for one device: for ``edits``, which it always gets, and for its fallback, if any."""
     own = CdiDevice(name, edits)
     fallback = ContainerEdits.of_fallback(device)
     return (own, CdiDevice(name + FALLBACK, fallback)) if fallback else (own,)
@@ -165,8 +164,7 @@ def names_given(spec: CdiSpec, name: str, device: Device, index: int | None = No
 
 
 class ClaimDeviceName(NamedTuple):
-    """What a claim's file says of one device: its name ``<request>-<device>[-<share>]``, and whether with admin
-    access."""
+    """A device in a claim's file. ``text``: ``<request>-<device>[-<share>]``; ``admin``: with admin access."""
 
     text: str
     admin: bool = False
@@ -226,8 +224,10 @@ def _entry(device: CdiDevice) -> dict[str, Any]:
 
 
 def _node(node: DeviceNode) -> dict[str, Any]:
-    """Return a node's entry, with numbers if they are known, so that another device that took over the path is not
-    given."""
+    """Return a node's entry.
+
+    It has the node's numbers if they are known: another device that took over the path is not given then.
+    """
     inside = node.container_path or node.path
     entry: dict[str, Any] = {"path": _absolute(inside)}
     if inside != node.path:

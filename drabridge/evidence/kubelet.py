@@ -128,7 +128,7 @@ class KubeletEvidence:
     async def users(self, claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
         """Return the containers that kubelet shows with ``device`` through ``claim``.
 
-        None if it cannot be asked.
+        None if kubelet cannot be asked.
 
         Through any claim if the name of ``claim`` is not known. Kubelet before 1.34 shows no claims.
         """
@@ -137,14 +137,14 @@ class KubeletEvidence:
     async def claim_users(self) -> Mapping[ClaimRef, tuple[str, ...]] | None:
         """Return the claims with devices of ours -> ``namespace/name`` of their pods.
 
-        None if it cannot be asked.
+        None if kubelet cannot be asked.
         """
         return await self._ask(lambda listed: claim_users_of(listed, self._driver))
 
     async def devices_claimed_from(self, driver: str) -> frozenset[str] | None:
         """Return the devices of ``driver``, ours or another one, that kubelet shows with a pod through a claim.
 
-        None if it cannot be asked.
+        None if kubelet cannot be asked.
         """
         return await self._ask(
             lambda listed: frozenset(
@@ -184,7 +184,7 @@ class KubeletEvidence:
     async def shown(self) -> frozenset[events.Unit] | None:
         """Return the units that kubelet shows with a pod, by its List or its checkpoint.
 
-        None if it cannot be asked.
+        None if kubelet cannot be asked.
 
         The checkpoint may name pods that have ended, but misses none that runs: kubelet writes it before it starts the
         container (allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go).

@@ -94,11 +94,10 @@ class EvidenceLoop:
         return hold is not None and end_of_hold(hold, self._ends).proves
 
     def _unidentified(self) -> Iterator[Hold]:
-        """Yield the holds whose pod kubelet's checkpoint has not named: without its UID, no end of a pod proves
-        anything.
+        """Yield the holds whose pod kubelet's checkpoint has not named.
 
-        Once the pod has ended, it is too late to ask. A device in quarantine is left out: no pod's end proves anything
-        about it.
+        Without its UID, no end of a pod proves anything. Once the pod has ended, it is too late to ask. A device in
+        quarantine is left out: no pod's end proves anything about it.
         """
         for entry in self._ledger_service.ledger.entries.values():
             hold = entry.hold

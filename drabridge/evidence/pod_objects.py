@@ -129,8 +129,7 @@ def _containers(status: Json) -> dict[str, str]:
 
 
 def owner_of(metadata: Json) -> str:
-    """Return a pod's workload: its controller, or the Deployment or CronJob above it, as the controller's name
-    tells."""
+    """Return a pod's workload: its controller, or the Deployment or CronJob that the controller's name tells."""
     for reference in metadata.get("ownerReferences") or ():
         if reference.get("controller"):
             kind, name = str(reference.get("kind")), str(reference.get("name"))

@@ -59,8 +59,7 @@ class LoopErrors:
 
 
 class WakeUp:
-    """A wake-up that is kept while nobody waits. Several count as one: the woken task must find out what has
-    changed."""
+    """A wake-up that is kept while nobody waits. Several count as one: the woken task must look for changes."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

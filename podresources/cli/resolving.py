@@ -21,8 +21,7 @@ WAIT_SECONDS = 10.0
 
 
 def make_resolver(options: Namespace, *, wait: bool) -> Resolver:
-    """Return the resolver; with ``wait``, once the slices were read or could not be. Raises NodeError without a host
-    root."""
+    """Return the resolver; with ``wait``, after the first reading of slices. Raises NodeError without a host root."""
     root = options.host_root or Path("/")
     if not root.is_dir():
         raise NodeError(

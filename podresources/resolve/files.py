@@ -33,8 +33,7 @@ class UnreadableFileError(ValueError):
 
 
 class ReadFiles(Generic[T]):
-    """What files say, by path in ``contents``. Each file, also an unreadable one, is read again only when it
-    changed."""
+    """What files say, by path in ``contents``. A file, even an unreadable one, is read again only if it changed."""
 
     def __init__(self, read: Callable[[Path], T], what: str) -> None:
         """``read`` raises UnreadableFileError; ``what`` names the files in problems."""

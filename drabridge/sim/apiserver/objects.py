@@ -135,8 +135,7 @@ class Objects:
     def modify(
         self, plural: str, name: str, change: Callable[[JSON], object], *, namespace: str = "", subresource: str = ""
     ) -> JSON:
-        """Read an object, let ``change`` edit the copy, and write it. This is atomic, because nothing awaits in
-        between."""
+        """Read an object, let ``change`` edit the copy, and write it: atomic, because nothing awaits in between."""
         obj = self.get(plural, name, namespace)
         change(obj)
         return self.update(obj, subresource=subresource)

@@ -133,8 +133,7 @@ class DeviceManager:
         return self._reusable[1]
 
     async def _allocate(self, pod: PodSpec, container: Container) -> None:
-        """Allocate: later containers may use the devices of a plain init container again, but not those of a
-        sidecar."""
+        """Allocate: later containers reuse the devices of plain init containers, but not those of sidecars."""
         self._pending_admission = pod.uid
         reusable = self._reusable_of(pod.uid)
         await self._allocate_container(pod, container, reusable)
@@ -327,8 +326,7 @@ def go_map_order(items: Iterable[T], rng: random.Random) -> list[T]:
 
 
 def _client(endpoint: EndpointRecord, resource: str) -> PluginClient:
-    """Return the endpoint's client. Raises PluginCallError for an endpoint that stopped (endpoint.go,
-    errEndpointStopped)."""
+    """Return the endpoint's client. Raises PluginCallError if it stopped (endpoint.go, errEndpointStopped)."""
     client = endpoint.client
     if endpoint.stopped_at is not None or not isinstance(client, PluginClient):
         raise PluginCallError(f"endpoint {resource} has been stopped")

@@ -220,10 +220,10 @@ class KubeletProcess:
         worker = PodWorker(record, self._node, self.manager, self.dra)
         self.known[record.spec.uid] = record
         self.workers[record.spec.uid] = worker
-        self.spawn(self._see_through(worker), f"pod {record.spec.namespace}/{record.spec.name}")
+        self.spawn(self._run_to_end(worker), f"pod {record.spec.namespace}/{record.spec.name}")
         return worker
 
-    async def _see_through(self, worker: PodWorker) -> None:
+    async def _run_to_end(self, worker: PodWorker) -> None:
         """Run a pod to its end; a deleted one leaves the API server only then."""
         await worker.run()
         if worker.record.terminating:
