@@ -128,7 +128,7 @@ def lint(values: Mapping[str, Any] | None = None, *, kube_version: str = "v1.36.
 def push(chart: Path, remote: str, *, plain_http: bool = False, user: str = "", password: str = "") -> None:
     """Upload a packed chart below ``remote``, ``oci://HOST/PATH``. Raises HelmRefusedError with what Helm says."""
     job = {"do": "push", "chart": str(chart), "remote": remote, "plain_http": plain_http}
-    _run.__wrapped__(json.dumps(job | {"user": user, "password": password}))  # each time anew
+    _run.__wrapped__(json.dumps(job | {"user": user, "password": password}))  # not cached: it has an effect
 
 
 def one(objects: list[Json], kind: str) -> Json:

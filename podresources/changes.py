@@ -68,7 +68,7 @@ class ChangeTracker:
         self._settled_at = float("-inf")
 
     def failed(self, error: PodResourcesError, now: float) -> None:
-        """Note a failed poll: absences are counted anew, after a lost connection only once kubelet has settled."""
+        """Note a failed poll: the count of absences starts again; after a lost connection, once kubelet has settled."""
         self._absences.clear()
         if isinstance(error, (KubeletUnavailable, SocketMissing)):
             self._settled_at = now + self._settle_seconds

@@ -1,7 +1,7 @@
 """Collect Prometheus metrics of the PodResources API, for this program's registry or another one's.
 
-``Exposition`` holds what is to be exposed; whoever polls kubelet feeds it. ``Exporter`` polls by itself, at scrape
-time::
+``Exposition`` holds what is to be exposed; the program that polls kubelet feeds it. ``Exporter`` polls by itself, at
+scrape time::
 
     REGISTRY.register(podresources.exporter.Exporter())
 

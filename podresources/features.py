@@ -17,7 +17,7 @@ class Support(StrEnum):
 
 
 class KubeletFeatures(Struct, frozen=True):
-    """Observed, not configured. A restarted kubelet may be another version: the client then starts anew.
+    """Observed, not configured. A restarted kubelet may be another version: the client then starts again.
 
     ``get`` and ``allocatable``: whether kubelet serves the method. ``dynamic_resources``: whether its List has shown a
     ResourceClaim; it becomes NO together with ``get``, because the gates of both are on by default since 1.34

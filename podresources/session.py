@@ -46,7 +46,7 @@ class Session:
         self._random = random.Random()
 
     def meet(self, identity: SocketIdentity) -> bool:
-        """Note which socket is there now. For another one, forget what was known and return True: dial anew then."""
+        """Note which socket is there now. For another one, forget what was known and return True: dial again then."""
         if self.closed:
             raise ClientClosed("This client is closed", hint="Make a new one")
         if identity == self.identity:

@@ -64,7 +64,7 @@ async def watch(
     floor_seconds: float = POLL_FLOOR_SECONDS,
     settle_seconds: float = SETTLE_SECONDS,
 ) -> AsyncIterator[Event]:
-    """Yield a snapshot to start from, then changes, for ever.
+    """Yield a snapshot to start from, then changes, forever.
 
     The first snapshot must succeed: its error is raised. Later failures are events, and polling goes on; only closing
     the client ends the iteration. Raises ValueError for an interval below ``floor_seconds``; lower the floor only on

@@ -86,9 +86,9 @@ class CdiFallback(Model, frozen=True):
     nodes: tuple[NodeRule, ...] = ()
     """Device nodes in place of those of the CDI devices."""
     env: Mapping[VariableName, ContainerTemplate] = {}
-    """Environment variables in place of theirs."""
+    """Environment variables in place of those of the CDI devices."""
     mounts: tuple[MountRule, ...] = ()
-    """Bind mounts in place of theirs."""
+    """Bind mounts in place of those of the CDI devices."""
     driver_files: Literal["nvidia"] | None = None
     """`nvidia`: the files of the loaded NVIDIA driver that `nvidia-ctk cdi generate` lists: libraries for 64 bits,
     programs, firmware, sockets. They are looked for by ld.so.cache, in the linker's folders, below

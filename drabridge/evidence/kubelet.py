@@ -119,7 +119,7 @@ class KubeletEvidence:
     async def list_pods(self) -> KubeletList | None:
         """Return kubelet's List; None if kubelet cannot be asked. Waits until no Allocate is open.
 
-        A List makes kubelet count anew what is allocated, without what is being allocated: the next pod would get the
+        A List makes kubelet count again what is allocated, without what is being allocated: the next pod would get the
         same device (UpdateAllocatedDevices and allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go;
         found by a soak run).
         """

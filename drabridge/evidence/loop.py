@@ -45,7 +45,7 @@ class EvidenceLoop:
         self._ends: Mapping[str, End] = {}  # as the last round had them
 
     def changed(self) -> None:
-        """Compute anew when the next round is due, because the ledger changed. After an Allocate it is due at once."""
+        """Compute again when the next round is due, because the ledger changed. After an Allocate it is due at once."""
         if any(hold.allocated_at >= self._asked_at for hold in self._unidentified()):
             self.hurry()
         self._wake.set()

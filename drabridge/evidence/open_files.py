@@ -2,7 +2,7 @@
 
 It needs to see the host's processes (``hostPID``) and to read their descriptors (``SYS_PTRACE``). A process that it may
 not read may have any device open. Whether the probe is of use depends on the hardware: where a daemon keeps every
-device open, the probe would hold them for ever. So a resource's configuration must ask for it.
+device open, the probe would hold them forever. So a resource's configuration must ask for it.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class KubernetesCluster:
         return cls(load, read_seconds=read_seconds)
 
     def access(self) -> Access:
-        """Return the server and our credentials, read anew. Raises ConfigError."""
+        """Return the server and our credentials, read again. Raises ConfigError."""
         return self._load()
 
     async def read(self, path: str) -> Json:

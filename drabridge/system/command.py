@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 KEPT_BYTES = 8_000  # of the output's end
 READ_BYTES = 64 * 1024  # at once, as much as a pipe holds
 PAUSE_SECONDS = 0.001  # after so much output at once: a chatty program must leave the loop to others
-KILLED_SECONDS = 1.0  # to wait for a killed program: a driver that hangs may keep it for ever
+KILLED_SECONDS = 1.0  # to wait for a killed program: a driver that hangs may keep it forever
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # if the agent itself has no PATH
 

@@ -66,7 +66,7 @@ def read(path: Path, most_bytes: int = MOST_BYTES) -> bytes | None:
     """Return the file's content; None if it is not there. Raises UnreadableFileError.
 
     None of these is opened: a FIFO, which would wait for its writer; a symbolic link, which may lead anywhere; a
-    device, which may answer for ever, or act when it is opened.
+    device, which may answer forever, or act when it is opened.
     """
     try:
         mode = os.stat(path, follow_symlinks=False).st_mode

@@ -24,7 +24,7 @@ _LABELS = {"GPU UUID": "uuid", "Model": "model", "Bus Location": "pci", "Device 
 
 
 class Hardware:
-    """The node's GPUs as its kernel shows them, below ``root``. Read anew by ``refresh``."""
+    """The node's GPUs as its kernel shows them, below ``root``. Read again by ``refresh``."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

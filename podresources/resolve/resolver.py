@@ -121,7 +121,7 @@ class Resolver:
         """Return what is known of each allocation. Never raises: a source that fails is a problem of the result.
 
         A thread reads, because a disk that hangs cannot be given a time limit: after ``seconds`` what was known before
-        is returned, and whoever asks next waits for the same thread.
+        is returned, and the next caller waits for the same thread.
         """
         with self._lock:
             keys = {held.key for held in allocations}

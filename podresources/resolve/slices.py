@@ -1,6 +1,6 @@
 """Read the node's own ResourceSlices from the API server: the one source that needs credentials.
 
-A thread reads them every REFRESH_SECONDS; whoever resolves takes what came last and never waits for it. The field
+A thread reads them every REFRESH_SECONDS; resolvers take the last result and never wait. The field
 selector ``spec.nodeName`` keeps other nodes' slices away (pkg/registry/resource/resourceslice/strategy.go: it and
 ``spec.driver`` can be selected on). Needed: list on ``resourceslices`` of ``resource.k8s.io``.
 """

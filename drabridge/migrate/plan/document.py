@@ -30,7 +30,7 @@ class How(StrEnum):
     ROLLOUT = "rollout"  # it is rolled out
     NEXT = "next"  # it has no pods now; the next ones get claims
     ENDS = "ends"  # its pods cannot change: they end by themselves, and new ones have claims
-    BY_HAND = "byHand"  # somebody must make its pods anew
+    BY_HAND = "byHand"  # somebody must make its pods again
 
 
 class Way(StrEnum):

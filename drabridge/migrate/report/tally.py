@@ -84,7 +84,7 @@ def turned(resource: str) -> str:
 
 # --- whose pods -----------------------------------------------------------------------------------------------------
 
-MOST_OWNERS = 8  # a chain that is longer goes round in a circle
+MOST_OWNERS = 8  # a longer chain must be circular
 _BUILT_IN = ("", "apps", "batch")
 
 

@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """All faults of a server. The fields may be set while it runs: each request reads them anew."""
+    """All faults of a server. The fields may be set while it runs: each request reads them."""
 
     latency_seconds: float = 0.0
     watch_lag_seconds: float = 0.0

@@ -304,7 +304,7 @@ class _Picker:
         self._rng = rng
 
     def within(self, allocated: set[str]) -> None:
-        """Use the manager's new set, which was counted anew while the plugin was asked."""
+        """Use the manager's new set, which was counted again while the plugin was asked."""
         self._allocated = allocated
 
     def take(self, candidates: Iterable[str]) -> bool:

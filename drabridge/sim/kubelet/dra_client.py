@@ -84,7 +84,7 @@ class DraClient:
             await self._channel.wait_for_state_change(state)
 
     async def watch_health(self, service: str, book: HealthBook) -> None:
-        """Read NodeWatchResources of a health service for ever.
+        """Read NodeWatchResources of a health service forever.
 
         It is opened again after each end, also where the driver does not implement it.
         """

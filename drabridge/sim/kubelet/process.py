@@ -193,7 +193,7 @@ class KubeletProcess:
         self._node.orphans[:] = [record for record in self._node.orphans if record.running]
 
     async def admit(self, record: PodRecord) -> PodWorker | None:
-        """Admission, then a worker that runs the pod; None if it was rejected or deleted, or the kubelet died."""
+        """Admit a pod and return the worker that runs it; None if it was rejected or deleted, or the kubelet died."""
         pod = record.spec
         async with self._sync_loop:
             if pod.uid not in self._node.pods:

@@ -13,7 +13,7 @@ from drabridge.sim.scheduler.claim_controller import ended
 
 
 def sync_jobs(objects: Objects) -> None:
-    """One step of the Job controller for every unfinished Job."""
+    """Do one step of the Job controller for every unfinished Job."""
     for job in objects.peek("jobs"):
         if not any(one["status"] == "True" for one in job.get("status", {}).get("conditions", [])):
             _sync(objects, job)

@@ -39,7 +39,7 @@ class SchedulerTimings:
     binding_timeout_seconds: float = 600.0
     """``DynamicResourcesArgs.bindingTimeout``."""
     binding_retry_seconds: float = 1.3
-    """From a failed binding until the allocation is taken back and chosen anew: 1.2 to 1.4 s were seen."""
+    """From a failed binding until the allocation is taken back and chosen again: 1.2 to 1.4 s were seen."""
     node_cache_lag_seconds: float = 0.0
     """The delay until the scheduler sees a node's allocatable, after kubelet has reported it."""
 
@@ -277,7 +277,7 @@ class Scheduler:
         def write(obj: JSON) -> None:
             others = [one for one in obj["status"].get("conditions", []) if one["type"] != condition["type"]]
             obj["status"]["conditions"] = [*others, {**condition, "lastTransitionTime": timestamp()}]
-            obj["status"].pop("nominatedNodeName", None)  # the pod is bound, or tried anew
+            obj["status"].pop("nominatedNodeName", None)  # the pod is bound, or tried again
 
         self._pod_status(pod, write)
 
@@ -301,7 +301,7 @@ class Scheduler:
     async def _await_binding(self, pod: JSON, node: str, names: Sequence[str]) -> None:
         """Wait for binding conditions (PreBind): look at once, then every poll.
 
-        Bind, or give the claims back so that the next pass starts anew.
+        Bind, or give the claims back so that the next pass starts again.
         """
         meta, loop = pod["metadata"], asyncio.get_running_loop()
         deadline = loop.time() + self.timings.binding_timeout_seconds
