@@ -26,11 +26,11 @@ EXACT_WORK = 10_000
 C(10, 5) * (5 + 10) = 3780."""
 
 KINDS_EXACT = 200
-"""With more kinds no mixes are tried: the enumeration recurses once per kind."""
+"""With more kinds, no mixes are tried: the enumeration recurses once per kind."""
 
 NODES_EXACT = 8
-"""Up to so many NUMA nodes all sets of them are tried (2^8). Kubelet's Topology Manager stops at 8 nodes itself
-(topologymanager ``maxAllowableNUMANodes``)."""
+"""All sets of NUMA nodes are tried for at most so many nodes (2^8 sets). Kubelet's Topology Manager also stops at 8
+nodes (topologymanager ``maxAllowableNUMANodes``)."""
 
 
 class ReplicaPolicy(StrEnum):

@@ -49,7 +49,7 @@ class Holder(NamedTuple):
 
 
 class DeviceKey(NamedTuple):
-    """What makes a device one device on this node. Unused fields are empty strings.
+    """Identifies a device on this node. Unused fields are empty strings.
 
     ``source`` is the resource name (device plugin) or the driver (DRA); ``device`` the id or the device's name.
     CDI ids are no part of it: kubelet 1.34 to 1.36 accumulates them over the devices of a claim.
@@ -66,7 +66,7 @@ class DeviceKey(NamedTuple):
 
 
 class AllocationKey(NamedTuple):
-    """What makes an allocation one allocation; the claim's names are empty strings without a claim."""
+    """Identifies an allocation. Without a claim, the claim's names are empty strings."""
 
     holder: Holder
     device: DeviceKey

@@ -230,7 +230,7 @@ def _pattern(item: str) -> Any:
     name = item.partition("#")[0]
     if _PLAIN_NAME.fullmatch(name):
         return name
-    before, after = "" if name.startswith("^") else ".*", "" if name.endswith("$") else ".*"  # ours match the whole value
+    before, after = "" if name.startswith("^") else ".*", "" if name.endswith("$") else ".*"  # ours match it all
     return {"regex": f"{before}(?:{name.removeprefix('^').removesuffix('$')}){after}"}
 
 

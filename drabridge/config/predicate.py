@@ -37,7 +37,7 @@ class Test(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """As the configuration writes it: ``attr.idVendor``."""
+        """The value's name, as the configuration writes it: ``attr.idVendor``."""
         return f"{self.source}.{self.key}" if self.key else str(self.source)
 
 

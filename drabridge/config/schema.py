@@ -84,18 +84,18 @@ class LegacySettings(Model, frozen=True):
 
 
 class NvmlTaints(Model, frozen=True):
-    """Effects of the taint for faults that NVML reports, where they differ from the effect `faulty`."""
+    """The taint's effects for faults that NVML reports. A fault without an effect here has that of `faulty`."""
 
     lost: TaintEffect | None = None
-    """The GPU is lost."""
+    """For a GPU that is lost."""
     reset: TaintEffect | None = None
-    """It needs a reset, or the node a reboot."""
+    """For a GPU that needs a reset, or whose node needs a reboot."""
     xid: TaintEffect | None = None
-    """An XID."""
+    """For an XID."""
     ecc: TaintEffect | None = None
-    """Uncorrectable errors of its memory."""
+    """For uncorrectable errors of the memory."""
     thermal: TaintEffect | None = None
-    """It is too hot."""
+    """For a GPU that is too hot."""
 
     def of(self, fault: str) -> TaintEffect | None:
         """Return the effect for a fault (`xid-79`); None if the effect `faulty` applies."""
@@ -107,17 +107,17 @@ class Taints(Model, frozen=True):
     """The taints in ResourceSlices of devices that cannot be used."""
 
     faulty: TaintEffect = "NoSchedule"
-    """For devices whose health rules fail. `NoExecute` evicts their pods."""
+    """The effect for devices whose health rules fail. `NoExecute` evicts their pods."""
     nvml: NvmlTaints = NvmlTaints()
-    """For faults that NVML reports. The taint's value says which: `xid-79`, `lost`."""
+    """The effects for faults that NVML reports. The taint's value names the fault: `xid-79`, `lost`."""
     gone: TaintEffect = "NoSchedule"
-    """For unplugged devices that somebody still holds."""
+    """The effect for unplugged devices that somebody still holds."""
     gone_after_seconds: Annotated[int, Meta(ge=0, le=3600)] = 15
     """How long a device may be away before it counts as unplugged: USB devices re-enumerate."""
 
 
 class EvictHolders(Model, frozen=True):
-    """Ends pods whose device has left, or was exchanged, while they had it: by the eviction API, as a drain does."""
+    """Evicts pods whose device is gone, or was exchanged, while they had it: by the eviction API, as a drain does."""
 
     after_seconds: Annotated[int, Meta(ge=0, le=86400)] = 30
     """How long a device must be away before its pods are evicted: USB devices re-enumerate. Another device in its

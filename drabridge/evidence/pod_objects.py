@@ -13,7 +13,7 @@ from drabridge.ledger.entries import ClaimRef
 from drabridge.ledger.proofs import End
 
 DEFAULT_GRACE_SECONDS = 30.0  # the API server's own default (pkg/apis/core/v1/defaults.go)
-MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would keep the device from others forever
+MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would block the device forever
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 MOST_NAMES = 64  # of resources, or claims, of one pod: 1.5 MB hold thirty thousand
 MOST_NAME_BYTES = 4 << 10  # of these names together

@@ -46,7 +46,8 @@ PROTOBUF = "application/vnd.kubernetes.protobuf"
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
-"""For one read. NodePrepareResources has 45 s (kubelet pkg/kubelet/cm/dra/plugin/dra_plugin.go) for several of them."""
+"""The limit of one read. NodePrepareResources has 45 s for several (kubelet
+pkg/kubelet/cm/dra/plugin/dra_plugin.go)."""
 WATCH_SECONDS = 240
 """The server ends a watch after this, and we begin another. So connections move to new API servers in time."""
 WATCH_READ_SECONDS = 90.0

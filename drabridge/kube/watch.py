@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Follower(Protocol[T]):
-    """Is told about the objects, on the loop."""
+    """Takes the objects and their changes, on the loop."""
 
     @property
     def view(self) -> ObjectView[T]:

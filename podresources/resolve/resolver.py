@@ -30,7 +30,8 @@ FRESH_SECONDS = 60.0
 """For so long nothing is read again, unless somebody takes or releases a device."""
 
 RETRY_SECONDS = 10.0
-"""The same, if something is unknown, a pod's UID comes only from the folders of logs, or a source failed."""
+"""The same for an uncertain result: something is unknown, a pod's UID is only from logs' folders, or a source
+failed."""
 
 RESOLVE_SECONDS = 1.5
 """The time limit for reading all sources, agents included. With both requests to kubelet it fits into a scrape of 10

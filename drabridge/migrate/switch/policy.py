@@ -138,7 +138,7 @@ class Form(Struct, frozen=True):
     namespaces: Json = field(default_factory=lambda: {"matchLabels": {marks.LABEL: marks.CLAIMS}})
     """The selector of the namespaces that are switched."""
     version: str = "v1"
-    """Of MutatingAdmissionPolicy; the policy that refuses pods is of v1 everywhere."""
+    """The version of MutatingAdmissionPolicy. The policy that refuses pods is always of v1."""
 
 
 class Parts:

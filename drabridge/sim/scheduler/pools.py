@@ -38,7 +38,7 @@ class Device:
         return bool(self.spec.get("allowMultipleAllocations"))
 
     def attribute(self, name: str) -> JSON | None:
-        """By qualified name; a name in the driver's own domain may be published without it."""
+        """Return an attribute by its qualified name. In slices, the driver's own domain may be left out of names."""
         attributes = self.spec.get("attributes", {})
         domain, _, short = name.rpartition("/")
         found = attributes.get(name, attributes.get(short) if domain == self.driver else None)

@@ -45,7 +45,7 @@ class SchedulerTimings:
 
     @classmethod
     def fast(cls, **changes: float) -> SchedulerTimings:
-        """For tests: binding conditions are polled 100 times as often."""
+        """Return the timings for tests: binding conditions are polled 100 times as often."""
         return replace(cls(binding_poll_seconds=0.05, binding_retry_seconds=0.013), **changes)
 
 
@@ -55,9 +55,9 @@ class Plan:
 
     node: str
     claims: Sequence[JSON]
-    """Everything the pod names, allocated or not; the special claim of extended resources comes last."""
+    """All claims of the pod, allocated or not; the special claim of extended resources comes last."""
     picks: Mapping[int, Sequence[Pick]]
-    """By position in ``claims``; missing for those that are allocated already."""
+    """Position in ``claims`` -> picks. A claim that is allocated already has none."""
     mappings: Sequence[JSON] = ()
     """``requestMappings`` of the special claim."""
 
