@@ -66,17 +66,11 @@ _WHOLE: ObjectView[Json] = ObjectView(lambda obj: obj)
 class KubernetesCluster:
     """The :class:`drabridge.kube.api.Cluster` of a real API server."""
 
-    def __init__(
-        self,
-        load: Callable[[], Access],
-        *,
-        read_seconds: float = READ_SECONDS,
-        watch_read_seconds: float = WATCH_READ_SECONDS,
-    ) -> None:
+    def __init__(self, load: Callable[[], Access], *, read_seconds: float = READ_SECONDS) -> None:
         """``load`` returns the access; it runs in a worker thread, and again after a 401 or a TLS error."""
         self._load = load
         self._timeout = (CONNECT_SECONDS, read_seconds)
-        self._watch_timeout = (CONNECT_SECONDS, watch_read_seconds)
+        self._watch_timeout = (CONNECT_SECONDS, WATCH_READ_SECONDS)
         self._transport: Transport | None = None
         self._connecting = threading.Lock()
         self._worker = IoThread("kubernetes")

@@ -41,12 +41,12 @@ Listener = Callable[[Change], None]
 class Store:
     """The stored objects. They are never changed in place: a write puts a new dict, so readers may keep the old one."""
 
-    def __init__(self, *, history: int = HISTORY) -> None:
+    def __init__(self) -> None:
         self.revision = FIRST_REVISION
         self._objects: dict[str, dict[Key, JSON]] = {resource.plural: {} for resource in RESOURCES}
         self._uids: dict[str, tuple[Resource, Key]] = {}
         self._history: deque[Change] = deque()
-        self._limit = history
+        self._limit = HISTORY
         self.compacted = FIRST_REVISION
         """The oldest revision that can still be watched from."""
         self.unread: dict[str, tuple[int, list[JSON]]] = {}

@@ -214,10 +214,10 @@ class SimKubelet:
         await self.process.run_pod(record)
         return record.status()
 
-    async def finish_pod(self, uid: str, *, failed: bool = False) -> PodStatus:
+    async def finish_pod(self, uid: str) -> PodStatus:
         """Let every container exit; return when the pod's claims are unprepared and the pod is terminal."""
         record, worker = self.node.pods[uid], self.process.workers[uid]
-        worker.finish(Phase.FAILED if failed else Phase.SUCCEEDED)
+        worker.finish(Phase.SUCCEEDED)
         await self.process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
         return record.status()
 
@@ -319,9 +319,7 @@ class SimKubelet:
                 raise TimeoutError(f"waited {timeout} s for {what or predicate}; resources: {self.resources}")
             await asyncio.sleep(0.002)
 
-    async def wait_for_resource(
-        self, resource: str, healthy: int | None = None, timeout: float = 60.0, *, published: bool = True
-    ) -> None:
+    async def wait_for_resource(self, resource: str, healthy: int | None = None, timeout: float = 60.0) -> None:
         """Wait until the resource can be used.
 
         It is registered, its list is read, as many devices as asked for are healthy, and the Node says so. Before that,
@@ -334,7 +332,7 @@ class SimKubelet:
                 return False
             listed = resource in self.process.manager.state.healthy
             said = self.published_node_status["allocatable"].get(resource) == len(view.healthy)
-            return listed and (healthy is None or len(view.healthy) == healthy) and (said or not published)
+            return listed and (healthy is None or len(view.healthy) == healthy) and said
 
         await self.wait_for(there, timeout, f"{resource} with {healthy} healthy devices")
 
