@@ -153,7 +153,7 @@ class HttpServer:
 
     def __init__(self, routes: Mapping[tuple[str, str], Handler]) -> None:
         self.routes = dict(routes)
-        self.otherwise: Handler | None = None  # answers requests without a route; None: 404
+        self.otherwise: Handler | None = None  # answers requests without a route; None: they are refused
         self._servers: list[asyncio.Server] = []
         self._closed = False
         self._path: Path | None = None  # the unix socket's path

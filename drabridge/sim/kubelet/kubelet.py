@@ -217,7 +217,7 @@ class SimKubelet:
     async def finish_pod(self, uid: str) -> PodStatus:
         """Let every container exit; return when the pod's claims are unprepared and the pod is terminal."""
         record, worker = self.node.pods[uid], self.process.workers[uid]
-        worker.finish(Phase.SUCCEEDED)
+        worker.finish()
         await self.process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
         return record.status()
 
@@ -238,7 +238,7 @@ class SimKubelet:
         if worker is None or worker.ended.is_set():
             process.forget(uid)
             return
-        worker.finish(linger_seconds=linger_seconds)
+        worker.finish(linger_seconds)
         if not force:
             await process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
 

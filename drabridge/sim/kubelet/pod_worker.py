@@ -33,9 +33,9 @@ class PodWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
 
-    def finish(self, phase: Phase = Phase.SUCCEEDED, linger_seconds: float = 0.0) -> None:
+    def finish(self, linger_seconds: float = 0.0) -> None:
         """Ask for the end: containers stop after ``linger_seconds``, then claims are unprepared."""
-        self.record.ending, self._linger_seconds = phase, linger_seconds
+        self.record.ending, self._linger_seconds = True, linger_seconds
         self._end.set()
 
     async def run(self) -> None:
@@ -160,7 +160,7 @@ class PodWorker:
         while not await self._claims.unprepare(self.record.spec):
             await asyncio.sleep(self._node.rng.uniform(*self._node.timings.dra_unprepare_retry_seconds))
         if self.record.phase is not Phase.FAILED:
-            self.record.phase = self.record.ending or Phase.SUCCEEDED
+            self.record.phase = Phase.SUCCEEDED
         self.record.waiting.clear()
         self.settled.set()
         self.ended.set()

@@ -139,7 +139,7 @@ class PodRecord:
     waiting: dict[str, str] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
     terminating: bool = False  # deleted, and its containers are still stopping
-    ending: Phase | None = None  # containers have exited, or shall; the phase once the claims are free
+    ending: bool = False  # its containers have exited, or were told to
 
     @property
     def active(self) -> bool:

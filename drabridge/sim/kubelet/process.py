@@ -172,8 +172,8 @@ class KubeletProcess:
         for record in list(self._node.pods.values()):
             await self._node.faults.running.wait()
             if record.spec.uid in self._node.pods:
-                if record.ending is not None and record.active:
-                    self._work(record).finish(record.ending)
+                if record.ending and record.active:
+                    self._work(record).finish()
                 elif record.active:
                     await self.admit(record)
                 else:
