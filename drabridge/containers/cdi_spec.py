@@ -28,7 +28,7 @@ from drabridge.inventory.devices import Device, DeviceNode, Mount
 BASE_VERSION = "0.3.0"  # nodes, env, mounts, hooks
 RENAMED_NODE_VERSION = "0.5.0"  # deviceNodes[].hostPath
 JOINED_GROUP_VERSION = "0.7.0"  # additionalGids
-DIGIT_NAME_VERSION = "0.5.0"  # device names that begin with a digit, as those of claims' metadata do: with a UID
+DIGIT_NAME_VERSION = "0.5.0"  # names that begin with a digit: those of claims' metadata begin with a UID
 
 VENDOR = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")

@@ -128,9 +128,8 @@ class KubeletEvidence:
     async def users(self, claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
         """Return the containers that kubelet shows with ``device`` through ``claim``.
 
-        None if kubelet cannot be asked.
-
-        Through any claim if the name of ``claim`` is not known. Kubelet before 1.34 shows no claims.
+        None if kubelet cannot be asked. If the name of ``claim`` is not known, containers with any claim count. Kubelet
+        before 1.34 shows no claims.
         """
         return await self._ask(lambda listed: users_of(listed, claim, self._driver, device))
 
@@ -218,7 +217,7 @@ class KubeletEvidence:
 
 
 def pods_of(snapshot: NodeSnapshot) -> events.Pods:
-    """Return unit -> containers that a List shows with it. A device on two NUMA nodes counts once."""
+    """Return unit -> the containers that a List shows with it. A device on two NUMA nodes counts once."""
     found: dict[events.Unit, dict[PodRef, None]] = {}
     for pod in snapshot.pods:
         for container in pod.containers:
@@ -231,7 +230,7 @@ def pods_of(snapshot: NodeSnapshot) -> events.Pods:
 def users_of(snapshot: NodeSnapshot, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...]:
     """Return the containers of a List that have ``device`` through ``claim``.
 
-    Through any claim if neither its UID nor its name tells.
+    If neither the UID nor the name of a claim tells, it counts.
     """
     return tuple(
         pod
@@ -251,7 +250,7 @@ def _claims(snapshot: NodeSnapshot, driver: str) -> Iterator[tuple[ClaimRef, Pod
 
 
 def is_same(claim: ClaimRef, used: ClaimRef) -> bool:
-    """Tell whether a List's claim is ``claim``: by UID where the List tells it, else by name, else it may be."""
+    """Tell whether a List's claim is ``claim``: by UID if the List tells it, else by name; true if neither is known."""
     if claim.uid and used.uid:
         return claim.uid == used.uid
     return not claim.name or (used.namespace, used.name) == (claim.namespace, claim.name)

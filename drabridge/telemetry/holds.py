@@ -137,7 +137,7 @@ class Holds:
         one.counted = now
 
     def _labels(self, holding: Holding) -> tuple[str, ...]:
-        """Return the labels of a series that exists or may be added; beyond the limits those of all others."""
+        """Return the labels of a series that exists or may be added. Beyond the limits, all others share one."""
         kind, _, name = holding.owner.partition("/")
         rest = (holding.api, holding.resource)
         whole = (holding.namespace, kind, name, *rest)
