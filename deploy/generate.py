@@ -1,9 +1,9 @@
-"""``python -m deploy.generate``: write what the chart has from elsewhere, and the kustomize base.
+"""``python -m deploy.generate``: write the generated files of the chart, and the kustomize base.
 
 The version in ``deploy/chart/Chart.yaml`` is the package's, and the addresses are those of ``pyproject.toml``.
 ``deploy/chart/values.schema.json`` comes from the agent's configuration model, ``deploy/chart/README.md`` from the
 comments of the values, ``deploy/chart/templates/switch.yaml`` from the policies of ``drabridge migrate switch``,
-``deploy/kustomize/`` from the chart's default render. The tests fail while one is not what this would write.
+``deploy/kustomize/`` from the chart's default render. A test fails while a file differs from what this program writes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _object(properties: Json, description: str = "", *, required: tuple[str, ...
 
 
 def _without(keys: tuple[str, ...]) -> Json:
-    """Return an object without the keys that the chart sets or has values for: YAML would have them twice."""
+    """Return the schema of an object without the keys that the chart sets itself: YAML would have them twice."""
     return {"type": "object", "not": {"anyOf": [{"required": [key]} for key in keys]}}
 
 
@@ -100,7 +100,7 @@ def values_schema() -> Json:
     config = json_schema()
     definitions = config.pop("$defs")
     config.pop("$schema")
-    config["required"] = [*config.get("required", ()), "driver"]  # paths of the pod are made of it
+    config["required"] = [*config.get("required", ()), "driver"]  # the pod's paths contain it
     properties = {
         "config": config,
         "image": _object(
@@ -195,7 +195,7 @@ def _file_name(obj: Json, objects: list[Json]) -> str:
 
 
 def kustomize_files() -> dict[str, str]:
-    """Text by file name below deploy/kustomize."""
+    """Return the files below deploy/kustomize: name -> text."""
     objects = base()
     files = {_file_name(obj, objects): yaml.safe_dump(obj, sort_keys=False, width=110) for obj in objects}
     kustomization = {
@@ -220,13 +220,13 @@ def schema_text() -> str:
 
 
 def repository() -> str:
-    """Where the repository is: ``project.urls.Repository`` of pyproject.toml, the only place to write it."""
+    """Return the repository's address: ``project.urls.Repository`` of pyproject.toml, the only place to write it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return str(project["urls"]["Repository"])
 
 
 def registry() -> str:
-    """Where image and chart are: ``tool.drabridge.registry`` of pyproject.toml, the only place to write it."""
+    """Return the registry of image and chart: ``tool.drabridge.registry`` of pyproject.toml, its only place."""
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["drabridge"]["registry"])
 
 
@@ -245,13 +245,13 @@ def krew(path: Path) -> str:
 
 
 def about_text() -> str:
-    """Chart.yaml as it is, with the package's version as the chart's and the program's."""
+    """Return Chart.yaml with the package's version as the chart's and the program's."""
     text = re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", ABOUT.read_text(encoding="utf-8"))
     return re.sub(re.escape(yaml.safe_load(text)["home"]) + r"(?=[/\s])", repository(), text)
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Every generated file and what it has to contain."""
+    """Return every generated file with the text that it must have."""
     for path in ADDRESSED:
         yield path, addressed(path)
     for path in KREW:

@@ -87,7 +87,7 @@ def manifests(
     namespace: str = "drabridge",
     chart: Path = CHART,
 ) -> list[Json]:
-    """Every object of a release, in Helm's order of files; without hooks, which are no part of it."""
+    """Return every object of a release in Helm's order of files, without hooks, which do not belong to it."""
     return [obj for obj in _objects(values, name, namespace, chart) if HOOK not in _annotations(obj)]
 
 
@@ -98,7 +98,7 @@ def hooks(
     namespace: str = "drabridge",
     when: str = "pre-delete",
 ) -> list[Json]:
-    """Return what Helm makes only for a while: to ask whether it may uninstall, or for ``helm test``."""
+    """Return the objects of hooks, which Helm makes only for a while: before an uninstall, or for ``helm test``."""
     return [obj for obj in _objects(values, name, namespace, CHART) if _annotations(obj).get(HOOK) == when]
 
 
@@ -128,7 +128,7 @@ def lint(values: Mapping[str, Any] | None = None, *, kube_version: str = "v1.36.
 def push(chart: Path, remote: str, *, plain_http: bool = False, user: str = "", password: str = "") -> None:
     """Upload a packed chart below ``remote``, ``oci://HOST/PATH``. Raises HelmRefusedError with what Helm says."""
     job = {"do": "push", "chart": str(chart), "remote": remote, "plain_http": plain_http}
-    _run.__wrapped__(json.dumps(job | {"user": user, "password": password}))  # each time anew
+    _run.__wrapped__(json.dumps(job | {"user": user, "password": password}))  # not cached: it has an effect
 
 
 def one(objects: list[Json], kind: str) -> Json:

@@ -1,7 +1,7 @@
 """Write the chart's template for ``migration.namespaces`` from the policies of ``drabridge migrate switch``.
 
-The CEL is written once, in Python. Here the parts of it that are there for each resource come into a ``range`` of Helm,
-with Helm's words for the resource's number, name and the start of its claims' names.
+The CEL is written once, in Python. Here its parts for each resource are put into a ``range`` of Helm, with Helm's
+expressions for the resource's number, its name and the prefix of its claims' names.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _TAIL = "{{- end }}\n"
 
 
 class _Ranged(Parts):
-    """All resources of the chart's configuration, in a ``range``."""
+    """Stands for all resources of the chart's configuration, by a ``range``."""
 
     def __init__(self) -> None:
         super().__init__([])

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from deviceplugin.inotify import Watcher
     from deviceplugin.server import PluginServer, ServerState
 
-# gRPC reads these when it is first imported: its INFO lines are noise, its fork handlers break subprocesses.
+# gRPC reads these when it is first imported. Its INFO lines help nobody, and its fork handlers break subprocesses.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

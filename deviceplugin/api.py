@@ -19,7 +19,7 @@ DeviceList = Broadcast[tuple[ListedDevice, ...]]
 
 @runtime_checkable
 class Plugin(Protocol):
-    """Required: the resource, and the list of its devices, which tells of its changes."""
+    """Required: the resource, and the list of its devices with its changes."""
 
     @property
     def resource(self) -> str:
@@ -53,7 +53,7 @@ class Allocator(Protocol):
 class Preferrer(Protocol):
     """Optional: advises kubelet which ids to take.
 
-    Pure and quick: it runs on the event loop, kubelet waits.
+    It must be pure and quick: it runs on the event loop while kubelet waits.
     """
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
@@ -67,7 +67,7 @@ class PreStarter(Protocol):
 
     @property
     def pre_start_required(self) -> bool:
-        """Whether kubelet must call at all. Read once per registration."""
+        """Whether kubelet must call PreStartContainer at all. It is read once per registration."""
         ...
 
     async def pre_start(self, ids: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Publish a versioned value to many readers: each sees the newest at once, slow ones skip to it."""
+"""Publish a versioned value to many readers: each sees the newest at once, and slow ones skip older versions."""
 
 from __future__ import annotations
 

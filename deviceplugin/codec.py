@@ -22,7 +22,7 @@ class ListCache:
     """Builds the message of a version once, however many streams send it.
 
     A list that kubelet would refuse as too large is cut. An id that was in a message once stays in, before all others,
-    and no change of its health makes the message too large: so kubelet hears of it when a device is revoked.
+    and no change of its health makes the message too large. So kubelet always learns that a device became unhealthy.
     ``left_out``: how many ids are not in the newest message.
     """
 

@@ -145,7 +145,7 @@ class Subscription:
 
     def wake_from_thread(self) -> None:
         """Take an event, in watchdog's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to wake
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no reader to wake
             self._loop.call_soon_threadsafe(self._wake)
 
     def close(self) -> None:
@@ -166,6 +166,6 @@ class _Handler:
 
     def dispatch(self, event: Any) -> None:
         if self._is_parent and self._directory not in (event.src_path, event.dest_path):
-            return  # a neighbour of the directory
+            return  # something else in the parent
         for subscription in tuple(self._watched.subscriptions):
             subscription.wake_from_thread()

@@ -18,7 +18,7 @@ from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 log = logging.getLogger("deviceplugin")
 
 STOP_SLACK_SECONDS = 0.5
-"""How long gRPC may take to stop beyond the grace; with peers that live it needs milliseconds."""
+"""How long gRPC may take to stop beyond the grace. If the peers run, it takes milliseconds."""
 
 _lingering: set[asyncio.Task[None]] = set()  # the loop keeps only weak references to tasks
 
@@ -39,7 +39,7 @@ class Listener:
         server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(service, server)
         try:
-            if server.add_insecure_port(f"unix:{path}") == 0:  # grpcio before 1.60 says it so, later ones raise
+            if server.add_insecure_port(f"unix:{path}") == 0:  # grpcio before 1.60 returns 0, later versions raise
                 raise RuntimeError("grpc answered port 0")
             # By chmod, because the umask belongs to the whole process. Until here the mode is at most 0755, which lets
             # nobody else connect: that takes the write permission. And nobody knows the name before Register.
@@ -65,7 +65,7 @@ class Listener:
         return self._identity.same_file(identify_socket(self.path))
 
     async def stop(self, grace_seconds: float) -> None:
-        """Stop serving; calls in flight get ``grace_seconds``.
+        """Stop serving. Calls in flight may go on for ``grace_seconds``.
 
         The caller ends the streams first: they would use up all of the grace.
 

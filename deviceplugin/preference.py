@@ -26,11 +26,11 @@ EXACT_WORK = 10_000
 C(10, 5) * (5 + 10) = 3780."""
 
 KINDS_EXACT = 200
-"""With more kinds no mixes are tried: the enumeration recurses once per kind."""
+"""With more kinds, no mixes are tried: the enumeration recurses once per kind."""
 
 NODES_EXACT = 8
-"""Up to so many NUMA nodes all sets of them are tried (2^8). Kubelet's Topology Manager stops at 8 nodes itself
-(topologymanager ``maxAllowableNUMANodes``)."""
+"""All sets of NUMA nodes are tried for at most so many nodes (2^8 sets). Kubelet's Topology Manager also stops at 8
+nodes (topologymanager ``maxAllowableNUMANodes``)."""
 
 
 class ReplicaPolicy(StrEnum):
@@ -347,18 +347,18 @@ def _fill_groups(world: _World, fixed: list[Unit], pool: list[Unit], wanted: int
         members.sort(key=lambda unit: (-used_devices[unit.device or unit.id], unit.device, _order(unit)))
 
     def harm(group: str) -> tuple[bool, bool]:
-        """Tell whether taking from it breaks a free group, or a free device that is shared."""
+        """Return (whether taking from the bucket breaks a free group, whether it breaks a free shared device)."""
         first = by_group[group][0]
         breaks = group in world.free_groups and group not in used_groups
         return breaks, world.replicated and not used_devices[first.device or first.id]
 
-    ladder: dict[tuple[bool, bool], list[list[Unit]]] = {}
+    by_harm: dict[tuple[bool, bool], list[list[Unit]]] = {}
     for group, members in by_group.items():
-        ladder.setdefault(harm(group), []).append(members)
+        by_harm.setdefault(harm(group), []).append(members)
     chosen: list[Unit] = []
-    for key in sorted(ladder):
-        buckets = ladder[key]
-        if key == (False, False):  # broken already: the smallest rests first
+    for key in sorted(by_harm):
+        buckets = by_harm[key]
+        if key == (False, False):  # groups that are broken already, the smallest first
             buckets = sorted(buckets, key=lambda bucket: (len(bucket), _order(bucket[0])))
         else:
             buckets = _fewest(buckets, wanted - len(chosen))

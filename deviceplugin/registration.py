@@ -36,9 +36,9 @@ class RegistrationPhase(StrEnum):
     REGISTERING = "Registering"  # a Register call is in flight
     WAIT_STREAM = "WaitStream"  # Register succeeded, ListAndWatch has not come yet
     ACTIVE = "Active"  # kubelet reads our list
-    SETTLING = "Settling"  # kubelet.sock changed, yet the stream lives: a dying kubelet, or a touched file
+    SETTLING = "Settling"  # kubelet.sock changed, but the stream is open: kubelet ends, or the file was touched
     REFUSED = "Refused"  # nobody listens on kubelet.sock; trying quickly
-    LOST = "Lost"  # the stream or our socket went away under the same kubelet; waiting at least a second
+    LOST = "Lost"  # the stream or our socket is gone, kubelet is the same; waiting at least a second
     BACKOFF = "Backoff"  # Register failed, or no stream followed; waiting longer each time
 
 
@@ -98,7 +98,7 @@ class RegistrationProgress(Struct, frozen=True):
 
 
 PhaseByKubelet = Mapping[KubeletState, RegistrationPhase]
-"""A next phase that depends on what we know about kubelet."""
+"""A next phase that depends on our knowledge of kubelet."""
 
 
 def _by_kubelet(absent: RegistrationPhase, fresh: RegistrationPhase, asked: RegistrationPhase) -> PhaseByKubelet:
@@ -159,7 +159,7 @@ TABLE: dict[tuple[RegistrationPhase, RegistrationEvent], RegistrationPhase | Pha
     (P.BINDING, E.BIND_FAILED): P.IDLE,
     #
     (P.SERVING, E.KUBELET_NEW): P.REGISTERING,
-    (P.SERVING, E.STREAM_OPENED): P.ACTIVE,  # kubelet.sock was removed under a kubelet that lives and took our call
+    (P.SERVING, E.STREAM_OPENED): P.ACTIVE,  # somebody removed kubelet.sock, but kubelet runs and took our call
     (P.SERVING, E.OWN_SOCKET_LOST): P.BINDING,
     #
     (P.REGISTERING, E.STREAM_OPENED): READ,
@@ -210,9 +210,9 @@ def _learn(state: RegistrationProgress, event: RegistrationEvent) -> Registratio
         case E.KUBELET_GONE:
             return replace(state, kubelet=KubeletState.ABSENT)
         case E.REFUSED if state.phase is P.REGISTERING and state.kubelet is KubeletState.ASKED:
-            return replace(state, kubelet=KubeletState.FRESH)  # it never got our call
+            return replace(state, kubelet=KubeletState.FRESH)  # kubelet never got our call
         case E.TIMER if state.phase is P.SETTLING and state.kubelet is KubeletState.FRESH:
-            return replace(state, kubelet=KubeletState.ASKED)  # the reader outlived the change: it is the same kubelet
+            return replace(state, kubelet=KubeletState.ASKED)  # the stream goes on: it is the same kubelet
         case E.TIMER if state.phase is P.ACTIVE:
             return replace(state, attempt=0, refusals=0)
     return state

@@ -116,7 +116,7 @@ class PluginServer:
         self._running = False
         self._check = LevelCheck(directory)
 
-    # What others may ask.
+    # Questions of the program around the library.
 
     @property
     def state(self) -> ServerState:
@@ -141,7 +141,7 @@ class PluginServer:
         return self._streams.sent_version
 
     async def wait_sent(self, version: int) -> None:
-        """Wait until kubelet's live stream took list ``version`` or a newer one, for as long as that takes."""
+        """Wait without a limit until kubelet's live stream took list ``version`` or a newer one."""
         await self._streams.wait_sent(version)
 
     @property
@@ -242,7 +242,7 @@ class PluginServer:
             if event is RegistrationEvent.KUBELET_NEW:
                 self._notify(KubeletSeen(self._plugin.resource))
 
-    # What is decided: one step of the state machine (registration.py) for each event.
+    # Decisions: one step of the state machine (registration.py) for each event.
 
     async def _take(self, event: RegistrationEvent) -> None:
         old = self._machine
@@ -292,10 +292,10 @@ class PluginServer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if RegistrationEvent.TIMER in self._events:  # fired, but for a phase that is over
+        if RegistrationEvent.TIMER in self._events:  # it fired for a phase that is over
             self._events = deque(e for e in self._events if e is not RegistrationEvent.TIMER)
 
-    # What is done.
+    # Actions.
 
     async def _bind(self) -> None:
         """Stop the old server, then start a fresh one.
@@ -335,7 +335,7 @@ class PluginServer:
                 self._timeouts.register_seconds,
             )
         except DevicePluginError as error:
-            if self._machine.phase not in STREAMING:  # a stream that opened meanwhile says more than a late answer
+            if self._machine.phase not in STREAMING:  # an open stream proves more than a late answer
                 self._error = str(error)
             code = error.code if isinstance(error, RegistrationError) else "INTERNAL"
             self._notify(RegisterFailed(resource, code, str(error), self._clock() - started))
@@ -358,7 +358,7 @@ class PluginServer:
         stale = {RegistrationEvent.REGISTERED, RegistrationEvent.REFUSED, RegistrationEvent.REGISTER_FAILED}
         self._events = deque(e for e in self._events if e not in stale)
 
-    # What the streams tell.
+    # Reports of the streams.
 
     def _stream_opened(self, stream: ListStream) -> None:
         self._notify(StreamOpened(self._plugin.resource, stream.expected))

@@ -47,7 +47,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
         clock: Callable[[], float],
     ) -> None:
         self._plugin = plugin
-        self._allocator = plugin if isinstance(plugin, Allocator) else None  # asked once: it is slow, and kubelet waits
+        self._allocator = plugin if isinstance(plugin, Allocator) else None  # checked once: that is slow
         self._streams = streams
         self._inflight = inflight
         self._timeouts = timeouts
@@ -59,7 +59,7 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
 
     @property
     def left_out(self) -> int:
-        """How many ids of the newest list kubelet was not told of, because it takes 4 MiB in one message."""
+        """How many ids of the newest list were left out, because kubelet takes at most 4 MiB in one message."""
         return self._cache.left_out
 
     def options(self) -> pb.DevicePluginOptions:
@@ -243,13 +243,13 @@ class DevicePluginService(pb_grpc.DevicePluginServicer):
             self._work.discard(task)
             self._inflight.leave(ids)
             if not task.cancelled():
-                task.exception()  # read it, or asyncio complains about an error that nobody waited for
+                task.exception()  # retrieved, because asyncio complains about an exception that nobody reads
             wake()
 
         task.add_done_callback(finish)
         timer = loop.call_later(seconds, wake)
         try:
-            await over  # asyncio.wait takes longer than all of the ledger's work
+            await over  # asyncio.wait would cost more than a quick plugin's work
         finally:
             timer.cancel()
         if not task.done():

@@ -20,7 +20,7 @@ PATH_MAX_BYTES = 107
 """``sun_path`` of struct sockaddr_un holds 108 bytes with the final NUL (unix(7))."""
 
 KUBELET_SOCKET = "kubelet.sock"
-"""Registration server's file in the plugin directory (``KubeletSocket``, deviceplugin/v1beta1/constants.go)."""
+"""The registration server's file in the plugin directory (``KubeletSocket``, deviceplugin/v1beta1/constants.go)."""
 
 _TOKEN = "[0-9a-f]{8}"
 _SLUG_MAX = 40
@@ -70,8 +70,8 @@ def probe(path: Path) -> int:
 def kubelet_process(directory: Path) -> str:
     """Name the kubelet process that listens in the plugin directory; "" if none answers there.
 
-    Who answers at a socket's file is the process that made the file, because another process has to make its own. So
-    two equal names, whenever they were asked for, mean one process that has run all the time between.
+    Only the process that made a socket's file answers there: another process has to make a file of its own. So two
+    equal names, asked for at any two times, mean one process that has run between them.
     """
     path = directory / KUBELET_SOCKET
     found = identify_socket(path)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from podresources.model import Allocatable, Api, DeviceKey, Holder, NodeSnapshot, PodAllocation
     from podresources.sync import SyncClient
 
-# Read by gRPC when it is first imported: no chatter about connections that end, no handlers around fork().
+# gRPC reads these when it is first imported: it then logs no ended connections, and has no handlers around fork().
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

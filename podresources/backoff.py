@@ -10,7 +10,7 @@ from podresources.errors import KubeletUnavailable, PodResourcesError, RateLimit
 
 RATE_LIMIT_FLOOR_SECONDS = 1.0
 """Kubelet's bucket (100 a second, burst 10; pkg/kubelet/apis/grpc/ratelimit.go) is shared by every client of the node:
-whoever was refused leaves the others a full second."""
+a client that was refused leaves the others a full second."""
 
 
 class Backoff(Struct, frozen=True):
@@ -26,7 +26,7 @@ class Backoff(Struct, frozen=True):
     factor: float = 2.0
     maximum_seconds: float = 2.0
     jitter: float = 0.5
-    """Share of the wait that is random, so that agents that died together do not come back together."""
+    """Share of the wait that is random, so that agents that ended together do not come back together."""
 
     def delay(self, attempt: int, random_source: random.Random) -> float:
         """Return the seconds to wait after try ``attempt``; the first try is 0."""

@@ -68,7 +68,7 @@ class ChangeTracker:
         self._settled_at = float("-inf")
 
     def failed(self, error: PodResourcesError, now: float) -> None:
-        """Note a failed poll: absences are counted anew, after a lost connection only once kubelet has settled."""
+        """Note a failed poll: the count of absences starts again; after a lost connection, once kubelet has settled."""
         self._absences.clear()
         if isinstance(error, (KubeletUnavailable, SocketMissing)):
             self._settled_at = now + self._settle_seconds
@@ -76,7 +76,7 @@ class ChangeTracker:
     def step(self, snapshot: NodeSnapshot, allocatable: Allocatable | None, now: float) -> list[Change]:
         """Return what the next complete snapshot changes.
 
-        ``allocatable`` None when this kubelet does not serve it.
+        ``allocatable`` is None if this kubelet does not serve it.
         """
         if snapshot.socket != self._socket:
             self._socket = snapshot.socket

@@ -37,11 +37,11 @@ from podresources.transport import (
 class Client:
     """Asks kubelet who holds what.
 
-    Connects at the first call, and again whenever kubelet's socket is another one.
+    It connects at the first call, and again whenever kubelet's socket was replaced.
 
-    One request is in flight at a time: kubelet's limiter is shared by the whole node. Waiting for one's turn counts
-    towards the deadline. Requests are repeated, with jitter, while kubelet restarts or its limiter refuses, as long
-    as the deadline allows. ``features`` tells what this kubelet has been seen to support.
+    One request is in flight at a time: kubelet's limiter is shared by the whole node. Waiting for other requests counts
+    towards the deadline. Requests are repeated, with jitter, while kubelet restarts or its limiter refuses, as long as
+    the deadline allows. ``features`` tells what this kubelet has been seen to support.
 
     ``observe`` is called after every request with an ``Attempt``, for metrics.
     """
@@ -98,7 +98,7 @@ class Client:
     async def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures:
         """Find out whether Get is served, by asking for a pod that does not exist.
 
-        The other features come with use.
+        The other features are learned from answers.
         """
         if self.features.get is Support.UNKNOWN:
             with suppress(PodNotFound, NotSupported):
@@ -106,7 +106,7 @@ class Client:
         return self.features
 
     async def close(self) -> None:
-        """Hang up. Calls under way end with ClientClosed."""
+        """Close the connection. Calls under way end with ClientClosed."""
         self._session.closed = True
         await self._hang_up()
 

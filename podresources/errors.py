@@ -1,4 +1,4 @@
-"""Errors that say whose fault it is: the node's, kubelet's, or the caller's."""
+"""Errors that say whose fault they are: the node's, kubelet's, or the caller's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PodResourcesError(Exception):
 
 
 class NodeError(PodResourcesError):
-    """The node's: this process cannot reach the socket at all."""
+    """The node's fault: this process cannot reach the socket at all."""
 
     fault = FaultParty.NODE
     code = "UNAVAILABLE"
@@ -41,7 +41,7 @@ class NodeError(PodResourcesError):
 class SocketMissing(NodeError):
     """There is no socket at the path.
 
-    That passes after a kubelet restart. Without kubelet, or without a mount, it is permanent.
+    After a kubelet restart the socket comes back. Without kubelet, or without a mount, it never comes.
     """
 
 
@@ -52,7 +52,7 @@ class SocketPermissionDenied(NodeError):
 
 
 class KubeletError(PodResourcesError):
-    """Kubelet's: the socket is there, the answer is not."""
+    """Kubelet's fault: the socket is there, but no usable answer comes."""
 
 
 class KubeletUnavailable(KubeletError):
@@ -76,7 +76,7 @@ class RateLimited(KubeletError):
 class NotSupported(KubeletError):
     """This kubelet does not serve the method; ``rpc`` names it.
 
-    A fact about kubelet's version or feature gates.
+    It depends on kubelet's version and feature gates.
     """
 
     code = "UNIMPLEMENTED"
@@ -101,7 +101,7 @@ class KubeletFailed(KubeletError):
 
 
 class CallerError(PodResourcesError):
-    """The caller's."""
+    """The caller's fault."""
 
     fault = FaultParty.CALLER
 

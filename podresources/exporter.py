@@ -1,7 +1,7 @@
 """Collect Prometheus metrics of the PodResources API, for this program's registry or another one's.
 
-``Exposition`` holds what is to be exposed; whoever polls kubelet feeds it. ``Exporter`` polls by itself, at scrape
-time::
+``Exposition`` holds what is to be exposed; the program that polls kubelet feeds it. ``Exporter`` polls by itself, at
+scrape time::
 
     REGISTRY.register(podresources.exporter.Exporter())
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from podresources.resolve.resolver import Resolved, Resolver
 
 MAX_AGE_SECONDS = 5.0
-"""Scrapes within this time get the same answer: several Prometheus servers must not eat the node's limiter."""
+"""Scrapes within this time get the same answer: several Prometheus servers must not use up the node's limit."""
 
 SCRAPE_TIMEOUT_SECONDS = 4.0
-"""For each of the two requests: both, and the rendering, fit into Prometheus' default scrape timeout of 10 s."""
+"""The limit of each of the two requests. Both fit into Prometheus' default scrape timeout of 10 s, with rendering."""
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Seconds. A List of a full node takes kubelet 5 to 50 ms; the client gives up at 10 s."""
@@ -45,9 +45,9 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class KnownDevices:
     """The devices that an exporter has seen, at most ``limit``.
 
-    Because of it no device vanishes when its holder releases it. The device-plugin side has a list of capacity, but it
-    leaves out devices that are unhealthy or whose plugin is gone; the DRA side has no list at all. So what was seen
-    once is remembered for the life of the process. When there is no room, the least recently seen go first.
+    So no device vanishes from the metrics when its holder releases it. The device-plugin side has a list of capacity,
+    but without devices that are unhealthy or whose plugin is gone; the DRA side has no list at all. Devices are
+    remembered for the life of the process. If there is no room, those not seen for longest are forgotten first.
     """
 
     def __init__(self, limit: int) -> None:
@@ -115,7 +115,7 @@ class Exposition(Collector):
         features: KubeletFeatures,
         resolved: Resolved | None = None,
     ) -> None:
-        """Expose a complete answer; ``allocatable`` None when this kubelet does not serve it."""
+        """Expose a complete answer; ``allocatable`` is None if this kubelet does not serve it."""
         with self._lock:
             forgotten = self._known.see(device.device_key for device in (allocatable.devices if allocatable else ()))
             forgotten += self._known.see(allocation.device_key for allocation in snapshot.allocations)
@@ -131,7 +131,7 @@ class Exposition(Collector):
             self._up = False
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, so that registering does not ask kubelet."""
+        """Return nothing, so that registering does not ask kubelet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -184,7 +184,7 @@ class Exporter(Collector):
         self._lock = Lock()
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, so that registering does not ask kubelet."""
+        """Return nothing, so that registering does not ask kubelet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -196,7 +196,7 @@ class Exporter(Collector):
         return self._exposition.collect()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._client.close()
         if self._resolver is not None:
             self._resolver.close()

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from podresources.resolve.resolver import Resolved
 
 MAX_SERIES = 10_000
-"""Of each per-device family. A node of 500 pods with 4,096 devices fits twice; more is a fault, or a plugin that
-advertises a device per megabyte, and would hurt Prometheus more than its absence hurts here."""
+"""Most series of each per-device family: twice those of a node with 500 pods and 4,096 devices. More come from a fault,
+or a plugin that advertises a device per megabyte. They would harm Prometheus more than their absence does."""
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ RESOLVED = (
 """Labels by which the series of other exporters are found: docs/podresources.md has a join for each."""
 
 Dropped = Callable[[str, int], None]
-"""Told the family's name and how many series were cut."""
+"""Called with a family's name and the number of series that were cut."""
 
 
 class FamilyInput(Struct, frozen=True):
@@ -59,7 +59,7 @@ class FamilyInput(Struct, frozen=True):
 
 
 class _Gauge(GaugeMetricFamily):
-    """A family in which any label may have a text of others: a plugin, a driver, or what serves a socket."""
+    """A family whose labels may have texts of others: of a plugin, a driver, or any program that serves a socket."""
 
     def add_metric(self, labels: Sequence[str], value: float, timestamp: Timestamp | float | None = None) -> None:
         super().add_metric([*map(printable, labels)], value, timestamp)

@@ -17,7 +17,7 @@ class Support(StrEnum):
 
 
 class KubeletFeatures(Struct, frozen=True):
-    """Observed, not configured. A restarted kubelet may be another version: the client then starts anew.
+    """Observed, not configured. A restarted kubelet may be another version: the client then starts again.
 
     ``get`` and ``allocatable``: whether kubelet serves the method. ``dynamic_resources``: whether its List has shown a
     ResourceClaim; it becomes NO together with ``get``, because the gates of both are on by default since 1.34
@@ -39,7 +39,7 @@ class KubeletFeatures(Struct, frozen=True):
         return self.get
 
     def after_list(self, has_dynamic_resources: bool) -> KubeletFeatures:
-        """Return what is known after a List. One that shows no claim proves nothing."""
+        """Return what is known after a List. A List without claims proves nothing."""
         return replace(self, dynamic_resources=Support.YES) if has_dynamic_resources else self
 
     def after_allocatable(self, served: bool) -> KubeletFeatures:

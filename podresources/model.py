@@ -1,7 +1,7 @@
-"""Who holds what on one node, as immutable records.
+"""Describe who holds what on one node, as immutable records.
 
-Two levels. ``Pod``, ``Container`` and their parts are close to the wire. ``PodAllocation`` is the normalised view: one
-device held by one container, over both device APIs. Blind spots of the API itself, which no client can mend:
+There are two levels. ``Pod``, ``Container`` and their parts are close to the wire. ``PodAllocation`` is the normalised
+view: one device held by one container, over both device APIs. No client can find out what the API itself does not tell:
 
 - **No pod UID.** A pod that was deleted and created again under its name (every StatefulSet) looks like one pod.
 - **Init containers** that are not sidecars never appear, although they hold devices while they run.
@@ -23,7 +23,7 @@ from msgspec import Struct
 
 
 class Api(StrEnum):
-    """Which device API gave the device out."""
+    """The device API that gave out a device."""
 
     DEVICE_PLUGIN = "deviceplugin"
     DRA = "dra"
@@ -49,7 +49,7 @@ class Holder(NamedTuple):
 
 
 class DeviceKey(NamedTuple):
-    """What makes a device one device on this node. Unused fields are empty strings.
+    """Identifies a device on this node. Unused fields are empty strings.
 
     ``source`` is the resource name (device plugin) or the driver (DRA); ``device`` the id or the device's name.
     CDI ids are no part of it: kubelet 1.34 to 1.36 accumulates them over the devices of a claim.
@@ -66,7 +66,7 @@ class DeviceKey(NamedTuple):
 
 
 class AllocationKey(NamedTuple):
-    """What makes an allocation one allocation; the claim's names are empty strings without a claim."""
+    """Identifies an allocation. Without a claim, the claim's names are empty strings."""
 
     holder: Holder
     device: DeviceKey

@@ -1,6 +1,6 @@
 """Turn kubelet's answers into the model. Pure, and the only module that reads protobuf messages.
 
-Kubelet's quirks that end here (observed on 1.36.2 and read in pkg/kubelet/apis/podresources):
+Kubelet's quirks that this module removes (observed on 1.36.2, source in pkg/kubelet/apis/podresources):
 
 - one entry per device *and NUMA node*: a device on two nodes comes twice, in random order;
 - DRA devices repeated after failed prepares (kubernetes #141335), without bound;

@@ -90,12 +90,12 @@ def resolved_table(snapshot: NodeSnapshot, resolved: Resolved, width: int | None
 
 
 def resolved_wide(snapshot: NodeSnapshot, resolved: Resolved) -> str:
-    """Render the same with everything that is known, never cut."""
+    """Render one line per container and device, with the hardware and everything else that is known, never cut."""
     return table.render(RESOLVED_WIDE, _resolved_rows(snapshot, resolved))
 
 
 def resolution_document(found: Resolution) -> Document:
-    """Turn what is known of a held device into a plain document; what is not known is an empty text."""
+    """Turn what is known of a held device into a plain document. Unknown values are empty texts."""
     return {
         "uuid": found.facts.uuid,
         "gpu_uuid": found.exporter_uuid,

@@ -46,7 +46,7 @@ class Session:
         self._random = random.Random()
 
     def meet(self, identity: SocketIdentity) -> bool:
-        """Note which socket is there now; if it is another one, forget what was known and return True: dial anew."""
+        """Note which socket is there now. For another one, forget what was known and return True: dial again then."""
         if self.closed:
             raise ClientClosed("This client is closed", hint="Make a new one")
         if identity == self.identity:
@@ -115,7 +115,7 @@ def of_pod(pod: Pod, identity: SocketIdentity) -> NodeSnapshot:
 
 
 def pick(listed: NodeSnapshot, namespace: str, pod: str) -> NodeSnapshot:
-    """Pick one pod out of a List, for kubelets without Get. Raises PodNotFound."""
+    """Return one pod of a List, for kubelets without Get. Raises PodNotFound."""
     for candidate in listed.pods:
         if candidate.namespace == namespace and candidate.name == pod:
             return of_pod(candidate, listed.socket)

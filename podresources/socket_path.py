@@ -52,7 +52,7 @@ def identify(path: Path) -> SocketIdentity:
 
 
 def mount_hint(path: Path) -> str:
-    """Tell how a pod gets at the socket."""
+    """Say how a pod can reach the socket."""
     return MOUNT_HINT.format(directory=path.parent)
 
 
@@ -66,7 +66,7 @@ def permission_denied(path: Path) -> SocketPermissionDenied:
 
 
 def _missing(path: Path) -> SocketMissing:
-    """Says which part of the path is missing, because each part is somebody else's to mend."""
+    """Say which part of the path is missing: different people must repair different parts."""
     if path.parent.is_dir():
         return SocketMissing(
             f"There is no {path.name} in {path.parent}",

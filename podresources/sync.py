@@ -1,4 +1,4 @@
-"""The synchronous client: the same shape, a blocking channel of its own, no event loop."""
+"""The synchronous client: the same methods as ``Client``, over a blocking channel and without an event loop."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SyncClient:
     def probe(self, *, timeout_seconds: float | None = None) -> KubeletFeatures:
         """Find out whether Get is served, by asking for a pod that does not exist.
 
-        The other features come with use.
+        The other features are learned from answers.
         """
         if self.features.get is Support.UNKNOWN:
             with suppress(PodNotFound, NotSupported):
@@ -98,7 +98,7 @@ class SyncClient:
         return self.features
 
     def close(self) -> None:
-        """Hang up. Calls under way in other threads end with ClientClosed."""
+        """Close the connection. Calls under way in other threads end with ClientClosed."""
         self._session.closed = True
         self._hang_up()
 

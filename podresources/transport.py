@@ -26,7 +26,7 @@ from podresources.errors import (
 from podresources.socket_path import mount_hint, permission_denied
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
-"""One call, with its tries and waits. kubelet answers a List of a full node well under a second."""
+"""The time limit of one call, with its tries and waits. Kubelet answers a List of a full node well within a second."""
 
 DEFAULT_RECEIVE_LIMIT_BYTES = 64 * 1024 * 1024
 """gRPC's default of 4 MiB fails on large nodes; a production node answered 17.8 MB (kubernetes #141335)."""
@@ -64,7 +64,7 @@ _TOO_LARGE = re.compile(r"larger than max(?: \((?P<size>\d+) vs\.? (?P<limit>\d+
 
 
 _NO_HTTP2 = ("Failed parsing HTTP/2", "Trying to connect an http1.x server")
-"""gRPC's words (1.85, 1.80) for a peer whose first bytes are no HTTP/2 settings: it will never be kubelet."""
+"""gRPC's words (1.85, 1.80) for a peer whose first bytes are no HTTP/2 settings: so it is not kubelet."""
 
 
 class KubeletSocket(Struct, frozen=True):

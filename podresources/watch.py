@@ -28,7 +28,7 @@ from podresources.features import Support
 from podresources.model import Allocatable, NodeSnapshot
 
 POLL_FLOOR_SECONDS = 5.0
-"""Kubelet has no watch in this API, and one limiter for all clients of the node: pollers ask every 5 to 15 s."""
+"""This API has no watch, and kubelet has one limiter for all clients of the node. So pollers ask every 5 to 15 s."""
 
 JITTER = 0.2
 """Share of the interval added at random, so that agents started together do not poll together."""
@@ -64,11 +64,11 @@ async def watch(
     floor_seconds: float = POLL_FLOOR_SECONDS,
     settle_seconds: float = SETTLE_SECONDS,
 ) -> AsyncIterator[Event]:
-    """Yield a snapshot to start from, then changes, for ever.
+    """Yield a snapshot to start from, then changes, forever.
 
     The first snapshot must succeed: its error is raised. Later failures are events, and polling goes on; only closing
     the client ends the iteration. Raises ValueError for an interval below ``floor_seconds``; lower the floor only on
-    a socket of one's own.
+    a socket that nobody else uses.
     """
     if interval_seconds < floor_seconds:
         raise ValueError(f"interval_seconds={interval_seconds} is below the floor of {floor_seconds} s")
@@ -103,7 +103,7 @@ def pause(interval_seconds: float, jitter: random.Random) -> float:
 
 
 async def _poll(client: Client) -> tuple[NodeSnapshot, Allocatable | None]:
-    """Return both lists; they are two requests, so a change between them shows in one first."""
+    """Return both lists. They are two requests, so a change in between is in the second one only."""
     snapshot = await client.list()
     if client.features.allocatable is Support.NO:
         return snapshot, None

@@ -1,8 +1,8 @@
 """``python3 trim.py DIRECTORY``: remove from installed packages what the agent never imports.
 
 Two thirds of the Kubernetes client are a second, asynchronous copy of itself with its HTTP library, and one module per
-API and per type; reading a kubeconfig loads none of them, the election of a coordinator a few. What is left is
-compiled, because a container with a read-only root could not keep the result.
+API and per type; reading a kubeconfig loads none of them, and the election of a coordinator few. The rest is
+compiled, because a container with a read-only root could not keep bytecode.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ WHOLE = (
     "drabridge/sim",  # the simulated cluster of `drabridge demo`, an extra that the image does not install
     *("aiohttp", "aiohttp_retry", "aiosignal", "aiohappyeyeballs", "frozenlist", "multidict", "propcache", "yarl"),
 )
-MODULES = ("kubernetes/client/api", "kubernetes/client/models")  # of these, all but KEPT go
-# What the election of a coordinator imports, by way of the client library's lock.
+MODULES = ("kubernetes/client/api", "kubernetes/client/models")  # everything in these except KEPT is removed
+# The election of a coordinator imports these, through the client library's lock.
 KEPT = frozenset(
     f"{name}.py"
     for name in (

@@ -23,7 +23,7 @@ for folder in usr/bin usr/sbin usr/local/bin usr/local/sbin bin sbin; do
   done
 done
 rm -rf usr/lib/apt usr/lib/*/perl-base usr/share/perl5 etc/apt usr/lib/dpkg usr/lib/systemd usr/lib/udev etc/cron.* etc/init.d
-# Nobody becomes another user in the container: mount and the like have no more rights than who calls them.
+# No process becomes another user in the container: without setuid bits, mount and the like have only their caller's rights.
 find . -xdev -type f -perm /6000 -exec chmod a-s {} +
 find . -xdev -name __pycache__ -type d -prune -exec rm -rf {} +
 for stdlib in usr/lib/python3.* usr/local/lib/python3.*; do

@@ -36,7 +36,7 @@ class ReleaseError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; 0, or 1 with the reason on standard error."""
+    """Run what the command line asks for; return 0, or 1 with the reason on standard error."""
     options = _parser().parse_args(arguments)
     try:
         _release(options)
@@ -149,7 +149,7 @@ def _git(*words: str) -> str:
 
 
 def _build(work: Path, options: argparse.Namespace, epoch: int, tell: Callable[[str], None]) -> str:
-    """Everything that is compared, into ``work/out``; the version that it is."""
+    """Build everything that is compared into ``work/out``; return the version."""
     source, out = work / "source", work / "out"
     source.mkdir(parents=True)
     out.mkdir()

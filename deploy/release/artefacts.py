@@ -22,7 +22,7 @@ LIMIT_SECONDS = 1800.0  # ends a build that hangs
 
 
 def run(*words: str | Path, epoch: int, cwd: Path) -> None:
-    """Run a program; RuntimeError with what it said when it fails."""
+    """Run a program. Raises RuntimeError with its output if it fails."""
     path = f"{os.path.dirname(words[0])}:{os.environ['PATH']}"  # protoc looks there for its plugins
     environment = os.environ | {"PATH": path, "SOURCE_DATE_EPOCH": str(epoch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(
@@ -43,9 +43,9 @@ def builder(source: Path, folder: Path, epoch: int) -> Path:
 
 
 def wheels_and_sdist(python: Path, source: Path, out: Path, epoch: int) -> None:
-    """Write the sdist, and of it the wheels of the three distributions, into ``out``. ``python``: that of ``builder``.
+    """Write the sdist, and the three wheels built from it, into ``out``. ``python``: that of ``builder``.
 
-    A wheel of the sdist names the two libraries by version, one of a clone by folder (``hatch_build.py``).
+    A wheel from the sdist names the two libraries by version, one from a clone by folder (``hatch_build.py``).
     """
     build: tuple[str | Path, ...] = (python, "-m", "hatchling", "build", "-d", out)
     run(*build, "-t", "sdist", epoch=epoch, cwd=source)
@@ -83,7 +83,7 @@ def _pack(folder: Path, name: str, target: IO[bytes] | gzip.GzipFile, epoch: int
 
 
 def wheels(python: Path, source: Path, folder: Path, architecture: str, epoch: int) -> None:
-    """Fetch what an image is built of, as the locks have it, hashes checked."""
+    """Fetch the packages of an image, as locked, and check their hashes."""
     download: tuple[str | Path, ...] = (python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder)
     download += ("--only-binary", ":all:", "--require-hashes", "--python-version", "3.11")
     run(*download, "-r", source / "deploy/image/build.lock", epoch=epoch, cwd=source)

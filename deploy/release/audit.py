@@ -11,9 +11,9 @@ LIMIT_SECONDS = 300.0
 
 
 def known_holes(pinned: Path) -> list[str] | None:
-    """One line for each known hole of a file's pinned packages; None where the data cannot be had.
+    """Return one line for each known hole of a file's pinned packages; None if the data are not available.
 
-    A package of which the index says nothing counts as "cannot be had": then nobody has looked.
+    It is also None if the index says nothing of a package, because then nobody has looked.
     """
     words = (sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "-f", "json", "-r", str(pinned))
     try:
@@ -24,7 +24,7 @@ def known_holes(pinned: Path) -> list[str] | None:
 
 
 def of_report(text: str) -> list[str] | None:
-    """Return what pip-audit's JSON says; None when it is no report, or not about all packages."""
+    """Return the findings in pip-audit's JSON; None if it is no report, or not about all packages."""
     try:
         packages = json.loads(text)["dependencies"]
     except (ValueError, KeyError, TypeError):

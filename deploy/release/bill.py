@@ -1,7 +1,7 @@
 """List what is shipped: packages with versions and licences, as CycloneDX and as a text for people.
 
-For the wheel: what the locks install for it. For an image: what is in its files, which are its Python packages and
-Debian's. Nothing is asked of a network.
+For the wheel, these are the packages that the locks install. For an image, they are the packages of Python and Debian
+in its files. No network is used.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def cyclonedx(name: str, version: str, packages: Iterable[Package], epoch: int, 
 
 
 def licences_text(packages: Iterable[Package]) -> str:
-    """One line for each package: name, version, licence as the package states it."""
+    """Return one line for each package: name, version, licence as the package states it."""
     rows = [(one.name, one.version, one.licence) for one in packages]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     return "".join(f"{name:<{widths[0]}}  {version:<{widths[1]}}  {licence}\n" for name, version, licence in rows)

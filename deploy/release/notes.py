@@ -6,7 +6,7 @@ import re
 
 
 class NoSectionError(Exception):
-    """The changelog says nothing of the version."""
+    """The changelog has no section for the version."""
 
 
 def of_version(changelog: str, version: str) -> str:

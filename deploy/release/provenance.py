@@ -1,4 +1,4 @@
-"""Say of what and how a release was built: an in-toto statement with SLSA's provenance, and its signed envelope.
+"""Record from what and how a release was built: an in-toto statement with SLSA's provenance, and its signed envelope.
 
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md, https://slsa.dev/spec/v1.0/provenance,
 https://github.com/secure-systems-lab/dsse/blob/master/protocol.md

@@ -1,8 +1,8 @@
 """``python -m deploy.release.push dist``: push a release's images, as one of all architectures, and its chart.
 
 They go to ``REGISTRY/drabridge`` and ``oci://REGISTRY/charts/drabridge``. The registry is pyproject.toml's, or another
-one, for which the release then has to be built, too: the chart names the image. REGISTRY_USER and REGISTRY_PASSWORD log
-in; without them what `podman login` and `helm registry login` have left is used.
+one. The release must have been built for it, because the chart names the image. REGISTRY_USER and REGISTRY_PASSWORD log
+in; without them, the logins of `podman login` and `helm registry login` are used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PushError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Push what the command line names; 0, or 1 with the reason on standard error."""
+    """Push what the command line names; return 0, or 1 with the reason on standard error."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.release.push",
         description=__doc__,
@@ -71,7 +71,7 @@ def _chart(folder: Path, wanted: str) -> Path:
 
 
 def _push_images(folder: Path, where: str, plain_http: bool, user: str, password: str) -> str:
-    """Push one manifest of all architectures; returns its name. It is the tag of this version."""
+    """Push one manifest of all architectures; return its name, with the version as the tag."""
     name = f"{where}/drabridge:{__version__}"
     archives = sorted(folder.glob(f"drabridge-{__version__}-image-*.oci.tar"))
     if not archives:

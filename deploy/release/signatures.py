@@ -36,7 +36,7 @@ def private_key(path: Path, password: str | None = None) -> ec.EllipticCurvePriv
 
 
 def public_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return the public key that belongs to it, as ``cosign.pub`` has it."""
+    """Return the public key of a private one, in the form of ``cosign.pub``."""
     return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 

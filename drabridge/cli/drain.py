@@ -1,4 +1,4 @@
-"""``drabridge drain``: end what claims get from a node, or say which claims a whole cluster still has."""
+"""``drabridge drain``: stop giving a node's devices to claims, or list the claims that a cluster still has."""
 
 from __future__ import annotations
 

@@ -44,7 +44,10 @@ def add_log(parser: argparse.ArgumentParser) -> None:
 
 
 def driver_name(text: str) -> str:
-    """Check a driver's name, for argparse: no claims are found for a mistyped one, and an uninstall would go on."""
+    """Check a driver's name, for argparse.
+
+    With a mistyped one no claims would be found, and an uninstall would go on.
+    """
     from drabridge.config.names import DRIVER_MAX, is_dns_subdomain
 
     if not is_dns_subdomain(text, DRIVER_MAX):

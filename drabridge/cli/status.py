@@ -140,7 +140,7 @@ def render(
 
 
 def _not_needed(document: Row, width: int | None) -> Iterator[str]:
-    """Yield missing features that the configuration does not need; those that it needs are in the notes."""
+    """Yield missing features that the configuration does not need. The notes name those that it needs."""
     features = document.get("features", ())  # an agent of 0.2 has none
     if lacking := [one["sentence"] for one in features if one["sentence"] and not one["needed"]]:
         yield from ["", "not in this cluster, and not needed by the configuration"]

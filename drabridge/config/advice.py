@@ -14,12 +14,12 @@ from drabridge.config.schema import DRIVER_PLACEHOLDER, Config, Resource
 from drabridge.config.template import Template
 from drabridge.config.together import paths_of_two
 
-# Numbers that the kernel assigns in the order of arrival: another device may have them after the next boot.
+# Numbers that the kernel assigns in the order of arrival: after the next boot another device may have them.
 _NUMBERED = frozenset({"sysnum", "devnode", "devname", "minor", "major", "nvidia.minor"})
 
 
 def advice(config: Config) -> tuple[str, ...]:
-    """One sentence for each warning, with its path; empty when there is none."""
+    """Return one sentence for each warning, with its path."""
     return tuple(_advice(config))
 
 
@@ -47,7 +47,7 @@ def _advice(config: Config) -> Iterator[str]:
 
 
 def _sides(lanes: Lanes) -> tuple[str, ...]:
-    """Return the lanes that get a device when there are many."""
+    """Return the lanes that get at least one device of a resource with very many."""
     if not all(isinstance(lane, LaneShare) for lane in lanes.resolved):
         return ("legacy", "dra")
     return tuple(lane for lane, count in zip(("legacy", "dra"), lanes.targets(COUNT_MAX), strict=True) if count)
@@ -56,7 +56,7 @@ def _sides(lanes: Lanes) -> tuple[str, ...]:
 def _of_resource(resource: Resource) -> Iterator[str]:
     served = resource.device_class is not None and resource.device_class.extended_resource_name is not None
     if (resource.pre_start is not None or (resource.vfio is not None and served)) and resource.lanes.uses_dra:
-        # kubelet-side: the device manager looks for its own allocation of a container that DRA serves
+        # Kubelet's device manager then looks for an allocation of its own, but DRA has served the container.
         yield (
             "preStart or vfio with a dra lane: kubelet up to 1.37 cannot start containers that get this resource "
             "through an extendedResourceName while PreStartContainer is required; use prepare of a profile instead"
@@ -102,7 +102,7 @@ def _of_resource(resource: Resource) -> Iterator[str]:
 
 
 def _one_path(resource: Resource) -> Iterator[Template]:
-    """Yield the paths in the container at which every device of the resource has something of its own."""
+    """Yield the container paths at which each device of the resource brings a different thing."""
     for node in resource.all_nodes:
         if node.alias is not None and _is_one(node.alias) and (node.path is None or node.path.fields):
             yield node.alias
@@ -166,19 +166,19 @@ _MAGIC = re.compile(r"[*?\[\\|]")
 
 
 def _subsystems(matcher: Matcher) -> frozenset[str]:
-    """Return the subsystems that a matcher names; empty when it names none, or by a pattern."""
+    """Return the subsystems that a matcher names; empty if it names none, or uses a pattern."""
     texts = _globs(matcher.predicate(), Source.SUBSYSTEM)
     words = [word for text in texts for word in text.split("|")]
     return frozenset() if any(map(_MAGIC.search, words)) else frozenset(words)
 
 
 def _numbered_names(matcher: Matcher) -> tuple[str, ...]:
-    """Return the patterns for kernel names in which a number stands that the kernel chose."""
+    """Return the patterns for kernel names that contain a number from the kernel."""
     return tuple(name for name in _globs(matcher.predicate(), Source.SYSNAME) if _is_numbered(matcher, _head(name)))
 
 
 def _names_are_numbered(matcher: Matcher) -> bool:
-    """Whether the names of devices that a matcher finds have such a number, whatever its patterns leave open."""
+    """Whether a matcher selects devices whose kernel names contain such a number."""
     heads = [_head(name) for name in _globs(matcher.predicate(), Source.SYSNAME)] or [""]
     if not any(heads):
         return bool(_subsystems(matcher) & _NUMBERED_NAMES.keys())
@@ -186,7 +186,7 @@ def _names_are_numbered(matcher: Matcher) -> bool:
 
 
 def _asked_of_above(matcher: Matcher) -> tuple[tuple[str, str], ...]:
-    """Return what a matcher asks for that only a device above has: the key, and what that device is."""
+    """Return the keys of a matcher that only a device further up has, each with what that device is."""
     found = _subsystems(matcher)
     if not found or not found <= _CLASSES:
         return ()
@@ -217,6 +217,6 @@ def _globs(predicate: Predicate, source: Source) -> list[str]:
 
 
 def _tests(predicate: Predicate) -> Iterable[Test]:
-    """Return what the device itself must have: not its ancestors, and nothing that is excluded."""
+    """Return the tests that the device itself must pass, without those of ancestors and of `not`."""
     parts = predicate.parts if isinstance(predicate, All) else ()
     return [part for part in parts if isinstance(part, Test)]

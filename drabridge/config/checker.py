@@ -20,7 +20,7 @@ M = TypeVar("M", bound=Model)
 
 WRONG: Any = object()  # in place of a value that has a problem
 
-# Words of other tools, and the key that is meant here; of several, the first that is known there. Only for hints.
+# Words of other tools -> the key that is meant here; of several keys, the first that the mapping has. For hints only.
 _SYNONYMS = {
     "name": "sysname", "kernel": "sysname", "KERNEL": "sysname", "SUBSYSTEM": "subsystem", "DRIVER": "driver",
     "ATTR": "attr", "attrs": "attr", "attributes": "attr", "ENV": "property", "env": "property",
@@ -46,7 +46,7 @@ def check(model: type[M], data: object) -> M:
 
 
 class _Checker:
-    """One document on its way. Types are strict: a number is not text, 1 is not true, and null is for optional keys.
+    """Reads one document. Types are strict: a number is not text, 1 is not true, and null is for optional keys.
 
     ``hints``: whether to look for what to write instead.
     """
@@ -54,10 +54,10 @@ class _Checker:
     def __init__(self, hints: bool = True) -> None:
         self.problems: list[Problem] = []
         self._hints = hints
-        self._fields: dict[type[Model], tuple[FieldInfo, ...]] = {}  # their annotations are parsed anew each time
+        self._fields: dict[type[Model], tuple[FieldInfo, ...]] = {}  # a cache: msgspec parses annotations each time
 
     def value(self, annotation: Any, value: object, path: Path) -> Any:
-        """Return what an annotation makes of a value; WRONG after a problem was noted."""
+        """Return the value that an annotation makes of plain data; WRONG if there is a problem, which is noted."""
         kind, marks = unwrapped(annotation)
         before = len(self.problems)
         if OneOrMany() in marks and not isinstance(value, list | tuple | None):
@@ -65,7 +65,7 @@ class _Checker:
         parsers = [mark.make for mark in marks if isinstance(mark, Parse)]
         found = self._call(parsers[-1], value, path) if parsers else self._of_kind(kind, value, path)
         for mark in marks:
-            # An item that is wrong counts as one: it has a problem of its own.
+            # Wrong items count towards the length, too: each has a problem of its own.
             limited = value if _is_collection(kind, value) else found
             if isinstance(mark, Meta) and limited is not WRONG:
                 self._call(functools.partial(_constrain, mark), limited, path)
@@ -145,7 +145,7 @@ class _Checker:
         return self._call(lambda arguments: model(**arguments), given, path)
 
     def _union(self, members: Sequence[Any], value: object, path: Path) -> Any:
-        """Return what the first member makes of the value that can. A mapping is only for members that are mappings."""
+        """Return the value as the first member that accepts it makes it. A mapping is offered to mappings only."""
         if value is None and types.NoneType in members:
             return None
         members = [member for member in members if member is not types.NoneType]
@@ -163,7 +163,7 @@ class _Checker:
 
 
 def merged(problems: Iterable[Problem]) -> list[Problem]:
-    """One problem for each place: ``true or a mapping``."""
+    """Merge the problems of each place into one: ``true or a mapping``."""
     found: dict[tuple[Path, str | None], Problem] = {}
     for problem in problems:
         key = (problem.path, problem.found)
@@ -189,7 +189,7 @@ def _is_mapping(annotation: Any) -> bool:
 
 
 def _is_collection(kind: Any, value: object) -> bool:
-    """Tell whether items are expected, and are given."""
+    """Whether a collection is expected, and one is given."""
     origin = typing.get_origin(kind)
     if origin is tuple:
         return isinstance(value, list | tuple)
@@ -224,7 +224,7 @@ def _literal(members: Sequence[Any], value: Any) -> Any:
 
 
 def _constrain(meta: Meta, value: Any) -> None:
-    """Raise Problems for a value that is outside of its limits."""
+    """Raise Problems for a value outside its limits."""
     if meta.ge is not None and value < meta.ge:
         raise unmet(f"at least {meta.ge}")
     if meta.le is not None and value > meta.le:
@@ -239,12 +239,12 @@ def _constrain(meta: Meta, value: Any) -> None:
 
 
 def _mapping_hint(model: type[Model], value: object) -> str:
-    """How to write as a mapping what was written as a plain value: with the first key that takes it."""
+    """Return how to write a plain value as a mapping: with the first key that accepts it; "" if none does."""
     if not isinstance(value, str | int | float) or not str(value):
         return ""
     keys = [one.encode_name for one in fields(model)]
     keys.sort(key=lambda name: name != _node_key(value))
-    if re.split(r"\W", str(value))[0] in keys:  # it is a key itself, or has one: what it misses is more than a brace
+    if re.split(r"\W", str(value))[0] in keys:  # it is, or begins with, a key: then more than a brace is missing
         return ""
     for key in keys:
         trial = _Checker(hints=False)
@@ -255,7 +255,7 @@ def _mapping_hint(model: type[Model], value: object) -> str:
 
 
 def _scalar_text(value: object) -> str:
-    """Return a plain value as a YAML file has it, inside of brackets."""
+    """Return a plain value as YAML writes it between braces."""
     text = shorten(str(value).lower() if isinstance(value, bool) else str(value))
     return text if re.fullmatch(r"[\w./:=-]+", text) else f'"{text}"'
 
@@ -270,7 +270,7 @@ def _node_key(value: object) -> str:
 def _key_hint(word: str, value: object, known: Sequence[str]) -> str:
     synonyms = _SYNONYMS.get(word, ())
     meant = [synonyms] if isinstance(synonyms, str) else list(synonyms)
-    for synonym in (_node_key(value), *meant):  # the value says it better than any word
+    for synonym in (_node_key(value), *meant):  # the value is a better hint than the word
         if synonym.partition(":")[0] in known:
             return f"did you mean {synonym}?"
     return did_you_mean(word, known) or f"known here: {', '.join(sorted(known))}"

@@ -1,4 +1,4 @@
-"""The keys of a resource for DRA alone: sharing, partitions, and what a claim's parameters may ask for."""
+"""The keys of a resource that matter only for DRA: sharing, partitions, and what a claim's parameters may ask for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sharing(Model, frozen=True):
 
     allow_multiple_allocations: bool = False
     """Claims share the device. Limit them with a capacity that has a `requestPolicy`: `slots: {value: 4, requestPolicy:
-    {default: 1}}` for four claims. Of a capacity without one, a claim takes what it asks for, else nothing."""
+    {default: 1}}` for four claims. A claim takes what it asks for of a capacity without one, else nothing."""
 
 
 class Counter(Model, frozen=True):
@@ -53,7 +53,7 @@ class Partition(Model, frozen=True):
     by: Annotated[str, Meta(pattern=r"^(parent|link:[A-Za-z0-9_.-]+)$")] = "parent"
     """How the whole is found from a part: `parent` (an ancestor in udev), or `link:physfn` (a link in sysfs)."""
     counters: Annotated[Mapping[ProfileName, Counter], Meta(max_length=names.COUNTERS_MAX)] = {}
-    """Shared counters of claims. Left out: each part is one of as many as there are."""
+    """Shared counters of claims. When left out, each part counts one, and the whole as many as it has parts."""
 
 
 class Profile(Model, frozen=True):
@@ -91,11 +91,11 @@ class ClaimConfig(Model, frozen=True):
 
 
 class DeviceClass(Model, frozen=True):
-    """The DeviceClass that users of this resource name; for the chart and for checks; the agent does not create it."""
+    """The DeviceClass that users of this resource name. The chart and checks use it; the agent does not create it."""
 
     name: DeviceClassName
     """The object's name."""
     extended_resource_name: ResourceName | None = None
     """Set when the class serves this extended resource through DRA."""
     selector: Annotated[str, Meta(min_length=1, max_length=10_240)] | None = None
-    """CEL expression for the class's devices, in place of the one that selects this resource's by their name."""
+    """CEL expression for the class's devices, in place of the one that selects the devices of this resource."""

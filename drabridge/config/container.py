@@ -35,21 +35,21 @@ class NodeRule(Model, frozen=True):
     source: Literal["devnode", "group"] | None = field(default=None, name="from")
     """`devnode`: the device's own node; `group`: the nodes of its companions."""
     path: PathTemplate | None = None
-    """A node by its path on the host, with fields: `/dev/nvidia{nvidia.minor}`. Where fields lead several devices to
-    one node (`/dev/vfio/{iommu_group}`), only one of them is given out at a time; so it is where nodes lead to the same
-    IOMMU group, or to a disk and its partition, or to a volume and its member. A path without fields they share."""
+    """A node by its path on the host, with fields: `/dev/nvidia{nvidia.minor}`. If fields lead several devices to one
+    node (`/dev/vfio/{iommu_group}`), only one of these devices is given out at a time. The same holds for nodes of one
+    IOMMU group, of a disk and its partition, and of a volume and its member. Devices share a path without fields."""
     alias: ContainerPath | None = field(default=None, name="as")
     """Its path in the container, so that renumbering is invisible; the host's path when left out. `{index}` numbers the
     devices that a container gets together."""
     permissions: Permissions = "rw"
     """What the container may do: `r`, `w` or `rw`."""
     file_mode: FileMode | None = None
-    """Who may open it in the container, as CDI's `fileMode`: `"0660"`, or `host` for what it is on the host. When left
-    out the runtime decides: it is the host's, or `0666`. This key and the next three need CDI."""
+    """The mode of the node in the container, as CDI's `fileMode`: `"0660"`, or `host` for the mode on the host. When
+    left out the runtime decides: the host's mode, or `0666`. This key and the next three need CDI."""
     uid: OwnerId | None = None
-    """Its owner in the container, a number or `host`; when left out the user that the container runs as."""
+    """Its owner in the container, a number or `host`; when left out, the user that the container runs as."""
     gid: OwnerId | None = None
-    """Its group in the container, a number or `host`; when left out that of the container's user."""
+    """Its group in the container, a number or `host`; when left out, the group of the container's user."""
     join_group: bool = False
     """Whether the container's process also gets the node's group, `gid` or else the host's, as with
     `supplementalGroups`. It is CDI's `additionalGids`, and needs a runtime that knows CDI 0.7.0."""
@@ -81,14 +81,14 @@ class MountRule(Model, frozen=True):
 
 
 class CdiFallback(Model, frozen=True):
-    """What a container gets, beside `nodes`, `env` and `mounts`, while a CDI device of `cdiDevices` is in no file."""
+    """What a container gets beside `nodes`, `env` and `mounts` while no file has a CDI device of `cdiDevices`."""
 
     nodes: tuple[NodeRule, ...] = ()
     """Device nodes in place of those of the CDI devices."""
     env: Mapping[VariableName, ContainerTemplate] = {}
-    """Environment variables in place of theirs."""
+    """Environment variables in place of those of the CDI devices."""
     mounts: tuple[MountRule, ...] = ()
-    """Bind mounts in place of theirs."""
+    """Bind mounts in place of those of the CDI devices."""
     driver_files: Literal["nvidia"] | None = None
     """`nvidia`: the files of the loaded NVIDIA driver that `nvidia-ctk cdi generate` lists: libraries for 64 bits,
     programs, firmware, sockets. They are looked for by ld.so.cache, in the linker's folders, below
@@ -104,14 +104,14 @@ class CdiFallback(Model, frozen=True):
 class Group(Model, frozen=True):
     """Companions: other udev devices that belong to the same logical device.
 
-    If one whose node goes with it is a device of its own as well, only one of the two is given out at a time. A device
-    whose nodes are taken `from: group` is unhealthy when no companion with a node is left.
+    A companion whose node is given out with the device may itself be a device of a resource. Then only one of the two
+    is given out at a time. A device with nodes `from: group` is unhealthy when no companion with a node is left.
     """
 
     scope: Literal["children", "siblings", "parent", "iommuGroup"] = field(default="children", name="with")
     """Where to look: below the device, below its parent, above it, or in its IOMMU group."""
     match: Match = ()
-    """Which of them; all that have a node when left out."""
+    """Which of the devices there are companions. When left out: all that have a node."""
 
 
 class Hook(Model, frozen=True):
@@ -120,7 +120,7 @@ class Hook(Model, frozen=True):
     command: Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1, max_length=COMMAND_MAX)]
     """Program and arguments. The device is described in the environment (DRABRIDGE_DEVICE, DRABRIDGE_NODES, ...)."""
     timeout_seconds: Annotated[int, Meta(ge=1, le=300)] = 20
-    """It is killed, and has failed, after this time; also when the hooks of its claim took 40 s together.
+    """After this time the hook is killed and has failed; also once the hooks of its claim have taken 40 s together.
 
     Kubelet waits 45 s for a claim that is prepared or unprepared (pkg/kubelet/cm/dra/plugin/dra_plugin.go).
     """

@@ -29,7 +29,7 @@ class Model(Struct, frozen=True, rename="camel"):
     raw_keys: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        """Raise Problems for fields that are right one by one and do not fit together."""
+        """Raise Problems for fields that are right one by one but do not fit together."""
         fields = dict(zip(self.__struct_encode_fields__, self.__struct_fields__, strict=True))
         if self.one_of and sum(getattr(self, fields[key]) not in (None, {}) for key in self.one_of) != 1:
             raise unmet(f"exactly one of {', '.join(self.one_of)}")
@@ -52,7 +52,7 @@ class OneOrMany(Struct, frozen=True):
 
 
 class Parse(Struct, frozen=True, eq=False):
-    """How the value is made of what the file says, in place of the type's own check. ``make`` raises Problems.
+    """Makes the value from the file's data, in place of the type's own check. ``make`` raises Problems.
 
     ``schema``: the JSON Schema of the value, in place of its type's; ``x-type`` is the type in words for the reference.
     """
@@ -62,9 +62,9 @@ class Parse(Struct, frozen=True, eq=False):
 
 
 class Check(Struct, frozen=True, eq=False):
-    """What a value of the right type is checked with; it may return another. ``check`` raises Problems.
+    """Checks a value of the right type, and may return another one. ``check`` raises Problems.
 
-    ``schema``: likewise.
+    ``schema``: as in :class:`Parse`.
     """
 
     check: Callable[[Any], Any]
@@ -72,7 +72,7 @@ class Check(Struct, frozen=True, eq=False):
 
 
 def form(kind: str, pattern: str, expected: str, hint: str = "", max_length: int | None = None) -> Check:
-    """Return the check of a text that must match a pattern from end to end; its JSON Schema says the same."""
+    """Return the check of a text that must match a pattern from end to end, with the same in its JSON Schema."""
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -88,9 +88,9 @@ def form(kind: str, pattern: str, expected: str, hint: str = "", max_length: int
 
 
 def to_data(value: Any) -> Any:
-    """Return a model, or a value of one, as a file would have it. What is as by default is left out.
+    """Return a model, or a value of one, as plain data of a file. Defaults are left out.
 
-    Values of other types say it by their method ``to_data``.
+    Values of other types have a method ``to_data`` for this.
     """
     if isinstance(value, Model):
         return {

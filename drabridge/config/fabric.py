@@ -1,4 +1,4 @@
-"""The key ``fabric:``: devices that several nodes reach over a network; for claims alone, in pools of their own."""
+"""The key ``fabric:``: devices that several nodes reach over a network. Only claims get them, from separate pools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_fabric_pool(pool: str) -> bool:
 
 
 def fabric_resource(driver: str) -> str:
-    """Return the attribute ``resource`` of every fabric device; a node's resource may not be called so."""
+    """Return the attribute ``resource`` of every fabric device. No resource of a node may have this name."""
     return f"{driver}/{WORD}"
 
 
@@ -53,11 +53,11 @@ class TcpCheck(Model, frozen=True):
     every_seconds: Annotated[int, Meta(ge=1, le=3600)] = 10
     """The pause between two attempts."""
     timeout_seconds: Annotated[int, Meta(ge=1, le=60)] = 3
-    """How long one may take."""
+    """How long an attempt may take."""
     failures: Annotated[int, Meta(ge=1, le=100)] = 3
-    """After so many in a row that failed the device has the taint, until one goes well."""
+    """The device gets the taint after so many failed attempts in a row, and loses it with the next that succeeds."""
     effect: Literal["NoSchedule", "NoExecute"] = "NoSchedule"
-    """What the taint does: no new claims, or `NoExecute`, which evicts the pods that have the device as well."""
+    """The taint's effect: `NoSchedule` stops new claims; `NoExecute` also evicts the pods that have the device."""
 
 
 class FabricDevice(Model, frozen=True):
@@ -66,10 +66,10 @@ class FabricDevice(Model, frozen=True):
     name: ProfileName
     """Its name in ResourceSlices. To the scheduler a device with another name is another device."""
     pool: ProfileName | None = None
-    """Devices that other nodes reach are in another pool: `<driver>/fabric/NAME` in place of `<driver>/fabric`."""
+    """The pool `<driver>/fabric/NAME` in place of `<driver>/fabric`, for devices that other nodes reach."""
     node_selector: Mapping[NodeLabelName, Annotated[tuple[NodeLabelValue, ...], OneOrMany(), Meta(min_length=1)]] = {}
-    """Labels of the nodes that reach it, each with its value or a list of values; all nodes when left out. It is the
-    same for all devices of a pool."""
+    """Labels of the nodes that reach the device, each with a value or a list of values. When left out: all nodes. All
+    devices of a pool must have the same."""
     attributes: Mapping[AttributeName, Attribute] = {}
     """Attributes for the selectors of claims, each a `value`. `type` is `fabric` unless it is given here."""
     capacity: Mapping[AttributeName, Capacity] = {}
@@ -83,8 +83,8 @@ class FabricDevice(Model, frozen=True):
     nodes: tuple[NodeRule, ...] = ()
     """Device nodes for the container, each by its `path`, which every node has."""
     claim_config: ClaimConfig = ClaimConfig()
-    """What claims and classes may ask for in their parameters. Hooks are those of a profile, `defaultProfile` say; they
-    run on the node of the pod."""
+    """What claims and classes may ask for in their parameters. Only a profile has hooks (of `defaultProfile`, for
+    example); they run on the pod's node."""
     health: TcpCheck | None = None
     """Whether the device answers. When left out it always counts as healthy."""
 
@@ -113,7 +113,7 @@ class FabricDevice(Model, frozen=True):
 
 
 def _templates(value: Any, *path: str | int) -> Iterator[tuple[tuple[str | int, ...], ParsedTemplate]]:
-    """Every template in a value, with its path."""
+    """Yield every template in a value, with its path."""
     if isinstance(value, ParsedTemplate):
         yield path, value
     elif isinstance(value, Model):
@@ -128,7 +128,7 @@ def _templates(value: Any, *path: str | int) -> Iterator[tuple[tuple[str | int, 
 
 
 def fabric_problems(devices: object) -> Iterator[Problem]:
-    """Yield what does not fit together in plain data: two devices of a name, pools whose devices differ in nodes."""
+    """Yield what does not fit together in plain data: devices with one name, or with different nodes in one pool."""
     names: dict[object, int] = {}
     first: dict[object, tuple[int, object]] = {}
     for index, device in enumerate(devices if isinstance(devices, list) else ()):

@@ -1,4 +1,4 @@
-"""Follow the configuration file: validate a changed one first, keep the last good one, apply only what changed."""
+"""Follow the configuration file: apply a changed one if it is good, else keep the last good one."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class ConfigFollower:
         unfit: Callable[[Config], str] = lambda config: "",
         driver_stays: str = AGENT,
     ) -> None:
-        """``reload`` asks to read the file now, though it seems unchanged (SIGHUP); ``apply`` takes a good one.
+        """``reload`` asks to read the file now, even if it seems unchanged (SIGHUP); ``apply`` takes a good one.
 
-        ``refused`` gets the faults of one that cannot be used, "" when all is well. ``unfit`` says why a running agent
-        cannot take a configuration that is good in itself: another ``dra.pool`` while claims hold devices.
-        ``driver_stays`` says why none may have another driver; braces stand for the present one.
+        ``refused`` gets the faults of a file that cannot be used, "" when all is well. ``unfit`` says why a running
+        agent cannot take a configuration that is good in itself: another ``dra.pool`` while claims hold devices.
+        ``driver_stays`` says why the driver may not change; braces stand for the present one.
         """
         self._path = path
         self._apply = apply
@@ -80,9 +80,9 @@ class ConfigFollower:
             return True
         if why := self._unfit(config):
             self._refuse(f"{self._path}: {why}")
-            return False  # looked at again: what speaks against it may end while the file stays
+            return False  # tried again: the reason may end while the file stays as it is
         if config != self.current:
-            self.current = None  # if that fails, a part of it may be applied
+            self.current = None  # if applying fails, a part may be applied
             try:
                 await self._apply(config)
             except Exception as error:
@@ -104,7 +104,7 @@ class ConfigFollower:
 
 
 def identity_of(path: Path) -> Identity:
-    """Return what tells the file from another one at the same path; None if there is no file."""
+    """Return the identity and state of the file at a path, to notice every change; None if there is no file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,7 +1,7 @@
 """The labels of NVIDIA's GPU Feature Discovery, as rules: NVIDIA/k8s-device-plugin internal/lm (0.20).
 
-Not here: ``gfd.timestamp``; ``gpu.clique`` and ``vgpu.*``, of which the fields of templates say nothing; and
-``mig.capable: "false"``, because a GPU whose MIG mode is not known may have none.
+Left out: ``gfd.timestamp``; ``gpu.clique`` and ``vgpu.*``, for which templates have no fields; and
+``mig.capable: "false"``, because a GPU without a known MIG mode may still be capable of MIG.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OF_MIG = {
 
 
 def is_nvidia(resource: str) -> bool:
-    """Tell whether GPU Feature Discovery has labels for the resource."""
+    """Whether GPU Feature Discovery has labels for the resource."""
     return _label_base(resource) == GPU or resource.startswith(MIG)
 
 
@@ -72,7 +72,7 @@ def family(compute_capability: str) -> str:
 
 
 def _of_resource(name: str, replicas: int, words: tuple[str | Field, ...]) -> Iterator[LabelRule]:
-    """Yield what GFD's baseLabeler says (resource.go), and the memory. ``words`` come after the model."""
+    """Yield the labels of GFD's baseLabeler (resource.go), and the memory. ``words`` follow the model's name."""
     base, own = _label_base(name), (name,)
     shared = ("-SHARED",) if replicas > 1 and not name.endswith(SHARED_SUFFIX) else ()
     yield LabelRule(f"{base}.product", own, Template((Field("nvidia.model"), *words, *shared)))
@@ -92,10 +92,10 @@ def _of_gpus(name: str, *, of_parent: bool) -> Iterator[LabelRule]:
 
 
 def _of_node(all_of_them: tuple[str, ...]) -> Iterator[LabelRule]:
-    """Yield what is the same for all GPUs of a node."""
+    """Yield the labels that are the same for all GPUs of a node."""
     yield LabelRule(f"{GPU}.machine", all_of_them, _field("file", MACHINE_FILE))
     yield LabelRule("nvidia.com/mps.capable", all_of_them, Template(("false",)))
-    # A GPU that cannot have MIG has no such mode.
+    # A GPU that is not capable of MIG has no MIG mode, so it has no value here.
     yield LabelRule("nvidia.com/mig.capable", all_of_them, _field("nvidia.mig_mode"), convert=lambda mode: "true")
     driver, cuda = _field("nvidia.driver_version"), _field("nvidia.cuda_version")
     versions: tuple[tuple[str, Template, Callable[[str], str]], ...] = (
@@ -117,7 +117,7 @@ def _of_node(all_of_them: tuple[str, ...]) -> Iterator[LabelRule]:
 
 
 def _label_base(resource: str) -> str:
-    """Return what labels of the resource begin with: a resource that was renamed keeps its labels."""
+    """Return the prefix of the resource's labels: a renamed resource keeps its labels."""
     return resource.removesuffix(SHARED_SUFFIX)
 
 

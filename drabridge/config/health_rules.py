@@ -28,7 +28,7 @@ class ExecCheck(Model, frozen=True):
     every_seconds: Annotated[int, Meta(ge=1, le=3600)] = 30
     """The pause between two runs for one device."""
     timeout_seconds: Annotated[int, Meta(ge=1, le=300)] = 10
-    """It is killed after this time, and the device is not healthy."""
+    """After this time the program is killed, and the device is not healthy."""
 
     def _problems(self) -> Iterator[Problem]:
         first = self.command[0].parts[0]
@@ -72,7 +72,7 @@ class HealthRule(Model, frozen=True):
             yield parse(path), patterns
 
     def templates(self) -> Iterator[Template]:
-        """Every template of the rule."""
+        """Yield every template of the rule."""
         yield from (template for template, _ in self.file_templates())
         if self.exec_check is not None:
             yield from self.exec_check.command

@@ -24,7 +24,7 @@ from drabridge.config.yaml_tree import Bare
 DEFAULT_DOMAIN = "squat.ai"  # generic-device-plugin's own default, config.go
 
 _MAGIC = re.compile(r"[*?\[]")
-_FOLDERS = {"/dev/dri": "renderD*", "/dev/snd": "controlC*"}  # what stands for one device of a folder
+_FOLDERS = {"/dev/dri": "renderD*", "/dev/snd": "controlC*"}  # folder -> the nodes of which each stands for one device
 _FOLDERS_OF_MANY = frozenset({"/dev", "/dev/input", "/dev/serial", "/dev/bus/usb", "/dev/v4l", "/dev/infiniband"})
 _UDEV_LINK = re.compile(r"/dev/(.+/)?by-[a-z-]+/.+")  # /dev/serial/by-id/..., /dev/v4l/by-path/...
 _OF_THE_KERNEL = re.compile(  # names of its drivers, which no udev rule gives: Documentation/admin-guide/devices.txt
@@ -163,7 +163,7 @@ def _file_of_arguments(text: str) -> str | None:
     if "--device" not in text:
         return None
     try:
-        yaml_reader.read(text, DEPTH_MAX, VALUES_MAX, lambda found: None)  # else what follows could go on for ever
+        yaml_reader.read(text, DEPTH_MAX, VALUES_MAX, lambda found: None)  # else the loop below might not end
         found = [flag for document in yaml.safe_load_all(text) for flag in _flags(document)]
     except (yaml.YAMLError, yaml_reader.DocumentTooLargeError, ValueError, RecursionError):
         return None
@@ -204,7 +204,7 @@ def _of_words(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugin configuration") -> str:
-    """Our YAML for a configuration of generic-device-plugin: its file, YAML or JSON, or a manifest with its arguments.
+    """Return our YAML for generic-device-plugin's file (YAML or JSON), or for a manifest with its arguments.
 
     Raises ConfigErrors with the places in that file when it is wrong, or when something has no counterpart here. Places
     in a manifest are those of the file that its ``--device`` arguments make.
@@ -231,7 +231,7 @@ def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugi
 
 
 def _text(source: FilePath | str | bytes) -> str:
-    """Return the text, empty where :func:`read` will say why it is none."""
+    """Return the text; "" if it is none, and :func:`read` will say why."""
     if isinstance(source, str):
         return source
     try:
@@ -259,7 +259,7 @@ def _resources(name: str, groups: tuple[_Group, ...]) -> list[Noted]:
 
 
 def _shape(resource: Json) -> Json:
-    """Return what must be the same for two groups to be one resource: only their matchers may differ."""
+    """Return all but the matcher: two groups with the same become one resource."""
     return {key: value for key, value in resource.items() if key not in ("name", "match")}
 
 
@@ -287,7 +287,7 @@ def _of_paths(group: _Group) -> Noted:
         notes.append(f"{folder} is a folder: each device in it counts for itself, with its nodes there.")
         more["group"] = {"with": "siblings", "match": [{"devnode": f"{folder}/*"}]}
     is_link = _UDEV_LINK.fullmatch(sought) is not None
-    # Of other names nobody can tell: a driver's, or the host's own link (SYMLINK+="zigbee").
+    # Another name may be a driver's node, or a link of a rule on the host (SYMLINK+="zigbee").
     maybe_link = not is_link and folder not in _FOLDERS and _OF_THE_KERNEL.fullmatch(sought) is None
     keys = ("devlink",) if is_link else ("devnode", "devlink") if maybe_link else ("devnode",)
     alias = _alias_of(anchor, "{devname}")

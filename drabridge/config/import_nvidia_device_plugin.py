@@ -1,8 +1,8 @@
 """Convert a configuration of NVIDIA's device plugin to ours, with a comment for every key that means something else.
 
-Its keys are those of NVIDIA/k8s-device-plugin api/config/v1 (0.20). What that plugin reads and then ignores, with a
-warning in its log (``DisableResourceNamingInConfig`` in config.go), is not done here either: pods find the resources
-that they found before. The resources are those of the shipped profiles (``nvidia_profile.py``).
+Its keys are those of NVIDIA/k8s-device-plugin api/config/v1 (0.20). That plugin reads some of them
+and ignores them, with a warning in its log (``DisableResourceNamingInConfig`` in config.go). They are ignored here,
+too: pods find the same resources as before. The resources are those of the shipped profiles (``nvidia_profile.py``).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Flags(Model, frozen=True):
     device_discovery_strategy: Annotated[Literal["auto", "nvml", "tegra", "vfio"], Check(_found_on_pci)] | None = None
     plugin: _Plugin | None = None
     gfd: _Gfd | None = None
-    rename_by_default: bool | None = None  # a frequent mistake, of which NVIDIA's plugin says nothing
+    rename_by_default: bool | None = None  # a frequent mistake, which NVIDIA's plugin does not report
 
     def _problems(self) -> Iterator[Problem]:
         if self.rename_by_default is not None:
@@ -198,7 +198,7 @@ def convert(source: FilePath | str | bytes, *, name: str = "configuration of NVI
 
 
 class _Conversion:
-    """One file on its way: the profile's resources are changed, and notes collected."""
+    """Converts one file: changes the profile's resources, and collects notes."""
 
     def __init__(self, file: _File) -> None:
         self._flags = file.flags or _Flags()
@@ -359,7 +359,7 @@ _WITHOUT_COUNTERPART: Mapping[str, str] = {
     "flags.gfd.outputFile": "nodeLabels: writes labels to the Node itself.",
     "flags.gfd.machineTypeFile": "in nodeLabels: a label may come from a file: file:/sys/class/dmi/id/product_name.",
 }
-"""Keys of theirs that nothing here corresponds to: why, and what to do."""
+"""Keys of NVIDIA's plugin without a counterpart here: why, and what to do."""
 
 
 def _given(model: Model) -> Json:
@@ -376,7 +376,7 @@ def _renamed(asked: _Replicated, sharing: _Sharing | None) -> str:
 
 
 def _edits(resource: Json) -> Iterator[Json]:
-    """Yield what has nodes and mounts: the resource, and each of its keys that has some of its own."""
+    """Yield everything with nodes and mounts: the resource, and each of its keys that has some of its own."""
     yield resource
     yield from (value for value in resource.values() if isinstance(value, dict) and value.keys() & {"nodes", "mounts"})
 

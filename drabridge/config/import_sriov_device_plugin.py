@@ -1,8 +1,8 @@
 """Convert a configuration of the SR-IOV network device plugin to ours, with a comment wherever the meaning differs.
 
-Its keys are those of k8snetworkplumbingwg/sriov-network-device-plugin pkg/types/types.go (3.9), how they select is in
-its pkg/resources/deviceSelectors.go. A condition that has no counterpart here is an error: without it more devices
-would be offered than were meant.
+Its keys are those of k8snetworkplumbingwg/sriov-network-device-plugin pkg/types/types.go (3.9);
+pkg/resources/deviceSelectors.go there says how they select. A condition that has no counterpart here is an error:
+without it more devices would be offered than were meant.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _of_config_map(source: FilePath | str | bytes) -> str | None:
         text = source.read_text("utf-8-sig") if isinstance(source, FilePath) else source
         found = yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return None  # whoever reads it says what is wrong
+        return None  # the reader of the document says what is wrong
     data = found.get("data") if isinstance(found, dict) and found.get("kind") == "ConfigMap" else None
     values = list(data.values()) if isinstance(data, dict) else []
     return values[0] if len(values) == 1 and isinstance(values[0], str) else None
@@ -209,7 +209,7 @@ def _notes(resource: _Resource) -> Iterator[str]:
 
 
 def _ranges(item: str) -> Iterator[str]:
-    """Yield patterns for the numbers in ``NAME#0-3,6``: ``[0-3]``, ``6``. Nothing for what is no list of numbers."""
+    """Yield patterns for the numbers in ``NAME#0-3,6``: ``[0-3]``, ``6``; nothing for any other text."""
     found: list[str] = []
     for part in item.partition("#")[2].split(","):
         numbers = _NUMBERS.fullmatch(part)
@@ -230,7 +230,7 @@ def _pattern(item: str) -> Any:
     name = item.partition("#")[0]
     if _PLAIN_NAME.fullmatch(name):
         return name
-    before, after = "" if name.startswith("^") else ".*", "" if name.endswith("$") else ".*"  # ours match all of it
+    before, after = "" if name.startswith("^") else ".*", "" if name.endswith("$") else ".*"  # ours match it all
     return {"regex": f"{before}(?:{name.removeprefix('^').removesuffix('$')}){after}"}
 
 

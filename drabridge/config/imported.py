@@ -12,7 +12,7 @@ from podresources.table import printable
 
 Json = dict[str, Any]
 Noted = tuple[Json, list[str]]
-"""A resource of ours as a file has it, and what is said above it."""
+"""A resource of ours as plain data, and the comments above it."""
 
 
 def written(head: Sequence[str], resources: Iterable[Noted], name: str) -> str:

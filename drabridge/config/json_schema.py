@@ -25,7 +25,7 @@ from drabridge.config.schema import Config
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
-_LIMITS: Mapping[str, Mapping[str, str]] = {  # of Meta -> the schema's word, by the type that is limited
+_LIMITS: Mapping[str, Mapping[str, str]] = {  # attribute of Meta -> the schema's word, by the type that is limited
     "ge": {"": "minimum"},
     "le": {"": "maximum"},
     "min_length": {"array": "minItems", "object": "minProperties", "string": "minLength"},
@@ -115,14 +115,14 @@ def _definition(model: type[Model]) -> dict[str, Any]:
 
 
 def _shown_default(default: Any) -> Any:
-    """Return the default as the file would have it; None for none, an empty one, and a mapping, which has its own."""
+    """Return the default as plain data; None if it is missing or empty, or a mapping, whose keys have their own."""
     if default is NODEFAULT or default is None or isinstance(default, Model) or default in ((), {}):
         return None
     return to_data(default)
 
 
 def _of(annotation: Any) -> dict[str, Any]:
-    """Return the schema of a value. That a key may be left out is said where the keys are, so None is not mentioned."""
+    """Return the schema of a value, without None: the mapping's schema says which keys may be left out."""
     kind, marks = unwrapped(annotation)
     if given := [mark.schema for mark in marks if isinstance(mark, Check | Parse) and mark.schema is not None]:
         return dict(given[-1])

@@ -36,7 +36,7 @@ class LaneShare(Struct, frozen=True):
         return None if self.count is None else min(self.count, total)
 
     def to_data(self) -> int | str:
-        """Return it as the file has it."""
+        """Return the share as the file writes it."""
         return self.count if self.count is not None else str(self)
 
     def __str__(self) -> str:
@@ -66,10 +66,10 @@ def parse_share(value: object) -> LaneShare:
 
 
 class Selection(Model, frozen=True):
-    """The devices that stay in a lane because the operator says which, not how many."""
+    """The devices of a lane, chosen by the operator instead of counted."""
 
     match: Annotated[Match, Meta(min_length=1)]
-    """Which of the resource's devices, in the same words as `match` of the resource."""
+    """Which of the resource's devices, with the same keys as `match` of the resource."""
 
 
 def _lane(value: Any) -> LaneShare | Selection:
@@ -96,7 +96,7 @@ Lane = Annotated[
 
 
 def _beside(lane: LaneShare | Selection | None, other: LaneShare | Selection | None) -> LaneShare | Selection:
-    """Return the lane, or where it is left out what the other one leaves: beside ``*`` that is nothing."""
+    """Return the lane; if it is left out, the rest, or nothing if the other lane has ``*``."""
     return lane if lane is not None else NOTHING if other == REST else REST
 
 
@@ -106,10 +106,11 @@ class Lanes(Model, frozen=True):
     legacy: Lane | None = None
     """Through the DevicePlugin API: a number, `"50%"`, `"*"` for the rest, or `{match: [...]}` for chosen devices."""
     dra: Lane | None = None
-    """Through ResourceClaims: likewise. With no lane given all is legacy; with one, the other is the rest."""
+    """Through ResourceClaims, written in the same way. If neither lane is given, legacy has all devices; if one is
+    given, the other has the rest."""
     shared: SharedLane | None = None
-    """Through both, by a lease: a free device is for whoever asks first. A number, a percentage, or `"*"`; left out,
-    there are none. Needs Kubernetes 1.36; elsewhere these devices stay in the legacy lane."""
+    """Through both, by a lease: a free device goes to the first who asks. A number, a percentage, or `"*"`; none when
+    left out. Needs Kubernetes 1.36; without it these devices stay in the legacy lane."""
     min_legacy: Annotated[int, Meta(ge=0, le=COUNT_MAX)] = 0
     """Never fewer than this many devices in the legacy lane, whatever an annotation or command asks for."""
     min_dra: Annotated[int, Meta(ge=0, le=COUNT_MAX)] = 0
@@ -151,7 +152,7 @@ class Lanes(Model, frozen=True):
         return self.shared is not None and self.shared not in (NOTHING, LaneShare(percent=0))
 
     def targets(self, total: int) -> tuple[int, int]:
-        """How many of ``total`` devices pods and only claims are to have, (legacy and shared, dra); together all.
+        """Return how many of ``total`` devices the lanes get: (legacy with shared, dra). The sum is ``total``.
 
         Floors come first, legacy before dra when there are too few for both. Then come the numbers, legacy first: its
         users are already there. Devices that neither number asks for go to legacy. Selections count as the rest: the
@@ -173,7 +174,7 @@ class Lanes(Model, frozen=True):
         return total - got_dra, got_dra
 
     def shared_of(self, total: int) -> int:
-        """How many of the first number of :meth:`targets` are to be shared; the legacy lane's number comes first."""
+        """Return how many of the first number of :meth:`targets` are shared: those beyond the legacy lane's number."""
         if self.shared is None:
             return 0
         both, legacy = self.targets(total)[0], self.resolved[0]

@@ -26,7 +26,7 @@ M = TypeVar("M", bound=Model)
 
 
 def load(source: FilePath | str | bytes, *, name: str = "configuration") -> Config:
-    """Read a configuration from a file (a Path) or from text. Raises ConfigErrors with all faults, and nothing else.
+    """Read a configuration from a file (a Path) or from text. Raises only ConfigErrors, with all faults.
 
     ``name`` stands in messages where there is no file name.
     """
@@ -96,7 +96,7 @@ def _decode(source: str | bytes, name: str, largest: int) -> str:
 
 
 def _placed(root: MappingNode, problems: Iterable[Problem]) -> Iterator[PlacedProblem]:
-    """Each problem at its place; of something that is missing, or is in no list, at what would have it."""
+    """Yield each problem with its place. If the value is missing, that is the place of the nearest parent."""
     for problem in merged(dict.fromkeys(problems)):
         node: Node = root
         place, known = root.place, list[str | int]()
@@ -116,7 +116,7 @@ def _placed(root: MappingNode, problems: Iterable[Problem]) -> Iterator[PlacedPr
 
 
 def _join(from_yaml: list[PlacedProblem], refusals: list[PlacedProblem]) -> list[PlacedProblem]:
-    """All problems. The hint to quote a scalar goes where the model wants no text: quoting would not help."""
+    """Return all problems. The hint to quote a scalar is dropped where the model wants no text: it would not help."""
     readings = {placed.path: placed.problem for placed in from_yaml if placed.problem.hint.startswith(QUOTE_IT)}
     refused = {refusal.path for refusal in refusals}
     joined = [placed for placed in from_yaml if placed.path not in readings or placed.path not in refused]

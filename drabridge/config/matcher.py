@@ -59,7 +59,7 @@ class UdevRule(Struct, frozen=True):
     predicate: Predicate
 
     def to_data(self) -> str:
-        """Return it as the file has it."""
+        """Return the rule as the file writes it."""
         return self.text
 
 

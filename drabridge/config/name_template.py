@@ -1,8 +1,8 @@
 """Resources whose name has a template: one resource for each value that an attribute of the devices has.
 
-``name: nvidia.com/mig-{attr:profile}`` stands for ``nvidia.com/mig-1g.10gb``, ``nvidia.com/mig-2g.20gb`` and so on, as
-far as there are, or were, such devices. What a template stands for is a configuration as a person could have written
-it: the same resource once for each value, with the value in its match rules. So nothing else knows of templates.
+``name: nvidia.com/mig-{attr:profile}`` stands for ``nvidia.com/mig-1g.10gb``, ``nvidia.com/mig-2g.20gb`` and so on, if
+there are, or were, such devices. A template is replaced by what a person could have written instead: the same
+resource once for each value, with the value in its match rules. So nothing else needs to know of templates.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from drabridge.config.resource_names import field_of, name_for
 from drabridge.config.schema import Config, Resource
 
 VALUES_MAX = 64
-"""So many values of one template become resources: hardware chooses values, and each resource has a server."""
+"""At most so many values of one template become resources: hardware chooses values, and each resource has a server."""
 
 _MAGIC = re.compile(r"[*?\[\\]")
 
 
 def expanded(config: Config, values: Mapping[str, Collection[str]]) -> Config:
-    """Return the configuration with plain names only. ``values``: template -> values that there are.
+    """Return the configuration with plain names only. ``values``: template -> its values.
 
     A template without values stands for nothing. The same object if no name has a template.
     """

@@ -95,7 +95,7 @@ def is_semver(text: str) -> bool:
     return len(text) <= ATTRIBUTE_VALUE_MAX and _SEMVER.fullmatch(text) is not None
 
 
-@lru_cache(maxsize=1024)  # a thousand devices have a dozen names
+@lru_cache(maxsize=1024)  # a thousand devices have the same dozen names
 def is_attribute_name(text: str) -> bool:
     """Whether the API takes the name of an attribute: a C identifier, or ``domain/identifier``."""
     domain, slash, name = text.rpartition("/")
@@ -109,7 +109,7 @@ def is_cdi_kind(text: str) -> bool:
 
 
 def is_cdi_name(text: str) -> bool:
-    """Tell whether it is the name of a device in a CDI file: what comes after the equals sign of a qualified name."""
+    """Whether a text may name a device in a CDI file: the part of a qualified name after the equals sign."""
     return _CDI_NAME.fullmatch(text) is not None
 
 

@@ -24,9 +24,9 @@ def unchanged(text: str) -> str:
 
 
 class LabelRule(Struct, frozen=True):
-    """How one label is made of the devices of ``resources``.
+    """Makes one label from the devices of ``resources``.
 
-    ``convert`` gets the value that most of them have; "" leaves the label out.
+    ``convert`` gets the value that most of them have. If it returns "", the label is left out.
     """
 
     name: str
@@ -37,7 +37,7 @@ class LabelRule(Struct, frozen=True):
 
 
 def part_of(number: int) -> Callable[[str], str]:
-    """Return a function from ``9.0`` to its part of that number, from 1; "" where there is none."""
+    """Return a function that takes one part of ``9.0``, numbered from 1; "" if there is none."""
 
     def convert(text: str) -> str:
         parts = text.split(".")
@@ -56,8 +56,8 @@ class NodeLabel(Model, frozen=True):
     resource: ResourceName
     """The resource whose devices are meant."""
     value: Template | None = None
-    """Text with fields in braces, as in `env`: `{nvidia.model}`. Where devices differ, what most of them have. Blanks
-    become `-`, and what cannot be in a label is removed."""
+    """Text with fields in braces, as in `env`: `{nvidia.model}`. If devices differ, the value that most of them have.
+    Blanks become `-`, and what cannot be in a label is removed."""
     part: Annotated[int, Meta(ge=1, le=9)] | None = None
     """Only this part of `value` between dots, from 1: of `9.0` the 1st is `9`."""
     count: Count | None = None
@@ -72,10 +72,10 @@ class NodeLabels(Model, frozen=True):
     """Labels that the agent keeps on its own Node. A label that somebody else has written is left alone."""
 
     gfd: bool = False
-    """The labels of NVIDIA's GPU Feature Discovery, as far as they are known here, for `nvidia.com/gpu` and
+    """The labels of NVIDIA's GPU Feature Discovery, as far as the agent knows their values, for `nvidia.com/gpu` and
     `nvidia.com/mig-*`."""
     labels: Annotated[Mapping[LabelName, NodeLabel], Meta(max_length=LABELS_MAX)] = {}
-    """Labels by name, also instead of one of `gfd`."""
+    """Labels by name. One of these replaces a label of `gfd` with the same name."""
 
     def problems(self, resources: Sequence[str]) -> Iterator[Problem]:
         """Yield what does not fit the resources of the file; paths begin below ``nodeLabels``."""

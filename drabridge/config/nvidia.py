@@ -25,8 +25,8 @@ class Nvidia(Model, frozen=True):
     """Where the driver's files are on the host, for `driverFiles: nvidia`: a root with `usr/lib64` and the like, or a
     folder with `lib64` and `bin`. Left out: where they are usually."""
     host_root: AbsolutePath = "/"
-    """Where the agent sees the host's file system, in which those files are looked for. In a pod `/host`: the chart
-    mounts the host's there, read-only, when this is set."""
+    """Where the agent sees the host's file system, to look for the driver's files. In a pod, say `/host`: if this is
+    set, the chart mounts the host's file system there, read-only."""
     xid_recovery_seconds: Annotated[int, Meta(ge=0, le=604_800)] = 600
     """An XID makes a device faulty until the GPU was reset, or this long after the last one while NVML finds nothing
     else. 0: until it was reset, or the agent is started again."""
@@ -44,4 +44,4 @@ class NvmlHealth(Model, frozen=True):
     ignore_xids: tuple[Xid, ...] = ()
     """XIDs that do not count, besides those of applications."""
     also_xids: tuple[Xid, ...] = ()
-    """XIDs of applications that count all the same."""
+    """XIDs of applications that count nevertheless."""

@@ -48,7 +48,7 @@ class Glob:
 
     As in udevd (udev-rules.c token_match_string, fnmatch(3) without flags), ``*`` also matches slashes and leading
     dots. ``|`` and POSIX classes inside brackets are refused, and brackets that never close: udevd silently reads
-    something else than what is written.
+    them differently from what is meant.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Glob:
 
     @classmethod
     def compile(cls, text: str) -> Glob:
-        """Compile a glob. Raises Problems for one that udevd would read otherwise than its author."""
+        """Compile a glob. Raises Problems for one that udevd would understand differently from its author."""
         if len(text) > GLOB_MAX:
             raise unmet(f"a pattern of at most {GLOB_MAX} characters", found=f"{len(text)} characters")
         alternatives = _split(text)
@@ -88,7 +88,7 @@ class Patterns:
 
     @classmethod
     def of(cls, *globs: str) -> Patterns:
-        """Patterns from globs. Raises Problems."""
+        """Return patterns from globs. Raises Problems."""
         return cls(tuple(map(Glob.compile, globs)))
 
     @property
@@ -103,7 +103,7 @@ class Patterns:
         )
 
     def to_data(self) -> Any:
-        """Return them as the file has them."""
+        """Return the patterns as the file writes them."""
         data = [item.text if isinstance(item, Glob) else {"regex": item.text} for item in self.items]
         return data[0] if len(data) == 1 else data
 

@@ -18,15 +18,15 @@ class Source(StrEnum):
     DRIVER = "driver"
     DEVPATH = "devpath"
     DEVNODE = "devnode"
-    DEVLINK = "devlink"  # any of several
-    TAG = "tag"  # any of several
+    DEVLINK = "devlink"  # one of several
+    TAG = "tag"  # one of several
     ATTR = "attr"
     PROPERTY = "property"
     LINK = "link"
 
 
 class Test(Struct, frozen=True):
-    """One value of one device against patterns. ``missing_is_empty``: a missing value is "", as in udev rules."""
+    """Compares one value of a device with patterns. ``missing_is_empty``: a missing value is "", as in udev rules."""
 
     __test__ = False  # not pytest's
 
@@ -37,7 +37,7 @@ class Test(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """As the configuration writes it: ``attr.idVendor``."""
+        """The value's name, as the configuration writes it: ``attr.idVendor``."""
         return f"{self.source}.{self.key}" if self.key else str(self.source)
 
 
@@ -52,7 +52,7 @@ class Exists(Struct, frozen=True):
         return f"{self.source}:{self.key}" if self.key else str(self.source)
 
     def to_data(self) -> str:
-        """Return it as the file has it."""
+        """Return the condition as the file writes it."""
         return self.label
 
 
@@ -75,7 +75,7 @@ class Not(Struct, frozen=True):
 
 
 class Ancestor(Struct, frozen=True):
-    """One single device, further up the tree, satisfies the whole part. udev's plural keys start at the device."""
+    """One device further up the tree satisfies the whole part. ``include_self``: the device itself may, too (ATTRS)."""
 
     part: Predicate
     include_self: bool = False

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: problems of one value, faults with their place in the file, and the errors.
+"""Describe what is wrong with a configuration: problems of a value, and faults with their place in the file.
 
 Code that checks a value raises :class:`Problems`. The loader adds the place and raises :class:`ConfigErrors`.
 """
@@ -80,7 +80,7 @@ def refuse_if_any(problems: Iterable[Problem]) -> None:
 
 
 def problems_of(check: Callable[[Any], object], value: Any, *path: str | int) -> Iterator[Problem]:
-    """Yield what a check says of a value, with the path of the value."""
+    """Yield the problems that a check finds in a value, with the path of the value."""
     try:
         check(value)
     except Problems as error:
@@ -88,7 +88,7 @@ def problems_of(check: Callable[[Any], object], value: Any, *path: str | int) ->
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``did you mean "match"?`` when a known word is close enough to be a slip, else nothing."""
+    """Return ``did you mean "match"?`` if a known word is close enough for a typing error, else ""."""
     from difflib import get_close_matches  # 0.2 MiB that a right configuration does not need
 
     by_folded = {name.casefold(): name for name in known}
@@ -109,6 +109,6 @@ def path_text(path: Path) -> str:
 
 
 def shorten(text: str) -> str:
-    """Hostile or long text in one printable line of bounded length."""
+    """Return a text, which may be hostile or long, as one printable line of bounded length."""
     shown = printable(text[: SHOWN_MAX + 1])
     return shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}… ({len(text)} characters)"

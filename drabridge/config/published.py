@@ -70,14 +70,13 @@ class Attribute(Model, frozen=True):
     raw_keys = frozenset({"map"})
 
     source: FieldText | None = field(default=None, name="from")
-    """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... The
-    attribute has its last value while the source has none, and is left out before there was one."""
+    """Where it comes from: `attr:NAME`, `property:NAME`, `link:NAME`, `file:/PATH`, `driver`, `nvidia.model`, ... While
+    the source has no value, the attribute keeps its last one; before the first value it is left out."""
     value: str | int | bool | None = None
     """A constant."""
     map: Mapping[str, PatternsText] = {}
-    """What is published, each with the patterns of what `from` says, instead of what it says: `{Arc: "0x56a?"}`. The
-    first that matches counts; the empty pattern `""` matches a source without a value. Without a match the attribute is
-    left out."""
+    """Values to publish, each with patterns for the value of `from`: `{Arc: "0x56a?"}`. The first that matches counts;
+    the empty pattern `""` matches a source without a value. Without a match the attribute is left out."""
     type: AttributeType | None = None
     """`string`, `int`, `bool` or `version` (semver). Left out: the constant's own type, else string."""
 
@@ -136,7 +135,8 @@ class RequestPolicy(Model, frozen=True):
     """How much of a shared device's capacity a claim may ask for (resource.k8s.io CapacityRequestPolicy)."""
 
     default: Literal["all"] | Quantity
-    """What a claim gets that does not say. `all`: as much of the device's capacity as `validRange` allows."""
+    """What a claim gets if it does not ask for an amount. `all`: as much of the device's capacity as `validRange`
+    allows."""
     valid_values: Annotated[tuple[Quantity, ...], Meta(max_length=names.VALID_VALUES_MAX)] = ()
     """The only amounts that are allowed, ascending, with the default among them."""
     valid_range: ValidRange | None = None
@@ -178,27 +178,29 @@ class Capacity(Model, frozen=True):
     unit: Unit = "B"
     """What the number of `from` counts: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB. B for plain counts."""
     request_policy: RequestPolicy | None = None
-    """How much one claim may take; needs `sharing.allowMultipleAllocations`. Left out there: what it asks for, else
-    nothing."""
+    """How much one claim may take; needs `sharing.allowMultipleAllocations`. When left out there, a claim takes what it
+    asks for, else nothing."""
 
     def _problems(self) -> Iterator[Problem]:
         if self.value is not None and self.unit != "B":
             yield Problem("no unit beside a constant", "write it into the value: 40Gi", ("unit",))
 
 
-# Published beside the configured ones: type, resource, numaNode, and those of STANDARD in inventory/topology.py.
+# Published of every device: type, resource, numaNode, and those of STANDARD in inventory/topology.py.
 RESERVED_ATTRIBUTES = 5
+_REPLACEABLE = frozenset({"type", "resource"})  # a configured attribute of this name takes its place
 
 
 def published_problems(
     attributes: Mapping[str, Attribute], capacity: Mapping[str, Capacity], *, shared: bool
 ) -> Iterator[Problem]:
     """Yield what the API would refuse of one device. ``shared``: several claims may hold it."""
-    limit = names.ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES
+    reserved = RESERVED_ATTRIBUTES - len(attributes.keys() & _REPLACEABLE)
+    limit = names.ATTRIBUTES_AND_CAPACITY_MAX - reserved
     if (total := len(attributes) + len(capacity)) > limit:
         yield Problem(
             f"at most {limit} attributes and capacities together",
-            f"the API's limit is {names.ATTRIBUTES_AND_CAPACITY_MAX}; {RESERVED_ATTRIBUTES} are always published",
+            f"the API's limit is {names.ATTRIBUTES_AND_CAPACITY_MAX}; {reserved} others are always published",
             ("attributes",),
             f"{total}",
         )

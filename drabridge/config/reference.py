@@ -42,7 +42,7 @@ def _cell(text: str) -> str:
 
 
 def _type(described: dict[str, Any]) -> str:
-    """In words: ``list of Node``, ``map of template``, ``5 to 3600``, ``auto or true or false``."""
+    """Return a type in words: ``list of Node``, ``map of template``, ``5 to 3600``, ``auto or true or false``."""
     if "x-type" in described:
         return _cell(described["x-type"])
     if "$ref" in described:

@@ -4,9 +4,9 @@ Python's ``re`` backtracks: ``(a+)+b`` against a serial number of forty a's runs
 serial number. RE2 runs an automaton instead (https://swtch.com/~rsc/regexp/regexp3.html). It is imported at the first
 ``regex:`` of a configuration: an agent without one does not pay its 3.4 MiB and 10 ms.
 
-The language is what Python's ``re`` and RE2 share. ``\\d``, ``\\w`` and ``\\s`` mean ASCII, as in RE2. RE2 refuses
-look-around and back-references. Anchors, flags, named groups and other escapes are refused here: a match is always of
-the whole value, so ``^usb`` would not mean what its author thinks.
+The language is the common part of Python's ``re`` and RE2. ``\\d``, ``\\w`` and ``\\s`` mean ASCII, as in RE2. RE2
+refuses look-around and back-references. Anchors, flags, named groups and other escapes are refused here: a match is
+always of the whole value, so ``^usb`` would not mean what its author thinks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INSTRUCTIONS_MAX = 12_000  # of RE2's program; \W{1000} makes 11,004. Each may c
 VALUE_MAX = 16_384  # udevd's UDEV_LINE_SIZE, the longest property; sysfs attributes are a page
 
 _TOKEN = re.compile(r"\\.?|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|\(\?|.", re.DOTALL)
-_LETTERS = frozenset("dDwWsStnrfv")  # that may follow a backslash; signs always may
+_LETTERS = frozenset("dDwWsStnrfv")  # letters that may follow a backslash; signs always may
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Regex:
 
 
 def _refuse_unsupported(text: str) -> None:
-    """Refuse what RE2 would read otherwise than Python, or otherwise than its author means. Raises Problems."""
+    """Refuse what RE2 reads differently from Python, or from what its author means. Raises Problems."""
     for token in _TOKEN.findall(text):
         if token in {"^", "$"}:
             hint = "a pattern always matches the whole value; write .* where anything may be"

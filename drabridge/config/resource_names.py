@@ -18,9 +18,10 @@ def field_of(name: str) -> Field | None:
 
 
 def name_for(template: str, value: str) -> str | None:
-    """Return the resource name for one value; None if it gives none that kubelet takes.
+    """Return the resource name for one value; None if kubelet would refuse it.
 
-    What cannot be in a name becomes a dot, as NVIDIA's plugin has it: profile 1g.10gb+me, resource mig-1g.10gb.me.
+    A character that cannot be in a name becomes a dot, as in NVIDIA's plugin: profile 1g.10gb+me, resource
+    mig-1g.10gb.me.
     """
     text = parse_template(template).render(lambda _: _NOT_IN_NAMES.sub(".", value))
     try:
@@ -30,7 +31,7 @@ def name_for(template: str, value: str) -> str | None:
 
 
 def stands_for(template: str, name: str) -> bool:
-    """Whether a resource of the configuration may have this name: it is its name, or what its template makes of one."""
+    """Whether ``name`` is the name ``template``, or one that the template can make."""
     if field_of(template) is None:
         return template == name
     parts = (part if isinstance(part, str) else None for part in parse_template(template).parts)

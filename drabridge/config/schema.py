@@ -37,7 +37,7 @@ from drabridge.system import safety_defaults as defaults
 API_VERSION = "drabridge/v1alpha1"
 KIND = "AgentConfig"
 DRIVER_PLACEHOLDER = "drabridge.example.com"
-REPLICAS_MAX = 50_000  # ids of one device; kubelet's 4 MiB message limit is reached at so many in all
+REPLICAS_MAX = 50_000  # ids of one device; so many in a whole list reach kubelet's message limit of 4 MiB
 RESOURCES_MAX = 256
 
 DEFAULT_ID = tuple(
@@ -67,8 +67,8 @@ class Replicas(Model, frozen=True):
     max_per_request: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] | None = None
     """A container that asks for more replicas than this is refused. 1: what NVIDIA calls failRequestsGreaterThanOne."""
     other_counts: tuple[OtherCount, ...] = ()
-    """Other numbers for some of the devices, GPUs of different sizes for example. The first whose `match` fits counts;
-    for the rest it is `count`."""
+    """Other numbers for some of the devices, for example for GPUs of different sizes. The first whose `match` fits
+    counts; the other devices have `count`."""
 
     @property
     def most(self) -> int:
@@ -84,21 +84,21 @@ class LegacySettings(Model, frozen=True):
 
 
 class NvmlTaints(Model, frozen=True):
-    """Effects of the taint for faults that NVML reports, where they are not that of `faulty`."""
+    """The taint's effects for faults that NVML reports. A fault without an effect here has that of `faulty`."""
 
     lost: TaintEffect | None = None
-    """The GPU is lost."""
+    """For a GPU that is lost."""
     reset: TaintEffect | None = None
-    """It needs a reset, or the node a reboot."""
+    """For a GPU that needs a reset, or whose node needs a reboot."""
     xid: TaintEffect | None = None
-    """An XID."""
+    """For an XID."""
     ecc: TaintEffect | None = None
-    """Uncorrectable errors of its memory."""
+    """For uncorrectable errors of the memory."""
     thermal: TaintEffect | None = None
-    """It is too hot."""
+    """For a GPU that is too hot."""
 
     def of(self, fault: str) -> TaintEffect | None:
-        """Return the effect for a fault (`xid-79`); None when it is that of `faulty`."""
+        """Return the effect for a fault (`xid-79`); None if the effect `faulty` applies."""
         effects = {"lost": self.lost, "reset": self.reset, "xid": self.xid, "ecc": self.ecc, "thermal": self.thermal}
         return effects.get(fault.partition("-")[0])
 
@@ -107,17 +107,17 @@ class Taints(Model, frozen=True):
     """The taints in ResourceSlices of devices that cannot be used."""
 
     faulty: TaintEffect = "NoSchedule"
-    """For devices whose health rules fail. `NoExecute` evicts their pods."""
+    """The effect for devices whose health rules fail. `NoExecute` evicts their pods."""
     nvml: NvmlTaints = NvmlTaints()
-    """For faults that NVML reports. The taint's value says which: `xid-79`, `lost`."""
+    """The effects for faults that NVML reports. The taint's value names the fault: `xid-79`, `lost`."""
     gone: TaintEffect = "NoSchedule"
-    """For unplugged devices that somebody still holds."""
+    """The effect for unplugged devices that somebody still holds."""
     gone_after_seconds: Annotated[int, Meta(ge=0, le=3600)] = 15
     """How long a device may be away before it counts as unplugged: USB devices re-enumerate."""
 
 
 class EvictHolders(Model, frozen=True):
-    """Ends pods whose device has left, or was exchanged, while they had it: by the eviction API, as a drain does."""
+    """Evicts pods whose device is gone, or was exchanged, while they had it: by the eviction API, as a drain does."""
 
     after_seconds: Annotated[int, Meta(ge=0, le=86400)] = 30
     """How long a device must be away before its pods are evicted: USB devices re-enumerate. Another device in its
@@ -125,15 +125,14 @@ class EvictHolders(Model, frozen=True):
 
 
 class Leases(Model, frozen=True):
-    """How devices of the lanes' `shared` are leased to claims."""
+    """How the devices of `lanes.shared` are leased to claims."""
 
     schedulers: Annotated[tuple[str, ...], Meta(min_length=1)] = ("default-scheduler",)
     """Schedulers that wait for binding conditions (KEP-5007) before they bind a pod. Others' pods get no lease."""
     kubelet_seconds: Annotated[float, Meta(ge=1, le=300)] = 30.0
-    """How long kubelet may take to give a device up before the claim is denied, and another device chosen."""
+    """How long kubelet may take to give up a device. After that the claim is denied, and another device is chosen."""
     max_devices: Annotated[int, Meta(ge=0, le=1000)] = 64
-    """So many devices of this node are shared at most, of all resources together; the others stay in the legacy lane.
-    """
+    """At most so many devices of this node are shared, all resources together; the others stay in the legacy lane."""
     coordinator: Annotated[str, Meta(pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")] = ""
     """Namespace where `drabridge coordinator` runs, which then names the claims that wait for a lease: for clusters of
     more than some hundred nodes. Empty, or while no coordinator works: this agent watches pods."""
@@ -160,7 +159,7 @@ class DraSettings(Model, frozen=True):
 
 
 class Safety(Model, frozen=True):
-    """How long the agent waits when it is in doubt, in seconds. Where it is proven that a pod has let go of its device,
+    """How long the agent waits when it is in doubt, in seconds. If it is proven that a pod has let go of its device,
     it does not wait. Times below the defaults are for test clusters."""
 
     min_hold_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.MIN_HOLD_SECONDS
@@ -171,8 +170,8 @@ class Safety(Model, frozen=True):
     """How long a pod whose end is not proven must be missing, in every source of evidence, before its device is
     released."""
     settle_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.SETTLE_SECONDS
-    """Nothing whose end is not proven is released for this long after a start of kubelet, or of an agent beside which
-    another may still run."""
+    """For this long after a start of kubelet, no device is released unless its pod's end is proven. The same holds
+    after a start of the agent beside which another agent may still run."""
     quiesce_seconds: Annotated[float, Meta(ge=0, le=3600)] = defaults.QUIESCE_SECONDS
     """How long a device that left the slices waits before pods may have it: a scheduler may still remember it."""
     tombstone_seconds: Annotated[float, Meta(ge=5, le=3600)] = defaults.TOMBSTONE_SECONDS
@@ -226,21 +225,22 @@ class Resource(Model, frozen=True):
     """Evict the pods that have a device which is unplugged or exchanged; with `{}` after half a minute. When left out
     an Event tells of it, and the pods stay. The agent needs the right to evict pods: the chart grants it then."""
     offer_mounted: bool = False
-    """Whether a disk is offered although the host has a file system or swap on it, or on its partitions: for pods that
-    only look, as smartctl does. Else it is faulty until the host has unmounted it; who holds it may mount it."""
+    """Whether a disk is offered although the host uses a file system or swap on it, or on its partitions: for pods that
+    only read its state, as smartctl does. Otherwise such a disk is faulty until the host has unmounted it. A pod that
+    holds a disk may mount it."""
     probe_open: bool = False
     """A device is released only when no process has its nodes open either. Not for devices that a daemon keeps
     open; needs `hostPID` and the capability `SYS_PTRACE`."""
     sharing: Sharing = Sharing()
-    """Several claims on one device."""
+    """Whether several claims may hold one device."""
     vfio: Vfio | None = None
-    """Hand PCI functions out bound to vfio-pci, for virtual machines. The same function may be a device of another
-    resource as well, for containers: give both the same lanes. Only one of the two is given out at a time."""
+    """Give out PCI functions bound to vfio-pci, for virtual machines. For containers, the same function may also be a
+    device of another resource: give both resources the same lanes. Only one of the two is given out at a time."""
     partition: Partition | None = None
     """These devices are parts of others."""
     uniform: FieldText | None = None
-    """A field that must have one value in all of this resource's devices: `attr:profile`. While it has several, a pod
-    could not tell which device it gets, and all are faulty: NVIDIA's MIG strategy `single`."""
+    """A field that must have the same value in all devices of this resource: `attr:profile`. While values differ, a pod
+    could not know which kind it gets, and all devices are faulty: NVIDIA's MIG strategy `single`."""
     claim_config: ClaimConfig = ClaimConfig()
     """What claims and classes may ask for in their parameters."""
     device_class: DeviceClass | None = None
@@ -298,17 +298,17 @@ class Resource(Model, frozen=True):
 
     @property
     def all_nodes(self) -> tuple[NodeRule, ...]:
-        """The rules of nodes that a container may get, those of the fallback included."""
+        """The rules of all nodes that a container may get, including those of the fallback."""
         return (*self.nodes, *(self.cdi_fallback.nodes if self.cdi_fallback is not None else ()))
 
     @property
     def identity(self) -> tuple[IdTemplate, ...]:
-        """The templates of its devices' ids. A function that has a device for containers as well has two names."""
+        """The templates of its devices' ids. A function that is also a device for containers has another id there."""
         return VFIO_ID if self.vfio is not None and self.id == DEFAULT_ID else self.id
 
     @property
     def claimable(self) -> bool:
-        """Whether claims may have its devices: replicas are counted by kubelet alone."""
+        """Whether claims may have its devices. With replicas they may not: only kubelet counts these."""
         return self.replicas.most == 1 or self.sharing.allow_multiple_allocations
 
 
@@ -392,7 +392,7 @@ class Config(Model, frozen=True, kw_only=True):
 
     @classmethod
     def whole_file_problems(cls, data: object) -> Iterator[Problem]:
-        """Resources, and fabric devices, that repeat a name."""
+        """Yield the resources and fabric devices that repeat a name."""
         yield from fabric_problems(data.get("fabric") if isinstance(data, dict) else None)
         resources = data.get("resources") if isinstance(data, dict) else None
         first: dict[str, int] = {}
@@ -411,7 +411,7 @@ class Config(Model, frozen=True, kw_only=True):
 
     @property
     def label_rules(self) -> tuple[LabelRule, ...]:
-        """How each label of the Node is made."""
+        """The rules by which each label of the Node is made."""
         mig = frozenset(resource.name for resource in self.resources if resource.of_subsystem("nvidia-mig"))
         replicas = {resource.name: resource.replicas.most for resource in self.resources}
         return label_rules(self.node_labels, replicas, mig)

@@ -59,13 +59,13 @@ KEYED_FIELDS = {
     "link": "last part of a symbolic link's target in the device's sysfs directory",
     "file": "first line of a file, by absolute path",
 }
-# Known only once the device has its identity: not in `id`.
+# Known only once the device has its identity, so not allowed in `id`.
 IDENTITY_FIELDS = {
     "id": "the device's id, as kubelet counts it",
     "name": "the device's name in a ResourceSlice",
     "resource": "the extended resource name",
 }
-# Known only once a container gets the device: in its paths and variables alone.
+# Known only once a container gets the device, so allowed only in its paths and variables.
 CONTAINER_FIELDS = {
     "index": "position, from 0, of the device among those that the container gets by the same limit or request",
     "request": "name of the claim's request; `limits` for devices by limits",
@@ -86,7 +86,7 @@ class Field:
     of_parent: bool = False  # of the nearest strict ancestor that has a non-empty value
 
     def to_data(self) -> str:
-        """Return it as the file has it."""
+        """Return it as the file writes it."""
         return str(self)
 
     def __str__(self) -> str:
@@ -137,7 +137,7 @@ class Template:
 
     @property
     def device_fields(self) -> tuple[Field, ...]:
-        """Those of them that differ between devices wherever they are, so that no two render it alike."""
+        """The fields with values of the device, without those that are filled in for a container."""
         return tuple(field for field in self.fields if field.source not in CONTAINER_FIELDS)
 
     @property
@@ -146,7 +146,7 @@ class Template:
         return None if self.fields else "".join(map(str, self.parts))
 
     def to_data(self) -> str:
-        """Return it as the file has it."""
+        """Return it as the file writes it."""
         return str(self)
 
     def __str__(self) -> str:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class _Brought(NamedTuple):
-    name: str  # of the variable, or path in the container
+    name: str  # the variable's name, or the path in the container
     value: str | None  # the same text for all devices, or None
     path: Path
 
 
 def variables_of_two(resources: Sequence[Resource]) -> Iterator[Problem]:
-    """Yield a problem for each variable without fields in its name that two resources set, each in its own way."""
+    """Yield a problem for each variable without fields in its name that two resources set, unless to the same text."""
     brought = [list(_variables_of(resource)) for resource in resources]
     for index, owner, one in _of_two(resources, brought):
         other = f"resources[{owner}] has {one.name} as well"
@@ -39,9 +39,9 @@ def variables_of_two(resources: Sequence[Resource]) -> Iterator[Problem]:
 
 
 def paths_of_two(resources: Sequence[Resource]) -> Iterator[tuple[int, int, str]]:
-    """Yield each path at which two resources have a thing of their own: the second, the first, and the path.
+    """Yield each path at which two resources have different things: the second, the first, and the path.
 
-    That is no error: who has the one kind of radio or the other may want both at one path.
+    That is no error. Nodes may have one kind of radio or another, and both kinds may be wanted at one path.
     """
     brought = [list(_paths_of(resource)) for resource in resources]
     yield from ((index, owner, one.name) for index, owner, one in _of_two(resources, brought))
@@ -50,7 +50,10 @@ def paths_of_two(resources: Sequence[Resource]) -> Iterator[tuple[int, int, str]
 def _of_two(
     resources: Sequence[Resource], brought: Sequence[Sequence[_Brought]]
 ) -> Iterator[tuple[int, int, _Brought]]:
-    """Yield what an earlier resource has otherwise. An entry whose name has a field is several by itself."""
+    """Yield (index, the earlier resource's index, thing) for each thing that has another value in an earlier resource.
+
+    A resource with a field in its name stands for several, and so may collide with itself.
+    """
     first: dict[str, tuple[str | None, int]] = {}
     for index, resource in enumerate(resources):
         for one in brought[index]:

@@ -34,15 +34,16 @@ FunctionPattern = Annotated[
 
 
 class Vfio(Model, frozen=True):
-    """Devices are PCI functions, and who has one has it bound to vfio-pci; afterwards its own driver gets it back.
+    """Devices are PCI functions. While a pod has one, it is bound to vfio-pci; afterwards its own driver gets it back.
 
-    The kernel gives whole IOMMU groups: functions of the group that have another driver are bound to vfio-pci with it,
-    if they are allowed as well and the host uses none of them. In the way are: a network interface that is up, has an
+    The kernel gives whole IOMMU groups. So functions of its group with another driver are bound to vfio-pci as well, if
+    they are allowed and the host uses none of them. The host uses: a network interface that is up, has an
     address or is in another namespace; a disk with a mount, swap, volumes or RAID; the console; virtual functions; what
-    a process has open, nvidia-persistenced too. Then the device is unhealthy, and the reason names the function.
+    a process has open (nvidia-persistenced, too). Then the device is unhealthy, and the reason names the function.
 
-    With limits it is bound before the container starts (PreStartContainer), with a claim when that is prepared. It goes
-    back within seconds of its release, but not while a process has the group open: `drabridge status` says so.
+    With limits, the function is bound before the container starts (PreStartContainer); with a claim, when the claim is
+    prepared. It goes back to its driver within seconds of its release, but not while a process has the group open:
+    `drabridge status` says so.
 
     The container gets `/dev/vfio/GROUP`, `/dev/vfio/vfio`, IOMMUFD's nodes where the kernel has them, and the address
     in `PCI_RESOURCE_` with the resource's name: KubeVirt reads that with limits, and `pciBusID` in the metadata of

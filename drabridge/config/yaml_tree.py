@@ -1,4 +1,4 @@
-"""Say what the nodes of YAML mean in a configuration, and never guess what a scalar means."""
+"""Read the nodes of YAML for a configuration. The meaning of a scalar is never guessed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reading(node: Scalar) -> str | None:
 
 
 def value_of(node: Scalar) -> str | int | float | bool | None:
-    """Return the value. Raises Problems where readers of YAML disagree about it."""
+    """Return the scalar's value. Raises Problems where readers of YAML disagree about it."""
     text = node.text
     if not node.plain:
         return text

@@ -24,23 +24,23 @@ from msgspec import Struct, field
 from drabridge.errors import HostError
 from drabridge.inventory.devices import Device, DeviceNode, Mount
 
-# CDI specification, SPEC.md section "Released versions": what each version brought of what is used here.
+# CDI specification, SPEC.md section "Released versions": what each version added that is used here.
 BASE_VERSION = "0.3.0"  # nodes, env, mounts, hooks
 RENAMED_NODE_VERSION = "0.5.0"  # deviceNodes[].hostPath
 JOINED_GROUP_VERSION = "0.7.0"  # additionalGids
-DIGIT_NAME_VERSION = "0.5.0"  # device names that begin with a digit, as those of claims' metadata do: with a UID
+DIGIT_NAME_VERSION = "0.5.0"  # names that begin with a digit: those of claims' metadata begin with a UID
 
 VENDOR = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 
 CLAIM = "claim"
 FALLBACK = ".fallback"
-"""Ends the name of the entry for a device's fallback, which is always in the file: a container that was started with
-its name may be started again when the CDI devices are there. No device's own name has a dot."""
+"""The end of the name of the entry for a device's fallback. The entry is always in the file: a container that was
+started with it may be started again when the CDI devices are there. No device's own name has a dot."""
 JOINED = ".joined"
-"""Ends the name of an entry without variables. Such an entry is for a device that a pod's container got together with
-others: their variables are combined and come with the answer to kubelet (:mod:`drabridge.containers.together`). If a
-path has the position, a number follows, from the second position on."""
+"""The end of the name of an entry without variables. Such an entry is for a device that a pod's container got together
+with others: their variables are combined and come with the answer to kubelet (:mod:`drabridge.containers.together`).
+If a path contains the device's position, a number follows, from the second position on."""
 ADMIN = "admin"  # instead of CLAIM, in the name of a device that a claim has with admin access
 _OF_CLAIM = re.compile(  # a UID of the API server
     rf"=(?P<access>{CLAIM}|{ADMIN})-(?P<uid>[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})-"
@@ -77,7 +77,7 @@ class ContainerEdits(Struct, frozen=True):
         return bool(self.nodes or self.env or self.mounts)
 
     def __or__(self, other: ContainerEdits) -> ContainerEdits:
-        """Return both; where the two set one variable or one container path, ``other`` wins."""
+        """Return the edits of both. If the two set the same variable or container path, ``other`` wins."""
         nodes = {node.container_path: node for node in (*self.nodes, *other.nodes)}
         mounts = {mount.container_path: mount for mount in (*self.mounts, *other.mounts)}
         env, hook = {**self.env, **other.env}, other.hook or self.hook
@@ -141,7 +141,7 @@ class CdiSpec(Struct, frozen=True):
 
 
 def entries_of(name: str, device: Device, edits: ContainerEdits) -> tuple[CdiDevice, ...]:
-    """Return a file's entries for one device: what it always gets, ``edits``, and its fallback if it has any."""
+    """Return a file's entries for one device: for ``edits``, which it always gets, and for its fallback, if any."""
     own = CdiDevice(name, edits)
     fallback = ContainerEdits.of_fallback(device)
     return (own, CdiDevice(name + FALLBACK, fallback)) if fallback else (own,)
@@ -150,8 +150,8 @@ def entries_of(name: str, device: Device, edits: ContainerEdits) -> tuple[CdiDev
 def names_given(spec: CdiSpec, name: str, device: Device, index: int | None = None) -> tuple[str, ...]:
     """Return the qualified names by which a container gets a device that is ``name`` in ``spec``, for kubelet.
 
-    Our own comes last: where two set one variable, runtimes take the last. ``index``: its position among those that the
-    container gets together, whose entries are without variables.
+    Our own name comes last: if two entries set one variable, runtimes take the last. ``index``: the device's position
+    among those that the container gets together; their entries have no variables.
     """
     have = {entry.name for entry in spec.devices}
 
@@ -164,7 +164,7 @@ def names_given(spec: CdiSpec, name: str, device: Device, index: int | None = No
 
 
 class ClaimDeviceName(NamedTuple):
-    """What a claim's file says of one device: ``<request>-<device>[-<share>]``, with admin access or not."""
+    """A device in a claim's file. ``text``: ``<request>-<device>[-<share>]``; ``admin``: with admin access."""
 
     text: str
     admin: bool = False
@@ -173,8 +173,8 @@ class ClaimDeviceName(NamedTuple):
 def claim_device_name(uid: str, request: str, device: str, share_id: str = "", *, admin: bool = False) -> str:
     """Return the CDI name of a claim's device; no other claim, request or share has it.
 
-    Runtimes cache specs by name. It begins with a letter whatever the claim's UID begins with, so version 0.3.0 is
-    enough. It tells of admin access, because kubelet and the file may be all that is left to know it by.
+    Runtimes cache specs by name. The name begins with a letter whatever the claim's UID begins with, so version 0.3.0
+    is enough. It says whether there is admin access: if the claim's record is lost, only kubelet and the file can tell.
     """
     return "-".join(part for part in (ADMIN if admin else CLAIM, uid, request, device, share_id) if part)
 
@@ -224,7 +224,10 @@ def _entry(device: CdiDevice) -> dict[str, Any]:
 
 
 def _node(node: DeviceNode) -> dict[str, Any]:
-    """Return a node's entry, with numbers if they are known: a device that took over its path is not given then."""
+    """Return a node's entry.
+
+    It has the node's numbers if they are known: another device that took over the path is not given then.
+    """
     inside = node.container_path or node.path
     entry: dict[str, Any] = {"path": _absolute(inside)}
     if inside != node.path:
@@ -237,7 +240,7 @@ def _node(node: DeviceNode) -> dict[str, Any]:
 
 
 def _joined_groups(edits: ContainerEdits) -> list[int]:
-    """Return the groups that the process joins. Root's is left out, which may open more than the node; so does CDI."""
+    """Return the groups that the process joins. Root's group is left out, as in CDI: it may open more than the node."""
     return sorted({node.joined_gid for node in edits.nodes if node.joined_gid})
 
 

@@ -29,7 +29,7 @@ PROBE_BYTES = 4096  # a block: a full file system may still make empty files
 
 
 class Family(StrEnum):
-    """Who a file belongs to; the part of its name that comes after the kind."""
+    """What a file is for; the part of its name after the kind."""
 
     LEGACY = "legacy"
     CLAIM = cdi_spec.CLAIM
@@ -88,13 +88,13 @@ class CdiStore:
         return f"{self.prefix(family)}{key}.json"
 
     def prefix(self, family: Family) -> str:
-        """Return what the names of a family's files begin with."""
+        """Return the prefix of the names of a family's files."""
         return f"{self._prefix}{family}-"
 
     # Writing.
 
     def write(self, spec: CdiSpec) -> tuple[str, ...]:
-        """Make the file say what ``spec`` says; return the names for kubelet.
+        """Write the file of ``spec``; return the names for kubelet.
 
         An identical file is left alone; a missing, edited or torn one is written. A spec with nothing to inject has
         no file and no names. Raises HostError when the directory cannot be written.
@@ -176,7 +176,7 @@ class CdiStore:
                 path.unlink()
             except (FileNotFoundError, NotADirectoryError):
                 return False
-            except OSError as error:  # a read-only file system says so before it looks (unlink(2))
+            except OSError as error:  # a read-only file system refuses before it looks for the file (unlink(2))
                 if error.errno != errno.EROFS or os.path.lexists(path):
                     raise
                 return False

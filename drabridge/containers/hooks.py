@@ -18,8 +18,7 @@ MAX_OUTPUT = 2_000  # characters that are kept: kubelet puts the error into an E
 async def run_hook(hook: Hook, device: Device | None, name: str, more: Mapping[str, str] | None = None) -> str:
     """Run the hook's command and return its output. Raises HostError if it fails or takes too long.
 
-    Its environment tells it about the device. After ``hook.timeout_seconds`` it is killed, with everything of its
-    session.
+    Its environment describes the device. After ``hook.timeout_seconds`` the program is killed with its session.
     """
     env = {"DRABRIDGE_DEVICE": name}
     if device is not None:

@@ -17,8 +17,8 @@ from drabridge.containers.cdi_spec import JOINED, CdiDevice, ContainerEdits
 SEPARATOR = ","  # of PCIDEVICE_* (SR-IOV, KubeVirt, DPDK) and of NVIDIA_VISIBLE_DEVICES
 
 
-INDEX, REQUEST = "{index}", "{request}"  # what the inventory leaves of these fields of a template
-LIMITS = "limits"  # the request of a device by limits
+INDEX, REQUEST = "{index}", "{request}"  # the inventory leaves these fields of a template as they are
+LIMITS = "limits"  # takes the place of a request for devices by limits
 MOST_NUMBERED = 16  # devices by limits in one container: a device's CDI file has an entry for each position
 
 
@@ -43,8 +43,8 @@ def placed(edits: ContainerEdits, index: int, request: str = LIMITS) -> Containe
 def legacy_entries(entries: Sequence[CdiDevice]) -> Iterator[CdiDevice]:
     """Yield the entries of a device by limits: one if it is alone in its container, and one for each position there.
 
-    The entries for positions are without variables. Kubelet repeats a name for the pod's whole life, so the name says
-    the position, and the file has an entry for each.
+    The entries for positions have no variables. Kubelet repeats a name for the pod's whole life. So the name includes
+    the position, and the file has an entry for each position.
     """
     for entry in entries:
         yield CdiDevice(entry.name, placed(entry.edits, 0))
@@ -56,7 +56,7 @@ def legacy_entries(entries: Sequence[CdiDevice]) -> Iterator[CdiDevice]:
 
 
 def too_many(several: Sequence[ContainerEdits]) -> str:
-    """Say that a container cannot have so many devices by limits and CDI; empty when it can."""
+    """Return why a container cannot have so many devices by limits and CDI; "" if it can."""
     numbered = any(_has(ContainerEdits(one.nodes, mounts=one.mounts), INDEX) for one in several)
     if len(several) <= MOST_NUMBERED or not numbered:
         return ""
@@ -69,7 +69,7 @@ def _has(edits: ContainerEdits, what: str) -> bool:
 
 
 def joined_env(several: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return each variable of several devices once: what they all say, or their values with commas, in their order."""
+    """Return each variable of several devices once: their common value, or all their values in order, with commas."""
     values: dict[str, dict[str, None]] = {}
     for env in several:
         for name, value in env.items():
@@ -78,7 +78,7 @@ def joined_env(several: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def one_path_for_two(several: Sequence[tuple[str, ContainerEdits]]) -> str:
-    """Say which devices, by name, would be at one path of their container; empty when each has paths of its own."""
+    """Return which devices, by name, would be at one path of their container; "" if each has paths of its own."""
     taken: dict[str, tuple[str, str]] = {}
     for name, edits in several:
         brought = [(node.container_path or node.path, node.path) for node in edits.nodes]

@@ -1,6 +1,6 @@
 """Follow this node's pods at the API server: which ask for devices, and which have ended.
 
-A pod is *unaccounted* if it is bound here, has not ended, and asks for more of a resource than kubelet shows it with.
+A pod is *unaccounted* if it is bound here, has not ended, and asks for more of a resource than kubelet shows for it.
 It may hold any device of the resource: a new kubelet has not re-admitted it yet, or it was admitted a moment ago.
 
 A pod that is gone, but was not seen to end (a force delete, a node that was cut off), *may run yet*
@@ -58,11 +58,11 @@ class PodWatch:
         self._now = now
         self.slack: Callable[[], float] = float  # seconds from the end of a grace period until the last process is dead
         self._pods: dict[str, PodDemand] | None = None  # not ended, by the object's uid; None: the watch is lost
-        self._before: dict[str, PodDemand] = {}  # as they were before the watch was lost
+        self._before: dict[str, PodDemand] = {}  # the pods before the watch was lost
         self._gone = GonePods()
         self._units: dict[str, frozenset[events.Unit]] = {}  # UID of a living pod -> what kubelet's checkpoint gives it
         self._ended: dict[str, PodDemand] = {}  # the oldest first
-        self._listed_at = 0.0  # a pod that was gone before then was never known
+        self._listed_at = 0.0  # pods that were gone before this time were never known
         self.sent: Counter[str] = Counter()  # by resource of ours: pods that were sent here with limits of it
         self._unreadable: set[str] = set()  # uids; these pods may ask for anything. "": many more
         self.view = ObjectView(self._read, PodFields)
@@ -81,7 +81,7 @@ class PodWatch:
         await follow(self._cluster, PODS, self._selector, self)
 
     def unaccounted(self, ledger: Ledger, observed: events.Observed) -> dict[str, tuple[str, ...]] | None:
-        """Return resource -> pods that ask for more of it than ``observed`` shows; None if that is not known."""
+        """Return resource -> pods that ask for more of it than ``observed`` shows; None while pods are not known."""
         if self._pods is None or self._unreadable or observed.listed is None:
             return None
         shown = _shown_units(ledger, observed)
@@ -99,7 +99,7 @@ class PodWatch:
         return self._gone.by_device(ledger)
 
     def unknown_devices_in_use(self, resources: Collection[str]) -> bool:
-        """Tell whether a pod that may run yet has claims, or asked for one of ``resources``, another agent's."""
+        """Tell whether a pod that may run yet has claims, or asked for one of ``resources`` (of another agent)."""
         self._gone.forget_ended(self._now())
         return self._gone.ask_for(resources)
 
@@ -140,9 +140,9 @@ class PodWatch:
         if gone := self._gone.claim_until(claim):
             return max(0.0, gone - now)
         if self._pods is None and with_claim(claim, self._living()):
-            return grace  # the pod may be gone, and the lost watch could not say so
+            return grace  # the pod may be gone: a lost watch cannot tell
         if with_claim(claim, self._living()) or self._have_ended(claim):
-            return 0.0  # as usual: kubelet unprepares before it reports the end
+            return 0.0  # the usual case: kubelet unprepares before it reports the end
         return max(0.0, self._listed_at + grace - now) if self._pods is not None else grace
 
     def living(self, uids: Collection[str]) -> list[PodDemand]:
@@ -210,7 +210,7 @@ class PodWatch:
         else:
             self._note_unreadable(uid)
             back = self._gone.pop(uid)
-            if back is not None and self._pods is not None:  # it is not gone: the list only lacked it
+            if back is not None and self._pods is not None:  # it is not gone: only the list lacked it
                 self._pods[uid] = back
 
     def lost(self, error: ClusterError) -> None:

@@ -48,7 +48,7 @@ class GonePods:
             self._forget_names()
 
     def pop(self, uid: str) -> PodDemand | None:
-        """Forget the pod: it is there again, or has ended. Return it, if it was known."""
+        """Forget a pod that is there again, or has ended. Return it if it was known."""
         gone = self._pods.pop(uid, None)
         return None if gone is None else gone.pod
 
@@ -96,7 +96,7 @@ class GonePods:
         return [gone.pod for gone in (*self._pods.values(), *self._any.values())]
 
     def _forget_names(self) -> None:
-        """Let one pod that may have anything stand for those of the namespace that has the most."""
+        """Replace the pods of the namespace with the most by one entry, which may have any device."""
         [(most, _)] = Counter(gone.pod.namespace for gone in self._pods.values()).most_common(1)
         theirs = [gone.until for gone in (*self._pods.values(), *self._any.values()) if gone.pod.namespace == most]
         self._pods = {uid: gone for uid, gone in self._pods.items() if gone.pod.namespace != most}
@@ -113,7 +113,7 @@ def _in_doubt(entry: Entry) -> bool:
 
 
 def _may_have(pod: PodDemand, entry: Entry, named: Mapping[tuple[str, str], int]) -> bool:
-    """Tell whether the pod asked for more devices of this kind than the holds name it with."""
+    """Tell whether the pod asked for more devices of this kind than it has in the holds that name it."""
     return ANY_RESOURCE in pod.asked or any(
         pod.asked.get(resource, 0) > named[pod.uid, resource] for resource in entry.counted_as
     )

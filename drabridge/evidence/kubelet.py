@@ -2,8 +2,8 @@
 
 Each of the two is blind somewhere. PodResources does not list plain init containers, and forgets force-deleted pods.
 The checkpoint knows both, but may be stale until kubelet rewrites it, which it does on every ListAndWatch message. So
-this is the barrier behind which the checkpoint is fresh: List, which makes kubelet drop ended pods; send the device
-lists again; wait until the file is written; read it.
+a barrier makes the checkpoint fresh: ask for the List, which makes kubelet drop ended pods; send the device lists
+again; wait until the file is written; read it.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class KubeletEvidence:
         The barrier costs kubelet a checkpoint write for each resource. So it is used only when the List alone would end
         a hold or give a device to claims, or when the caller asks for it (``thoroughly``).
 
-        The round's time is that of its first question. What was seen before a pause of any length must not count as
-        seen after it, when a hold is old enough to end (found by the exhaustive search).
+        The round's time is that of its first question. A round may pause for any length. What it saw before must not
+        count as seen after the pause, when a hold may be old enough to end (found by the exhaustive search).
         """
         at = self._now()
         holds = [entry.hold for entry in ledger.entries.values() if entry.hold is not None]
@@ -119,7 +119,7 @@ class KubeletEvidence:
     async def list_pods(self) -> KubeletList | None:
         """Return kubelet's List; None if kubelet cannot be asked. Waits until no Allocate is open.
 
-        A List makes kubelet count anew what is allocated, without what is being allocated: the next pod would get the
+        A List makes kubelet count again what is allocated, without what is being allocated: the next pod would get the
         same device (UpdateAllocatedDevices and allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go;
         found by a soak run).
         """
@@ -128,23 +128,22 @@ class KubeletEvidence:
     async def users(self, claim: ClaimRef, device: str) -> tuple[PodRef, ...] | None:
         """Return the containers that kubelet shows with ``device`` through ``claim``.
 
-        None if it cannot be asked.
-
-        Through any claim if the name of ``claim`` is not known. Kubelet before 1.34 shows no claims.
+        None if kubelet cannot be asked. If the name of ``claim`` is not known, containers with any claim count. Kubelet
+        before 1.34 shows no claims.
         """
         return await self._ask(lambda listed: users_of(listed, claim, self._driver, device))
 
     async def claim_users(self) -> Mapping[ClaimRef, tuple[str, ...]] | None:
         """Return the claims with devices of ours -> ``namespace/name`` of their pods.
 
-        None if it cannot be asked.
+        None if kubelet cannot be asked.
         """
         return await self._ask(lambda listed: claim_users_of(listed, self._driver))
 
     async def devices_claimed_from(self, driver: str) -> frozenset[str] | None:
         """Return the devices of ``driver``, ours or another one, that kubelet shows with a pod through a claim.
 
-        None if it cannot be asked.
+        None if kubelet cannot be asked.
         """
         return await self._ask(
             lambda listed: frozenset(
@@ -184,7 +183,7 @@ class KubeletEvidence:
     async def shown(self) -> frozenset[events.Unit] | None:
         """Return the units that kubelet shows with a pod, by its List or its checkpoint.
 
-        None if it cannot be asked.
+        None if kubelet cannot be asked.
 
         The checkpoint may name pods that have ended, but misses none that runs: kubelet writes it before it starts the
         container (allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go).
@@ -218,7 +217,7 @@ class KubeletEvidence:
 
 
 def pods_of(snapshot: NodeSnapshot) -> events.Pods:
-    """Return unit -> containers that a List shows with it. A device on two NUMA nodes counts once."""
+    """Return unit -> the containers that a List shows with it. A device on two NUMA nodes counts once."""
     found: dict[events.Unit, dict[PodRef, None]] = {}
     for pod in snapshot.pods:
         for container in pod.containers:
@@ -231,7 +230,7 @@ def pods_of(snapshot: NodeSnapshot) -> events.Pods:
 def users_of(snapshot: NodeSnapshot, claim: ClaimRef, driver: str, device: str) -> tuple[PodRef, ...]:
     """Return the containers of a List that have ``device`` through ``claim``.
 
-    Through any claim if neither its UID nor its name tells.
+    If neither the UID nor the name of a claim tells, it counts.
     """
     return tuple(
         pod
@@ -251,7 +250,7 @@ def _claims(snapshot: NodeSnapshot, driver: str) -> Iterator[tuple[ClaimRef, Pod
 
 
 def is_same(claim: ClaimRef, used: ClaimRef) -> bool:
-    """Tell whether a List's claim is ``claim``: by UID where the List tells it, else by name, else it may be."""
+    """Tell whether a List's claim is ``claim``: by UID if the List tells it, else by name; true if neither is known."""
     if claim.uid and used.uid:
         return claim.uid == used.uid
     return not claim.name or (used.namespace, used.name) == (claim.namespace, claim.name)

@@ -1,4 +1,4 @@
-"""Decide when to ask kubelet: often while a hold may end or has an unknown pod, at once upon a hint, else seldom."""
+"""Decide when to ask kubelet: often while a hold may end or its pod is unknown, at once after a hint, else seldom."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 HELD_SECONDS = 10.0  # while pods hold devices: they may end
 ABSENT_SECONDS = 5.0  # while a pod was missing once: the second round decides
 LEAST_SECONDS = 0.2  # however short the seconds of `safety` are: kubelet's limiter allows 100 questions a second
-LONGER = 1.5  # times the last pause, while kubelet does not give the expected answer yet
+LONGER = 1.5  # the factor from one pause to the next, while kubelet does not give the expected answer yet
 IDLE_SECONDS = 60.0  # while nobody holds anything: only an unknown holder could appear
 
 _HELD = frozenset({Owner.LEGACY, Owner.CONFLICT, Owner.QUARANTINE})
@@ -45,7 +45,7 @@ class EvidenceLoop:
         self._ends: Mapping[str, End] = {}  # as the last round had them
 
     def changed(self) -> None:
-        """Compute anew when the next round is due, because the ledger changed. After an Allocate that is now."""
+        """Compute again when the next round is due, because the ledger changed. After an Allocate it is due at once."""
         if any(hold.allocated_at >= self._asked_at for hold in self._unidentified()):
             self.hurry()
         self._wake.set()
@@ -94,9 +94,10 @@ class EvidenceLoop:
         return hold is not None and end_of_hold(hold, self._ends).proves
 
     def _unidentified(self) -> Iterator[Hold]:
-        """Yield the holds whose pod kubelet's checkpoint has not named: without its UID no end of it proves anything.
+        """Yield the holds whose pod kubelet's checkpoint has not named.
 
-        Once the pod has ended, it is too late to ask. Nobody's end proves anything about a quarantined device.
+        Without its UID, no end of a pod proves anything. Once the pod has ended, it is too late to ask. A device in
+        quarantine is left out: no pod's end proves anything about it.
         """
         for entry in self._ledger_service.ledger.entries.values():
             hold = entry.hold

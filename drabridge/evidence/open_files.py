@@ -2,7 +2,7 @@
 
 It needs to see the host's processes (``hostPID``) and to read their descriptors (``SYS_PTRACE``). A process that it may
 not read may have any device open. Whether the probe is of use depends on the hardware: where a daemon keeps every
-device open, the probe would hold them for ever. So a resource's configuration must ask for it.
+device open, the probe would hold them forever. So a resource's configuration must ask for it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def find_open(devices: Mapping[str, Device], proc: Path = PROC) -> OpenDevices:
             blind = f"the open-file probe may not read {process}/fd: it needs hostPID and SYS_PTRACE"
             continue
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         for descriptor in descriptors:
             number = _number(process / "fd" / descriptor)
             if number in names:
@@ -77,8 +77,8 @@ def find_open(devices: Mapping[str, Device], proc: Path = PROC) -> OpenDevices:
 def _number(descriptor: Path) -> Number | None:
     """Return the device number behind a descriptor; None if it is no device.
 
-    Only what the kernel has in memory is asked for. The file may be on a server that does not answer, and the process
-    that waits for it is often the very one that has the device open.
+    The kernel is asked only for what it has in memory. The file may be on a server that does not answer, and the
+    process that waits for it is often the very one that has the device open.
     """
     found, code = ctypes.create_string_buffer(_STATX_BYTES), errno.ENOSYS
     if _statx is not None:

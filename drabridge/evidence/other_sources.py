@@ -26,7 +26,7 @@ PROBE_SECONDS = 5.0  # it takes milliseconds, unless a process has a file open o
 PROBE_HANGS = "the open-file probe has not answered; its devices stay held until it does"
 
 Claims = Callable[[], Awaitable[tuple[events.ClaimDevices, ...] | None]]
-"""The claims that the API server shows allocated; None if it cannot be asked."""
+"""Returns the claims that are allocated, by the API server; None if it cannot be asked."""
 
 
 class OtherEvidence:
@@ -91,7 +91,7 @@ class OtherEvidence:
     ) -> tuple[events.ClaimDevices, ...] | None:
         """Ask for the allocated claims, but only if nothing else keeps a device in quarantine.
 
-        It is a LIST of the claims of the whole cluster.
+        The question is a LIST of all claims of the cluster.
         """
         if self.claims is None or unaccounted is None or observed.listed is None:
             return None

@@ -13,12 +13,12 @@ from drabridge.ledger.entries import ClaimRef
 from drabridge.ledger.proofs import End
 
 DEFAULT_GRACE_SECONDS = 30.0  # the API server's own default (pkg/apis/core/v1/defaults.go)
-MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would cost others the device for ever
+MOST_GRACE_SECONDS = 3600.0  # a pod that is deleted by force with a longer one would block the device forever
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 MOST_NAMES = 64  # of resources, or claims, of one pod: 1.5 MB hold thirty thousand
 MOST_NAME_BYTES = 4 << 10  # of these names together
-ANY_CLAIM = "*"  # of its namespace
-_BY_KUBELET = "TerminationByKubelet"  # the node lacks something, or is shut down; it says so when no container runs
+ANY_CLAIM = "*"  # stands for every claim of the pod's namespace
+_BY_KUBELET = "TerminationByKubelet"  # eviction or a node's shutdown; set when no container runs
 _BY_GARBAGE_COLLECTION = "DeletionByPodGC"  # pkg/controller/podgc/gc_controller.go: the node may be cut off
 _ABOVE = {  # kind of a controller -> who makes such, and under which name
     "ReplicaSet": ("Deployment", re.compile(r"(.+)-[bcdfghjklmnpqrstvwxz2456789]{4,10}")),  # util/rand SafeEncodeString
@@ -129,7 +129,7 @@ def _containers(status: Json) -> dict[str, str]:
 
 
 def owner_of(metadata: Json) -> str:
-    """Return a pod's workload: its controller, or the Deployment or CronJob that made that, as their names tell."""
+    """Return a pod's workload: its controller, or the Deployment or CronJob that the controller's name tells."""
     for reference in metadata.get("ownerReferences") or ():
         if reference.get("controller"):
             kind, name = str(reference.get("kind")), str(reference.get("name"))
@@ -211,8 +211,8 @@ def _end_of(pod: Json) -> End:
 def _has_terminated_for_good(pod: Json) -> bool:
     """Tell whether kubelet reported of every container that it has terminated, and none is started again.
 
-    Without its containers' states a phase proves nothing: anybody may write it, and kubelet gives one without states to
-    a pod that it rejects. A state without an end is kubelet's guess about a container that it did not find
+    Without the containers' states, a phase proves nothing: anybody may write it, and a pod that kubelet rejects gets a
+    phase without states. A state without an end is kubelet's guess about a container that it did not find
     (``ContainerStatusUnknown`` in pkg/kubelet/status/status_manager.go).
     """
     status, spec, metadata = pod.get("status") or {}, pod.get("spec") or {}, pod.get("metadata") or {}

@@ -26,7 +26,7 @@ class Access(Struct, frozen=True, omit_defaults=True, tag="access"):
     server: str  # https://10.0.0.1:443
     authorization: str = ""  # the header's value
     token_file: str = ""  # in place of ``authorization``: the token is read again when it is a minute old
-    certificate: str = ""  # of the client, with ``key``
+    certificate: str = ""  # the client's; ``key`` belongs to it
     key: str = ""
     authorities: str = ""  # CA certificates for the server's certificate; "": the system's
     server_name: str = ""  # name in the server's certificate, if it is not the host of ``server``

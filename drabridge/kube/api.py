@@ -276,15 +276,12 @@ async def resource_versions(cluster: Cluster) -> tuple[str, ...]:
         return tuple(str(entry["version"]) for entry in group.get("versions") or ())
 
 
-def backoff(
-    first_seconds: float, most_seconds: float, *, rng: random.Random | None = None, factor: float = 2.0
-) -> Iterator[float]:
-    """Yield delays that grow up to ``most_seconds``.
+def backoff(first_seconds: float, most_seconds: float) -> Iterator[float]:
+    """Yield delays that double up to ``most_seconds``.
 
     Each delay is random between its half and its whole, so that the requests of many nodes spread out.
     """
-    uniform = (rng or random.Random()).uniform
     delay = first_seconds
     while True:
-        yield uniform(delay / 2, delay)
-        delay = min(delay * factor, most_seconds)
+        yield random.uniform(delay / 2, delay)
+        delay = min(delay * 2, most_seconds)

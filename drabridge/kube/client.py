@@ -46,7 +46,8 @@ PROTOBUF = "application/vnd.kubernetes.protobuf"
 
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 10.0
-"""For one read. NodePrepareResources has 45 s (kubelet pkg/kubelet/cm/dra/plugin/dra_plugin.go) for several of them."""
+"""The limit of one read. NodePrepareResources has 45 s for several (kubelet
+pkg/kubelet/cm/dra/plugin/dra_plugin.go)."""
 WATCH_SECONDS = 240
 """The server ends a watch after this, and we begin another. So connections move to new API servers in time."""
 WATCH_READ_SECONDS = 90.0
@@ -65,17 +66,11 @@ _WHOLE: ObjectView[Json] = ObjectView(lambda obj: obj)
 class KubernetesCluster:
     """The :class:`drabridge.kube.api.Cluster` of a real API server."""
 
-    def __init__(
-        self,
-        load: Callable[[], Access],
-        *,
-        read_seconds: float = READ_SECONDS,
-        watch_read_seconds: float = WATCH_READ_SECONDS,
-    ) -> None:
+    def __init__(self, load: Callable[[], Access], *, read_seconds: float = READ_SECONDS) -> None:
         """``load`` returns the access; it runs in a worker thread, and again after a 401 or a TLS error."""
         self._load = load
         self._timeout = (CONNECT_SECONDS, read_seconds)
-        self._watch_timeout = (CONNECT_SECONDS, watch_read_seconds)
+        self._watch_timeout = (CONNECT_SECONDS, WATCH_READ_SECONDS)
         self._transport: Transport | None = None
         self._connecting = threading.Lock()
         self._worker = IoThread("kubernetes")
@@ -111,7 +106,7 @@ class KubernetesCluster:
         return cls(load, read_seconds=read_seconds)
 
     def access(self) -> Access:
-        """Return the server and our credentials, read anew. Raises ConfigError."""
+        """Return the server and our credentials, read again. Raises ConfigError."""
         return self._load()
 
     async def read(self, path: str) -> Json:

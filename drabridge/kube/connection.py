@@ -37,7 +37,7 @@ class ApiServer:
 
     @property
     def claims_off(self) -> ClaimsOff | None:
-        """Why claims cannot be served. None: they can, as far as this agent's own settings go."""
+        """Why claims cannot be served. None: this agent's own settings allow it."""
         if self._config().dra.enabled is False:
             return ClaimsOff("dra.enabled is false", "set dra.enabled: auto, or leave it out")
         if self.cluster is None:

@@ -96,7 +96,7 @@ class Announcer(Struct):
                 log.info("Event not written", extra={"event": notice.reason, "reason": str(error)})
 
     def _drop(self, notice: Notify) -> None:
-        """Count it; the same notice is tried again when it comes again."""
+        """Count a notice that could not be written. It may be written when it comes again."""
         self._told_at.pop(_key(notice), None)
         self.dropped()
 
@@ -112,7 +112,7 @@ class Announcer(Struct):
 
     async def _write(self, notice: Notify) -> None:
         cluster = self.api_server.cluster
-        if cluster is None:  # a reload switched it off meanwhile
+        if cluster is None:  # a reload has switched DRA off meanwhile
             return
         if notice.subject is Subject.NODE and not self._node_uid:
             node = await cluster.get(NODES, self.node)

@@ -23,14 +23,14 @@ Json = dict[str, Any]
 MOST_DEPTH = 64  # levels; the deepest field that is read, a capacity in a LIST of claims, is in the tenth
 _BRACKET = re.compile(
     rb'(?>[^"\[\]{}]++|"(?>[^"\\]++|\\.)*+"|[\[{][^"\[\]{}]*+[\]}])*+([\[\]{}])', re.DOTALL
-)  # the next bracket, over all pairs with neither text nor pairs inside: those go on for megabytes
+)  # the next bracket; pairs with neither text nor pairs inside are skipped, as they may go on for megabytes
 
 
 _HALF = re.compile(
     rb"(?>[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+"
     rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
     re.DOTALL,
-)  # the next half of a surrogate pair, over whole pairs and other escapes
+)  # the next half of a surrogate pair; whole pairs and other escapes are skipped
 _REPLACEMENT = rb"\ufffd"  # as long as what it replaces
 
 
@@ -169,7 +169,7 @@ def event_of(line: bytes) -> WatchLine:
 
 
 class ObjectIdentity(Struct, frozen=True):
-    """Which object it is, as the object itself says."""
+    """The identity of an object, from its metadata."""
 
     uid: str | None = None
     namespace: str | None = None

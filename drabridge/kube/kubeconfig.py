@@ -28,12 +28,12 @@ DEPTH_MAX, VALUES_MAX = 50, 100_000  # of YAML with aliases expanded: for more, 
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 
-def configuration_of(path: Path, context: str | None = None) -> Any:
+def configuration_of(path: Path) -> Any:
     """Return the client's ``Configuration`` for a kubeconfig. Raises ConfigError."""
-    return _translated(path, lambda: _loaded(path, context))
+    return _translated(path, lambda: _loaded(path))
 
 
-def _loaded(path: Path, context: str | None) -> Any:
+def _loaded(path: Path, context: str | None = None) -> Any:
     from kubernetes import client, config
 
     for one in str(path).split(os.pathsep):  # several, as $KUBECONFIG has them

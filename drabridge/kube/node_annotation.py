@@ -56,10 +56,10 @@ class NodeAnnotationWatch:
         self._take(None if kind == "DELETED" else obj)
 
     def unreadable(self, kind: str, identity: ObjectIdentity) -> None:
-        """Keep the last value: lanes stay as they are desired."""
+        """Keep the last value, so the desired lanes stay."""
 
     def lost(self, error: ClusterError) -> None:
-        """Keep the last value: lanes stay as they are desired."""
+        """Keep the last value, so the desired lanes stay."""
 
 
 def _annotation(node: Json, key: str) -> str | None:

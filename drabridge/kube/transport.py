@@ -103,7 +103,7 @@ class Transport:
 def _pool_classes() -> dict[str, type[HTTPConnectionPool]]:
     """Return urllib3's pool classes, with connections that limit the time for the head of an answer.
 
-    A read's own time limit starts again with each byte, so a slow server could send a head for ever.
+    A read's own time limit starts again with each byte, so a slow server could send a head forever.
     """
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool

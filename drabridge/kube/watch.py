@@ -21,14 +21,15 @@ LEAST_WATCH_SECONDS = 1.0  # between the starts of two watches: no tight loop if
 FIRST_SECONDS, MOST_SECONDS = 0.5, 60.0  # between attempts without an answer; client-go's reflector waits 60 at most
 STEADY_SECONDS = 10.0
 """After a watch of this length the pauses are short again; an answered LIST alone does not prove that watches work.
-client-go takes two minutes: with a proxy that cuts idle connections after one, we would be blind half the time."""
+client-go takes two minutes: with a proxy that cuts idle connections after one, objects would be unknown half the
+time."""
 
 
 T = TypeVar("T")
 
 
 class Follower(Protocol[T]):
-    """Is told about the objects, on the loop."""
+    """Takes the objects and their changes, on the loop."""
 
     @property
     def view(self) -> ObjectView[T]:

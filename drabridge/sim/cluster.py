@@ -33,7 +33,7 @@ from drabridge.sim.scheduler.events import post
 from drabridge.sim.scheduler.scheduler import Scheduler, SchedulerTimings
 
 RUN_SECONDS_ANNOTATION = "sim.drabridge/run-seconds"
-"""On a pod: seconds after which its containers end by themselves. No programs run, so the pod must say it."""
+"""On a pod: seconds after which its containers end by themselves. No programs run, so the pod must say when."""
 LINGER_SECONDS_ANNOTATION = "sim.drabridge/linger-seconds"
 """On a pod: seconds for which its containers run on after its object is gone, as after a force delete."""
 
@@ -77,7 +77,7 @@ class ClusterNode:
         self._sync_seconds = sync_seconds
         self._name = kubelet.node.name
         self._busy: dict[str, asyncio.Task[None]] = {}
-        self._linger: dict[str, float] = {}  # by uid: when it is needed, the object is gone
+        self._linger: dict[str, float] = {}  # by uid, because the object is gone when the value is needed
         self._posted = 0
         self._ends: dict[str, str] = {}  # when each run of a container ended
 
@@ -154,7 +154,7 @@ class ClusterNode:
         try:
             await self._kubelet.run_pod(pod_from_manifest(self._with_run_seconds(pod)))
         except KubeletDownError:
-            return  # the next kubelet finds the pod in the node's list, or the next pass brings it
+            return  # the next kubelet finds the pod in the node's list, or the next pass does
 
     def _with_run_seconds(self, pod: JSON) -> JSON:
         """Return the manifest with the run time of its containers, if an annotation or a Job sets one."""
@@ -200,7 +200,7 @@ class ClusterNode:
             )
 
     def _containers(self, pod: JSON, status: PodStatus) -> JSON:
-        """Return the states of the containers; none of a pod that was rejected (kubelet.go, rejectPod)."""
+        """Return the states of the containers; a rejected pod has none (kubelet.go, rejectPod)."""
         if status.message.startswith(status_message("")):
             return {}
         kinds = {"initContainers": "initContainerStatuses", "containers": "containerStatuses"}
@@ -240,7 +240,7 @@ class ClusterNode:
             try:
                 post(self._objects, "Pod", pod, reason, message, severity)
             except ApiError:
-                return  # its namespace is on the way out
+                return  # its namespace is being deleted
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,18 +35,18 @@ GATES: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 """Feature gates that a simulated part looks at (``pkg/features/kube_features.go``).
 
-The minor of the first release that knows it, and of the first with it on by default.
+Gate -> the minors of the first release that knows it, and of the first that has it on by default.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One row."""
+    """One row of the table: how one release behaves."""
 
     minor: int
     """36 for Kubernetes 1.36."""
     patch: int
-    """Of the release that was recorded; what ``/version`` and the Node say."""
+    """The patch of the release that was recorded; ``/version`` and the Node report it."""
 
     # -- API server
     control_plane: bool = True
@@ -71,7 +71,7 @@ class Release:
     configurations_repeat: bool = True
     """An allocation has a claim's configuration once for each request that the configuration is for."""
     configurations_for_all_name_none: bool = False
-    """A configuration in an allocation that is for all requests does not name them."""
+    """In an allocation, a configuration for all requests does not name the requests."""
 
     # -- kubelet
     dra_services: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
@@ -163,9 +163,9 @@ V1_37 = replace(
 
 ROWS = (OLDEST, V1_34, V1_35, V1_36, V1_37)
 RELEASES: Mapping[str, Release] = MappingProxyType({f"1.{row.minor}": row for row in ROWS if row.control_plane})
-FIRST, *_, NEWEST = RELEASES
-"""Of those that serve claims."""
 """The supported releases: control plane and kubelet."""
+FIRST, *_, NEWEST = RELEASES
+"""The oldest and the newest supported release."""
 DEFAULT = "1.36"
 """What is imitated unless something else is asked for."""
 

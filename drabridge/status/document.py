@@ -62,7 +62,7 @@ class NodeDevices(Struct, frozen=True):
     ledger: Ledger
     snapshot: Snapshot
     policy: LedgerPolicy
-    desired: Mapping[str, Mapping[str, str]] = MappingProxyType({})  # of each resource: {legacy, dra, source}
+    desired: Mapping[str, Mapping[str, str]] = MappingProxyType({})  # resource -> {legacy, dra, source}
     published: bool = True  # the API server has our slices
     turns: Turns = NOBODYS
 
@@ -236,7 +236,7 @@ def _holders(entry: Entry) -> list[Document]:
 
 
 def evidence(entry: Entry) -> str:
-    """Return why the ledger takes the device for held or free; in quarantine: which evidence is missing."""
+    """Return why the ledger believes that the device is held or free; in quarantine, which evidence is missing."""
     if entry.owner is Owner.NONE:
         return f"released: {entry.released_because}" if entry.released_because else "never held"
     hold = [f"{entry.hold.because}{_seen(entry, entry.hold)}"] if entry.hold is not None else []

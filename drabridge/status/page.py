@@ -115,12 +115,12 @@ def _header(document: Row, now: float) -> Html:
 
 
 def _mark(kind: str) -> Html:
-    """Return the sign for well or bad, beside the colour. Screen readers skip it and read the words after it."""
+    """Return a sign that says the same as the colour, well or bad. Screen readers skip it and read the words."""
     return tag("span", "✓" if kind == "well" else "!", class_=f"mark {kind}", aria_hidden="true")
 
 
 def _icon(kind: str) -> str:
-    """Return the tab's icon: a round for well, a triangle for trouble."""
+    """Return the tab's icon: a circle if all is well, else a triangle."""
     well = '<circle cx="8" cy="8" r="7" fill="#1e7a46"/>'
     shape = well if kind == "well" else '<path d="M8 1l7 14H1z" fill="#c62f24"/>'
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">{shape}</svg>'

@@ -19,7 +19,7 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 def verdict(document: Row) -> tuple[bool, str]:
-    """Return (whether all is well, a phrase that says it)."""
+    """Return whether all is well, and a phrase for it."""
     if not document["ready"]:
         return False, "not ready"
     if any(row["inDoubt"] for row in document["resources"]):
@@ -53,7 +53,7 @@ def holder(one: Row) -> str:
 
 
 def holders(row: Row, most: int | None = None) -> list[str]:
-    """Return who holds a device. ``most``: name so many, and count the others."""
+    """Return who holds a device. ``most``: how many are named; the others are counted."""
     found = [holder(one) for one in row["holders"]] or ([] if row["owner"] == "none" else ["an unknown holder"])
     return found if most is None or len(found) <= most else [*found[:most], f"and {len(found) - most} more"]
 

@@ -23,7 +23,7 @@ def boot_seconds() -> float:
 
 
 class SteadyClock:
-    """Call it for wall-clock seconds: the time of its creation plus the seconds since. A step is logged once.
+    """A call returns wall-clock seconds: the time of its creation plus the seconds since. A step is logged once.
 
     A clock that was never set before (``NEVER_SET``) is followed when it is set: stamps of 1970 until the next start
     would be useless.

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 KEPT_BYTES = 8_000  # of the output's end
 READ_BYTES = 64 * 1024  # at once, as much as a pipe holds
 PAUSE_SECONDS = 0.001  # after so much output at once: a chatty program must leave the loop to others
-KILLED_SECONDS = 1.0  # to wait for a killed program: a driver that hangs may keep it for ever
+KILLED_SECONDS = 1.0  # to wait for a killed program: a driver that hangs may keep it forever
 
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # if the agent itself has no PATH
 
@@ -58,7 +58,8 @@ class Command:
     async def ended(self, seconds: float) -> bool:
         """Wait until the program ends; return False if that takes longer than ``seconds``.
 
-        Then, and if the caller is cancelled, its session is killed, and its end waited for ``KILLED_SECONDS`` at most.
+        After that, and if the caller is cancelled, its session is killed. This waits for its end for
+        ``KILLED_SECONDS`` at most.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -79,9 +80,9 @@ class Command:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def _kill_session(self) -> None:
-        """Kill the program, and all of its session. What began a session of its own, as a daemon does, goes on.
+        """Kill the program and all of its session. A process with a session of its own, such as a daemon, goes on.
 
-        A session's number is given to no other process while one of its processes is there.
+        No other process gets the session's number while one of its processes exists.
         """
         self.kill()
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
@@ -97,7 +98,7 @@ class Command:
         return self._kept
 
     def close(self) -> None:
-        """Stop reading: a process that it left behind dies at its next write."""
+        """Stop reading. A process that the program left behind dies at its next write."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._reading)

@@ -30,7 +30,7 @@ MAX_BODY_BYTES = 64 * 1024
 CHUNK_BYTES = 1024  # read at once: heads between MAX_HEAD_BYTES less this and MAX_HEAD_BYTES may be refused or not
 MAX_CONNECTIONS = 128  # one more ends a connection of the address that has most of them
 READ_SECONDS = 5.0  # for the whole request: a slow sender is disconnected
-WRITE_SECONDS = 10.0  # for the whole answer: so is a slow reader
+WRITE_SECONDS = 10.0  # for the whole answer: a slow reader is disconnected
 NO_LENGTH = "a body needs a content-length"
 
 
@@ -153,11 +153,11 @@ class HttpServer:
 
     def __init__(self, routes: Mapping[tuple[str, str], Handler]) -> None:
         self.routes = dict(routes)
-        self.otherwise: Handler | None = None  # answers what has no route; None: it is not found
+        self.otherwise: Handler | None = None  # answers requests without a route; None: they are refused
         self._servers: list[asyncio.Server] = []
         self._closed = False
-        self._path: Path | None = None  # of the unix socket
-        self._bound: os.stat_result | None = None  # its file
+        self._path: Path | None = None  # the unix socket's path
+        self._bound: os.stat_result | None = None  # the socket's file
         self._connections: dict[asyncio.Task[None], _Connection] = {}  # oldest first
 
     async def listen_tcp(self, host: str, port: int) -> tuple[str, int]:

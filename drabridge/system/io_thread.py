@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.001  # a small file takes less on a quick disk; blocking the loop for so long does no harm
+PATIENCE_SECONDS = 0.001  # a quick disk writes a small file in less; so short a block of the loop does no harm
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Change the driver of a PCI function: the only place that writes to sysfs.
 
-Each write may take long or hang for ever: a driver's ``remove`` waits until nobody has the device open. So call from
+Each write may take long or hang forever: a driver's ``remove`` waits until nobody has the device open. So call from
 threads. The next write follows from what sysfs shows, never from what was written before, so a crash does no harm.
 """
 

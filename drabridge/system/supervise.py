@@ -59,7 +59,7 @@ class LoopErrors:
 
 
 class WakeUp:
-    """A wake-up that is kept while nobody waits. Several count as one: the woken task must look what has changed."""
+    """A wake-up that is kept while nobody waits. Several count as one: the woken task must look for changes."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -68,7 +68,7 @@ class WakeUp:
         self._event.set()
 
     async def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until it is set, ``timeout_seconds`` at most; return whether it was set. Clears it."""
+        """Wait until somebody sets it, for ``timeout_seconds`` at most; return whether it was set, and clear it."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._event.wait()

@@ -1,1 +1,1 @@
-"""Where facts go: metrics, log lines, a short memory of refusals."""
+"""What becomes of facts: metrics, log lines, and a list of the last refusals."""

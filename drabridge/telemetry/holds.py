@@ -1,7 +1,7 @@
 """Follow who holds which device, for chargeback: seconds by owner, and each hold once it has ended.
 
-Here a hold is one pod or one claim that has one device; of sharers of a device each counts. A hold begins when the
-ledger shows it. The time before an agent's start was counted by the agent before.
+Here a hold is one pod or one claim that has one device. If several share a device, each has a hold. A hold begins when
+the ledger shows it. The former agent has counted the time before this agent's start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Holding(Struct, frozen=True):
     resource: str
     api: str
     namespace: str = ""
-    name: str = ""  # of the pod or the claim
+    name: str = ""  # the pod's or the claim's name
     uid: str = ""
     since: float = 0.0
     owner: str = ""
@@ -137,7 +137,7 @@ class Holds:
         one.counted = now
 
     def _labels(self, holding: Holding) -> tuple[str, ...]:
-        """Return the labels of a series that exists or may be added; beyond the limits those of all others."""
+        """Return the labels of a series that exists or may be added. Beyond the limits, all others share one."""
         kind, _, name = holding.owner.partition("/")
         rest = (holding.api, holding.resource)
         whole = (holding.namespace, kind, name, *rest)

@@ -157,7 +157,7 @@ class Sinks:
             case XidSeen():
                 self._metrics.count("nvml_xids", str(fact.xid) if 0 < fact.xid < XIDS_COUNTED else "other")
                 again = self._xid == fact and time.monotonic() - self._xid_at < REPEAT_SECONDS
-                if not again:  # a program that continues after its error may cause thousands
+                if not again:  # a program that goes on after its error may cause thousands of them
                     self._xid, self._xid_at = fact, time.monotonic()
                     _log("XID", fact, logging.WARNING)
             case _:
@@ -211,7 +211,7 @@ class Sinks:
     # The ledger.
 
     def effect(self, effect: Effect, message: str = "") -> None:
-        """Take one effect of a ledger step; ``message`` is what a refused caller was told."""
+        """Take one effect of a ledger step. ``message``: the text that a refused caller got."""
         match effect:
             case Refused():
                 side, code = str(effect.side), str(effect.code)

@@ -1,8 +1,9 @@
-"""Read YAML into nodes that know where in the text they stand: for configurations and for manifests.
+"""Read YAML into nodes with their positions in the text, for configurations and for manifests.
 
-An alias stays a node of its own, because its place is not the place of what it stands for. PyYAML's ``compose`` gives
-the anchor's node there, so this builds its tree from the events, which carry the same marks. What is odd but can be
-read is told to the caller, who decides: a tag, a key that is a list, a key a second time, an alias of nothing.
+An alias stays a node of its own, because its place differs from the place of the node that it refers to. PyYAML's
+``compose`` would return the anchor's node, so this module builds its tree from the events, which have the same marks.
+The caller is told of odd things that can be read, and decides: a tag, a key that is a list, a repeated key, an alias
+of nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Scalar(Struct):
 
     @property
     def plain(self) -> bool:
-        """Return whether it has no quotes, so that a reader may see a number or a boolean in it."""
+        """Whether the scalar has no quotes, so that a reader may take it for a number or a boolean."""
         return not self.style and not self.string
 
 
@@ -72,7 +73,7 @@ Node = Scalar | Alias | MappingNode | SequenceNode
 
 
 class Fault(Enum):
-    """What is odd at a place."""
+    """What is odd at one place of the text."""
 
     TAG = "a tag"
     KEY = "a key that is a list or a mapping"
@@ -83,7 +84,7 @@ class Fault(Enum):
 
 
 class Found(NamedTuple):
-    """A fault with its place. ``word``: the tag, key or anchor; ``first``: where the same key stands before."""
+    """A fault with its place. ``word``: the tag, key or anchor; ``first``: the earlier place of the same key."""
 
     fault: Fault
     place: Place
@@ -228,7 +229,7 @@ def _place(event: yaml.Event) -> Place:
     return event.start_mark.line + 1, event.start_mark.column + 1
 
 
-# --- what is where --------------------------------------------------------------------------------------------------
+# --- finding nodes --------------------------------------------------------------------------------------------------
 
 
 def key_text(key: Node) -> str:
@@ -237,12 +238,12 @@ def key_text(key: Node) -> str:
 
 
 def target(node: Node) -> Node:
-    """Return the node itself, or what it stands for if it is an alias."""
+    """Return the node itself; for an alias, the node that it refers to."""
     return node.target if isinstance(node, Alias) else node
 
 
 def merged(mapping: MappingNode) -> Iterator[MappingNode]:
-    """Yield a mapping and then those that its merge keys bring in: the first that has a key decides it."""
+    """Yield a mapping, then those that its merge keys add. The first of them with a key decides its value."""
     yield mapping
     for key, child in mapping.entries:
         if key_text(key) == MERGE:
@@ -268,7 +269,7 @@ def node_at(root: Node, path: Path) -> Node | None:
 
 
 def owner_of(root: Node, path: Path) -> tuple[MappingNode, int] | tuple[SequenceNode, int] | None:
-    """Return the collection that holds what is at a path, and its number there; None when there is none."""
+    """Return the collection with the node at a path, and the node's number in it; None if there is no such node."""
     parent = node_at(root, path[:-1])
     parent = target(parent) if parent is not None else None
     if isinstance(parent, MappingNode):

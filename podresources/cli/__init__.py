@@ -1,7 +1,7 @@
 """The ``podresources`` command: who holds which device, CPU and memory on this node.
 
-Exit codes: 0 it worked, 1 the thing asked failed, 2 the command line makes no sense. Nothing heavy is imported before
-the command line is understood, so that ``--help`` and mistakes answer at once.
+Exit codes: 0 success, 1 the request failed, 2 the command line makes no sense. Large modules are imported only once the
+command line is understood, so that ``--help`` and errors are shown at once.
 """
 
 from __future__ import annotations

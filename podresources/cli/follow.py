@@ -48,7 +48,7 @@ async def _follow(options: Namespace) -> None:
 
 
 def documents(event: Event, chosen: Filters) -> Iterator[dict[str, Any]]:
-    """Yield plain documents, with a field ``event``, on what an event says of the selected pods and devices."""
+    """Yield what an event says of the selected pods and devices, as plain documents with a field ``event``."""
     match event:
         case Started(snapshot):
             for held in sorted(filter(chosen.matches, snapshot.allocations), key=lambda held: held.key):

@@ -13,7 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-MOST_CONNECTIONS = 16  # each has a thread; Prometheus and a person need one each. One more ends another one
+MOST_CONNECTIONS = 16  # each has a thread; Prometheus and a person need one each. One more connection ends another one
 IDLE_SECONDS = 5.0  # for a request to come, and for each piece of an answer to go
 
 
@@ -27,11 +27,11 @@ class _Handler(WSGIRequestHandler):
         return understood
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: scrapes are no news."""
+        """Log nothing: scrapes are routine."""
 
 
 class _Connection(Struct):
-    """Whose connection it is, and whether its request was read."""
+    """The peer's address, and whether its request was read."""
 
     address: str
     asked: bool = False
@@ -40,8 +40,8 @@ class _Connection(Struct):
 class MetricsServer(ThreadingMixIn, WSGIServer):
     """Serves a registry.
 
-    If all places are taken, a new connection takes that of another: the oldest one of the address with the most, before
-    others one that has sent no request. So slow senders take the places of nobody else.
+    If all places are taken, a new connection replaces another one. That is the oldest one of the address with the most
+    connections; one that has sent no request is preferred. So a slow sender takes no place from other addresses.
     """
 
     daemon_threads = True
@@ -60,7 +60,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         """Listen on IPv4 and IPv6 if the address is ``::``."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        TCPServer.server_bind(self)  # that of HTTPServer asks the DNS for a name that nobody reads
+        TCPServer.server_bind(self)  # HTTPServer's own would ask the DNS for a name that nobody reads
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
@@ -97,4 +97,4 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             worst.shutdown(socket.SHUT_RDWR)  # its thread ends, and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log nothing: a peer that hangs up, or is slow, is no news."""
+        """Log nothing: peers that hang up, or are slow, are routine."""

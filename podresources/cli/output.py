@@ -1,4 +1,4 @@
-"""How the commands print: formats, notes on stderr, the terminal's width."""
+"""Print for the commands: formats, notes on stderr, the terminal's width."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def exposition(metrics: Iterable[Metric]) -> str:
 
 
 def tell_notes(features: KubeletFeatures) -> None:
-    """Say on stderr what this kubelet cannot tell, so that absence is not mistaken for emptiness."""
+    """Print on stderr what this kubelet cannot tell, so that nobody takes a missing answer for an empty node."""
     for note in features.notes():
         print(f"note: {note}", file=sys.stderr)

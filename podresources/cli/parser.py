@@ -13,7 +13,7 @@ from podresources.socket_path import DEFAULT_SOCKET
 
 FORMATS = ("table", "wide", "json", "yaml", "prom")
 INTERVAL_FLOOR_SECONDS = 1.0
-"""Below this a forgotten terminal would eat a noticeable part of kubelet's 100 requests a second."""
+"""Below this, a forgotten terminal would use a noticeable part of kubelet's 100 requests a second."""
 
 RESOLVE_OPTIONS = ("--agent-socket", "--host-root", "--cdi-dir", "--slices", "--kubeconfig", "--node")
 
@@ -220,7 +220,7 @@ def _add_interval(sub: argparse.ArgumentParser) -> None:
 
 
 def selection(options: argparse.Namespace) -> Filters:
-    """Return the filters that were given; commands without a filter have it empty."""
+    """Return the filters that were given; a filter that the command lacks is empty."""
     return Filters(*(tuple(vars(options).get(name, ())) for name in ("namespace", "pod", "resource", "driver")))
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from podresources.resolve.slices import Slices
 
 WAIT_SECONDS = 10.0
-"""For the first answer of the API server, by a command that asks once."""
+"""How long a command that asks once waits for the first answer of the API server."""
 
 
 def make_resolver(options: Namespace, *, wait: bool) -> Resolver:
-    """Return the resolver; with ``wait``, after the slices came or failed. Raises NodeError without a host root."""
+    """Return the resolver; with ``wait``, after the first reading of slices. Raises NodeError without a host root."""
     root = options.host_root or Path("/")
     if not root.is_dir():
         raise NodeError(

@@ -36,7 +36,7 @@ def _refresh(top: _Top, interval_seconds: float) -> int:
     stop = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    text = top.text(_height())  # the first error is an error: nothing to show yet
+    text = top.text(_height())  # an error here is raised: there is nothing to show yet
     sys.stdout.write(ALTERNATE_SCREEN)
     try:
         while True:

@@ -21,10 +21,11 @@ from podresources.resolve.http_request import FAILURES, request_unix
 
 SOCKET = "control.sock"
 ASK_SECONDS = 1.0
-"""For all agents of the node together. One answers in milliseconds; one that hangs must not cost a scrape."""
+"""The time limit for all agents of the node together. An agent answers in milliseconds; one that hangs must not make
+a scrape fail."""
 
 MOST_BYTES = 32 << 20
-"""Of an answer: 4,096 devices take 3 MiB."""
+"""Limit of an answer's size: 4,096 devices take 3 MiB."""
 
 
 class AgentSilentError(Exception):

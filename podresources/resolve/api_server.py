@@ -31,7 +31,7 @@ class ApiServerError(Exception):
 
 
 class ApiServer(Struct, frozen=True):
-    """Where it is, and who asks."""
+    """An API server's address, and our credentials."""
 
     host: str
     port: int

@@ -32,7 +32,7 @@ _UUID_VARIABLES = ("NVIDIA_VISIBLE_DEVICES",)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
 
 ClaimDeviceKey = tuple[str, str, str, str, str, str]
-"""A claim's namespace and name, driver, pool, device, share."""
+"""(claim's namespace, claim's name, driver, pool, device, share)."""
 
 
 class Node(Struct, frozen=True):
@@ -108,7 +108,7 @@ def own_names(allocations: Iterable[PodAllocation]) -> dict[ClaimDeviceKey, tupl
 
 
 def claim_device_key(held: PodAllocation) -> ClaimDeviceKey:
-    """Return which device of which claim it is, whoever uses the claim."""
+    """Return the device and its claim, without the container that uses them."""
     return (
         held.claim_namespace or "",
         held.claim or "",

@@ -1,4 +1,4 @@
-"""What the sources say of a device, and what is made of it. Pure."""
+"""Combine what the sources say of a device. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 MOST_CHARS = 128
-"""Of a value that somebody else wrote; a UUID has 40, an attribute of a ResourceSlice at most 64 bytes."""
+"""Limit of a value that somebody else wrote. A UUID has 40 bytes, an attribute of a ResourceSlice at most 64."""
 
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 

@@ -16,10 +16,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 20
-"""Of one file. NVIDIA's CDI file of a node with eight GPUs has 60 KiB, a claim's file one or two."""
+"""Limit of one file. NVIDIA's CDI file of a node with eight GPUs has 60 KiB, a claim's file one or two."""
 
 MOST_FILES = 1024
-"""Of one directory: more claims than a node has pods."""
+"""Limit of the files of one directory: more claims than a node has pods."""
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -33,7 +33,7 @@ class UnreadableFileError(ValueError):
 
 
 class ReadFiles(Generic[T]):
-    """What files say, by path in ``contents``; each is read again only when it changed, also one that is unreadable."""
+    """What files say, by path in ``contents``. A file, even an unreadable one, is read again only if it changed."""
 
     def __init__(self, read: Callable[[Path], T], what: str) -> None:
         """``read`` raises UnreadableFileError; ``what`` names the files in problems."""
@@ -66,7 +66,7 @@ def read(path: Path, most_bytes: int = MOST_BYTES) -> bytes | None:
     """Return the file's content; None if it is not there. Raises UnreadableFileError.
 
     None of these is opened: a FIFO, which would wait for its writer; a symbolic link, which may lead anywhere; a
-    device, which may answer for ever, or act when it is opened.
+    device, which may answer forever, or act when it is opened.
     """
     try:
         mode = os.stat(path, follow_symlinks=False).st_mode

@@ -24,7 +24,7 @@ _LABELS = {"GPU UUID": "uuid", "Model": "model", "Bus Location": "pci", "Device 
 
 
 class Hardware:
-    """The node's GPUs as its kernel shows them, below ``root``. Read anew by ``refresh``."""
+    """The node's GPUs as its kernel shows them, below ``root``. Read again by ``refresh``."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -79,9 +79,9 @@ class Hardware:
         return self._of_link(self._root / f"sys/dev/{'block' if kind == 'b' else 'char'}/{major}:{minor}" / "device")
 
     def gpu_instance(self, path: str) -> str | None:
-        """Return the number of the GPU instance that a capability's node is of; None for a node of no instance.
+        """Return the number of the GPU instance that a capability's node belongs to; None if it belongs to none.
 
-        The number is empty where the driver does not say it: the node alone tells that it is no whole GPU.
+        The number is empty if the driver does not tell it. Even then the node shows that it is not a whole GPU.
         """
         found = _MIG_NODE.search(path)
         return None if found is None else self._instances.get(found[1], "")

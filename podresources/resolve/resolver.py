@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 KUBELET = "var/lib/kubelet"
 FRESH_SECONDS = 60.0
-"""While nobody takes or releases a device, what was found stays true for so long: nothing is read meanwhile."""
+"""For so long nothing is read again, unless somebody takes or releases a device."""
 
 RETRY_SECONDS = 10.0
-"""The same while something is unknown, a pod's UID is from the logs' folders alone, or a source failed."""
+"""The same for an uncertain result: something is unknown, a pod's UID is only from logs' folders, or a source
+failed."""
 
 RESOLVE_SECONDS = 1.5
-"""For reading everything, agents included. With the two requests to kubelet it fits into a scrape of 10 s."""
+"""The time limit for reading all sources, agents included. With both requests to kubelet it fits into a scrape of 10
+s."""
 
 _REPLICA = re.compile(r"(.*)::(\d+)")  # NVIDIA/k8s-device-plugin, internal/rm/devices.go: AnnotatedID
 
@@ -120,7 +122,7 @@ class Resolver:
         """Return what is known of each allocation. Never raises: a source that fails is a problem of the result.
 
         A thread reads, because a disk that hangs cannot be given a time limit: after ``seconds`` what was known before
-        is returned, and whoever asks next waits for the same thread.
+        is returned, and the next caller waits for the same thread.
         """
         with self._lock:
             keys = {held.key for held in allocations}

@@ -1,6 +1,6 @@
 """Read the node's own ResourceSlices from the API server: the one source that needs credentials.
 
-A thread reads them every REFRESH_SECONDS; whoever resolves takes what came last and never waits for it. The field
+A thread reads them every REFRESH_SECONDS; resolvers take the last result and never wait. The field
 selector ``spec.nodeName`` keeps other nodes' slices away (pkg/registry/resource/resourceslice/strategy.go: it and
 ``spec.driver`` can be selected on). Needed: list on ``resourceslices`` of ``resource.k8s.io``.
 """
@@ -22,7 +22,7 @@ from podresources.resolve.api_server import ApiServer, ApiServerError
 from podresources.resolve.facts import NOTHING, DeviceFacts, from_attributes
 
 REFRESH_SECONDS = 60.0
-"""Slices change when hardware does. A device that came since is resolved by other sources, or a minute later."""
+"""Slices change when hardware does. A new device is resolved by other sources, or after the next reading."""
 
 VERSIONS = ("v1", "v1beta2", "v1beta1")
 PAGE = 100  # slices; one has at most 128 devices, and is at most 1.5 MiB

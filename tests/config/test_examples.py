@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from drabridge.config import load
+from drabridge.config import load, vendors
 from drabridge.inventory.match import explain, matches
 from drabridge.inventory.udev_device import UdevDevice
 from tests.support.udev_tree import pci, udev_device, usb_device, usb_tty
@@ -131,6 +131,13 @@ def test_an_example_matches_its_devices_and_no_similar_ones(path: Path) -> None:
         assert matches(view, match), explain(view, match)
     for view in NEAR_MISSES.get(path.stem, ()):
         assert not matches(view, match), explain(view, match)
+
+
+def test_the_table_of_vendors_has_those_of_the_examples_and_no_others() -> None:
+    """A configuration with the driver of a vendor serves nothing beside that vendor's software."""
+    drivers = {load(path).driver for path in EXAMPLES.glob("*.yaml")}
+    assert {driver for driver in drivers if not driver.endswith(".example.com")} == vendors.VENDORS.keys()
+    assert set(vendors.EXAMPLES.values()) <= {path.name for path in EXAMPLES.glob("*.yaml")}
 
 
 def test_what_the_examples_promise() -> None:

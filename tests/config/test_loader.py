@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.config import ConfigErrors, load
+from drabridge.config.names import ATTRIBUTES_AND_CAPACITY_MAX
+from drabridge.config.published import RESERVED_ATTRIBUTES
 from drabridge.errors import ConfigError
 from tests.support.configurations import HEAD, document, faults, loaded, only_fault
 
@@ -253,10 +255,12 @@ def test_policy_of_shared_capacity() -> None:
 
 
 def test_too_many_attributes() -> None:
-    names = ", ".join(f"a{n}: {{value: {n}}}" for n in range(28))
-    fault = only_fault(document(f"match: [{{subsystem: usb}}]\nattributes: {{{names}}}"))
-    assert (fault.found, fault.path) == ("28", "resources[0].attributes")
-    assert "at most 27" in fault.expected
+    room = ATTRIBUTES_AND_CAPACITY_MAX - RESERVED_ATTRIBUTES
+    names = ", ".join(f"a{n}: {{value: {n}}}" for n in range(room))
+    loaded(f"attributes: {{{names}, type: {{value: x}}}}")  # in place of the one that is published anyway
+    fault = only_fault(document(f"match: [{{subsystem: usb}}]\nattributes: {{{names}, one: {{value: 1}}}}"))
+    assert (fault.found, fault.path) == (str(room + 1), "resources[0].attributes")
+    assert f"at most {room} " in fault.expected
 
 
 @pytest.mark.parametrize(

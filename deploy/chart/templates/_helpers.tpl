@@ -43,7 +43,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (printf "%s/device-plugins" .Values.kubelet.rootDir) .Values.kubelet.devicePluginDir -}}
 {{- end -}}
 
-{{/* "true" when the agent is to hear udevd: its messages stay in the host's network namespace. */}}
+{{/* "true" if the agent shall receive udevd's messages, which stay in the host's network namespace. */}}
 {{- define "drabridge.hearsUdevd" -}}
 {{- if ne (default "auto" .Values.config.udevEvents) "kernel" -}}true{{- end -}}
 {{- end -}}
@@ -54,26 +54,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or (not (hasKey $dra "enabled")) $dra.enabled -}}true{{- end -}}
 {{- end -}}
 
-{{/* "true" when the agent writes labels of its Node; also when they are empty, which removes those of before. */}}
+{{/* "true" if the agent writes labels of its Node. An empty mapping counts: it removes earlier labels. */}}
 {{- define "drabridge.labelsNode" -}}
 {{- if not (kindIs "invalid" .Values.config.nodeLabels) -}}true{{- end -}}
 {{- end -}}
 
-{{/* Whether a resource has its pods evicted when they lose their device; an empty mapping counts. */}}
+{{/* "true" if a resource's pods are evicted when they lose their device. An empty mapping counts. */}}
 {{- define "drabridge.evicts" -}}
 {{- range .Values.config.resources -}}
 {{- if not (kindIs "invalid" .evictHolders) -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Whether a resource has its devices bound to vfio-pci: that is written to /sys. */}}
+{{/* "true" if devices of a resource are bound to vfio-pci, for which the agent writes to /sys. */}}
 {{- define "drabridge.binds" -}}
 {{- range .Values.config.resources -}}
 {{- if not (kindIs "invalid" .vfio) -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* As JSON: the directories of other programs' CDI files, where a resource has cdiDevices. */}}
+{{/* The directories of other programs' CDI files, as JSON; none unless a resource has cdiDevices. */}}
 {{- define "drabridge.otherCdiDirs" -}}
 {{- $dirs := list -}}
 {{- range .Values.config.resources -}}

@@ -1,4 +1,4 @@
-"""Play the demo: what happens on one node, told while it happens."""
+"""Play the demo: make things happen on one node, and explain each."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ DEFAULT_NAMESPACE = "default"  # of manifests that name none
 
 
 class Converted(Struct):
-    """One object that changes: its file, and its pods, which say what changes."""
+    """One object that changes: the file that it is in, and its pods with their operations."""
 
     path: Path
     pods: list[ConvertedPod]
@@ -60,7 +60,7 @@ class Converted(Struct):
 
 
 class Manifests(Struct):
-    """All that was found. ``texts``: changed file -> (text before, text after)."""
+    """What reading the manifests gave. ``texts``: changed file -> (text before, text after)."""
 
     objects: dict[Key, Converted] = field(default_factory=dict)
     texts: dict[Path, tuple[str, str]] = field(default_factory=dict)

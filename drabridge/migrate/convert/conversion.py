@@ -87,7 +87,7 @@ class Converter:
         self._known = dict(there)
         for document in self._documents:
             self._known |= templates_in(document)
-        self._taken = dict(self._known)  # and of those to be written
+        self._taken = dict(self._known)  # the same, and of those to be written
         self.findings: list[Finding] = []
         self._pattern = finder(settings.devices)
         listed = (one for number, said in enumerate(self._documents) for one in manifests(said, (number,)))
@@ -140,7 +140,7 @@ class Converter:
         return post_render.folder(file, self._chart, patches, templates)
 
     def named(self) -> dict[str, Manifest]:
-        """Return name in findings -> object."""
+        """Return the objects, by the name that findings give them."""
         return {str(one): one for one in self._objects.values()}
 
     def result(self, pods: Sequence[_Pod], *, can_undo: bool, write: bool) -> tuple[str, list[Template], str]:
@@ -404,7 +404,7 @@ class Conversion(Struct):
     templates: list[Template] = field(default_factory=list)  # those that are new, and in the text
     undo: str = ""  # of JSON, what reverse() needs beside the text
     places: list[Listed] = field(default_factory=list)  # every place that names devices, in the order of the text
-    argo_folders: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # of Applications: release, files
+    argo_folders: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # of Argo CD: (release, files)
     beside: dict[str, str] | None = None  # for a chart's values: files that they need beside them; None: unchanged
     manifests: dict[str, Manifest] = field(default_factory=dict)  # name in findings -> object
 

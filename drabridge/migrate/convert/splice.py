@@ -63,7 +63,7 @@ class Edit(Struct, frozen=True, order=True):
     text: str
 
 
-# --- what the document shall say ------------------------------------------------------------------------------------
+# --- the document that is wanted ------------------------------------------------------------------------------------
 
 
 def applied(document: Value, operations: Iterable[Operation]) -> Value:

@@ -30,7 +30,7 @@ class How(StrEnum):
     ROLLOUT = "rollout"  # it is rolled out
     NEXT = "next"  # it has no pods now; the next ones get claims
     ENDS = "ends"  # its pods cannot change: they end by themselves, and new ones have claims
-    BY_HAND = "byHand"  # somebody must make its pods anew
+    BY_HAND = "byHand"  # somebody must make its pods again
 
 
 class Way(StrEnum):
@@ -63,7 +63,7 @@ class Step(Model, frozen=True):
     """Node -> how many of its devices are for claims from this step on."""
     moves: tuple[Move, ...] = ()
     missing: tuple[str, ...] = ()
-    """What the step lacks, in words: it does not fit while there is something."""
+    """What the step lacks, in words. The step fits only if nothing is named here."""
     notes: tuple[str, ...] = ()
 
 
@@ -84,11 +84,11 @@ class Plan(Model, frozen=True, kw_only=True):
     device_class: Annotated[str, Meta(min_length=1)]
     driver: Annotated[str, Meta(min_length=1)]
     keep_for_limits: Count = 0
-    """So many devices of each node stay in the lane for limits."""
+    """How many devices of each node stay in the lane for limits."""
     manifests: tuple[str, ...] = ()
     """Files and folders that steps with the way `manifests` convert; relative ones begin beside the plan."""
     config: str = ""
-    """The agent's configuration, for such steps; without it the DeviceClass is all that they know."""
+    """The agent's configuration, for such steps; without it they know only the DeviceClass."""
     devices: dict[str, Count] = field(default_factory=dict)
     """Node -> how many devices it had when the plan was made."""
     steps: tuple[Step, ...] = ()

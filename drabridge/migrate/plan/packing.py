@@ -22,7 +22,7 @@ _REPELS = ("NoSchedule", "NoExecute")
 
 
 def may_run(place: Placement, node: NodeFacts) -> bool:
-    """Whether the scheduler would let new pods with this place run there."""
+    """Whether the scheduler would put new pods with this placement on the node."""
     if node.cordoned or any(node.labels.get(key) != value for key, value in place.labels):
         return False
     if place.terms and not any(term and all(_met(one, node.labels) for one in term) for term in place.terms):
@@ -100,7 +100,7 @@ class Packing:
     """The nodes of a cluster during a plan."""
 
     def __init__(self, nodes: Iterable[NodeState], keep: int) -> None:
-        """``keep``: so many devices of each node stay in the lane for limits."""
+        """``keep``: the number of devices of each node that stay in the lane for limits."""
         self.nodes = {node.facts.name: node for node in nodes}
         self._keep = keep
         # number of devices -> nodes with so many free for claims; the same, with those that can move at once

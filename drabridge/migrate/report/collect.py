@@ -46,7 +46,7 @@ _NOTHING_CHANGED = "The report only reads, so run it again at any time"
 
 
 class _CountingView(ObjectView[T]):
-    """Reads objects by another view, and reports how many were read."""
+    """Wraps a view of objects, and reports how many objects it has read."""
 
     def __init__(self, view: ObjectView[T], tell: Callable[[int], None]) -> None:
         self._view = view

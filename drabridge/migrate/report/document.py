@@ -37,7 +37,7 @@ class Ways(Struct, rename="camel"):
 
 
 class ResourceUse(Struct, rename="camel"):
-    """One extended resource. ``allocatable`` counts what kubelet offers, ``in_slices`` what DRA drivers do."""
+    """One extended resource. ``allocatable``: what kubelet offers; ``in_slices``: what DRA drivers offer."""
 
     name: str
     classes: list[str]

@@ -620,7 +620,7 @@ _STRATEGY = fields(type=str, rollingUpdate=fields(maxSurge=int | str, maxUnavail
 _ATTRIBUTES = fields(resource=fields(string=str))
 _REQUEST: dict[str, Any] = {"name": str, "deviceClassName": str, "count": int}
 
-# Tolerations of pods are not read: kubelet's own are on each.
+# The tolerations of pods are not read: every pod has those that kubelet and the control plane add.
 POD = ObjectView(
     pod_facts,
     fields(

@@ -84,7 +84,7 @@ def turned(resource: str) -> str:
 
 # --- whose pods -----------------------------------------------------------------------------------------------------
 
-MOST_OWNERS = 8  # a chain that is longer goes round in a circle
+MOST_OWNERS = 8  # a longer chain must be circular
 _BUILT_IN = ("", "apps", "batch")
 
 
@@ -154,7 +154,7 @@ class Use(Struct):
 
 
 class SeenSign(Struct):
-    """What was seen in pods of one workload, and in how many."""
+    """A thing that was seen in pods of one workload, and the number of these pods."""
 
     seen: str
     pods: int = 0
@@ -219,7 +219,7 @@ class Tally:
                 found.pods += 1
 
     def add_workload(self, workload: WorkloadFacts) -> None:
-        """Add a workload's template: it counts where the workload has no pods now, and says what pods cannot."""
+        """Add what a workload's template says: the devices of a pod, also while there is none, and its signs."""
         if not workload.limits and not workload.templates and not workload.signs:
             return
         found = self._workload(self._owners.of_workload(workload))

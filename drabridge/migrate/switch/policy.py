@@ -111,7 +111,7 @@ def owner_of(pod: Mapping[str, Any]) -> str:
 
 GROUP = "admissionregistration.k8s.io"
 MISSING = "has no ResourceClaimTemplate"  # in what the second policy says
-# Input may have any size before the API server checks it, and loops over it cost the server's time: so limit it.
+# Before the API server checks it, input may have any size, and loops over it cost the server time. So it is limited.
 MOST_TEMPLATES = 10_000  # characters of the annotation: 150 names
 MOST_SELECTOR = 4_000
 MOST_CONTAINERS = 100
@@ -138,7 +138,7 @@ class Form(Struct, frozen=True):
     namespaces: Json = field(default_factory=lambda: {"matchLabels": {marks.LABEL: marks.CLAIMS}})
     """The selector of the namespaces that are switched."""
     version: str = "v1"
-    """Of MutatingAdmissionPolicy; the policy that refuses pods is of v1 everywhere."""
+    """The version of MutatingAdmissionPolicy. The policy that refuses pods is always of v1."""
 
 
 class Parts:
@@ -305,7 +305,7 @@ class Part:
 
     @property
     def wanted(self) -> str:
-        """Whether any container asks for it."""
+        """Whether any container asks for the resource."""
         lists = ("object.spec.containers", "object.spec.?initContainers.orValue([])")
         return " || ".join(f"{containers}.exists(c, {self._has})" for containers in lists)
 

@@ -112,7 +112,7 @@ async def to_claims(cluster: Cluster, namespaces: Sequence[str], choice: Choice,
         templates[namespace] = await _make_templates(cluster, version, namespace, specs, classes, choice, tell)
     of_these = _resources({name for names in templates.values() for name in names}, classes)
     wanted = await _classes_in_use(cluster, kinds) | {resource: classes[resource] for resource in of_these}
-    for policy in policies(wanted, kinds[_SWITCH].version):  # before a label, so that no labelled namespace is without
+    for policy in policies(wanted, kinds[_SWITCH].version):  # before labels, so that no labelled namespace lacks them
         await cluster.apply(kinds[policy["kind"]], policy, manager=marks.MANAGER)
     for namespace, names in templates.items():
         await cluster.apply(NAMESPACES, _labelled(namespace, names, choice), manager=marks.MANAGER)
@@ -301,7 +301,7 @@ async def _wait_for_effect(
     """Make dry runs of pods until both policies act. Raises ClusterError if they do not act in time.
 
     The first policy gives a pod claims, the second refuses one whose template is missing; each needs a second or two.
-    If the dry runs are denied or refused, that is only told.
+    If the dry runs are denied or refused, a message says so and nothing fails.
     """
     if choice.percent == 0:
         return

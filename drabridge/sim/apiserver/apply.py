@@ -69,7 +69,7 @@ def owners(managers: Sequence[Manager]) -> dict[tuple[str, str, str, str], Field
 
 
 def write_managers(managers: Sequence[Manager]) -> list[JSON]:
-    """Return the managers in wire form: appliers first, then by age; without those that own nothing any more."""
+    """Return the managers in wire form: appliers first, then by age. Managers that own nothing are left out."""
     kept = [manager for manager in managers if manager.fields]
     return [one.write() for one in sorted(kept, key=lambda one: (one.operation != "Apply", one.time, one.name))]
 
@@ -95,8 +95,8 @@ def apply(
 ) -> tuple[JSON, list[Manager]]:
     """Return the merged object and its new managers.
 
-    Raises ApiError 409 if others own fields that differ, unless ``force``. Removes the fields that this manager applied
-    before, does not apply now, and that nobody else owns.
+    Raises ApiError 409 if others own fields that differ, unless ``force``. Fields that this manager applied before, and
+    does not apply now, are removed unless somebody else owns them.
     """
     mine = frozenset(owned(schema, config))
     others = [manager for manager in managers if manager.identity != writer.identity]

@@ -1,4 +1,4 @@
-"""Who is asking, and the two admission rules that depend on it."""
+"""Define who sends a request, and the two admission rules that depend on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class User:
     groups: tuple[str, ...] = ()
     node: str = ""
     drivers: frozenset[str] | None = None
-    """Drivers whose entries of claim.status.devices it may write (``resourceclaims/driver``); None is all of them."""
+    """Drivers whose entries of claim.status.devices the user may write (``resourceclaims/driver``); None: all."""
 
     @property
     def info(self) -> JSON:

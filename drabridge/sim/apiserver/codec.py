@@ -28,7 +28,7 @@ def _unreadable(value: object, path: str, wanted: str) -> str:
 
 @dataclass(slots=True)
 class Decoder:
-    """One pass over one object. ``unknown`` collects paths, ``mistyped`` what was wrong in words."""
+    """One pass over one object. ``unknown`` collects paths; ``mistyped`` collects the wrong types, in words."""
 
     unknown: list[str] = field(default_factory=list)
     mistyped: list[str] = field(default_factory=list)

@@ -9,7 +9,7 @@ from typing import Any
 from drabridge.sim.apiserver.status import JSON, clone, places
 
 Default = tuple[str, JSON]
-"""Where, and the fields that objects have there. A star stands for every item of a list."""
+"""A path, and the fields that objects at this path get. A star stands for every item of a list."""
 
 _NOW = object()
 """The time of the write, at one second's precision (KEP-5055)."""

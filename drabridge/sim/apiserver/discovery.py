@@ -12,7 +12,7 @@ _SUBRESOURCE_KINDS = {"binding": "Binding", "eviction": "Eviction"}
 
 
 def _version(release: Release) -> JSON:
-    """Return what the imitated server says of itself (recorded), but for its build."""
+    """Return the answer to ``/version`` as the real server gives it (recorded), without details of its build."""
     return {
         "major": "1",
         "minor": str(release.minor),

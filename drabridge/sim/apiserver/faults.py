@@ -29,7 +29,7 @@ class Fault:
     verb: str = ""
     resource: str = ""
     after_commit: bool = False
-    """Do the work, then answer with the error: the client cannot know that its write took effect."""
+    """Whether the work is done before the error is answered. The client cannot know that its write took effect."""
 
     @property
     def error(self) -> ApiError:
@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """Set the fields while the server runs; each request looks at them anew."""
+    """All faults of a server. The fields may be set while it runs: each request reads them."""
 
     latency_seconds: float = 0.0
     watch_lag_seconds: float = 0.0
@@ -50,7 +50,7 @@ class Faults:
     answer_lag_seconds: float = 0.0
     """Delay from a write to its acknowledgement; watches may show the write earlier."""
     partitioned: bool = False
-    """Connections are cut on arrival and the open ones die; see :meth:`partition`."""
+    """New connections are cut at once, and open ones are closed; see :meth:`partition`."""
     rules: list[Fault] = field(default_factory=list)
     cut: Callable[[bool], int] = field(default=lambda watches_only: 0)
     """Cuts open connections; the server puts itself here."""

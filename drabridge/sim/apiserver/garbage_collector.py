@@ -14,7 +14,7 @@ DELAY_SECONDS = 0.02
 
 
 def sweep(objects: Objects) -> None:
-    """Delete every object that has owner references none of which exists (by uid)."""
+    """Delete every object with owner references if none of the owners exists (by uid)."""
     for resource, obj in objects.store.everything():
         meta = obj["metadata"]
         owners = meta.get("ownerReferences", [])
@@ -28,7 +28,7 @@ def sweep(objects: Objects) -> None:
 
 
 async def collect(objects: Objects, delay_seconds: float = DELAY_SECONDS) -> None:
-    """Delete what no owner is left of, until cancelled.
+    """Delete objects whose owners are all gone, until cancelled.
 
     It looks after each deletion, and after each creation of an object that claims an owner.
     """

@@ -1,4 +1,4 @@
-"""Drop the fields, in silence, that a feature gate guards and that is off (``gated`` of the schemas)."""
+"""Silently drop the fields that a feature gate guards if this gate is off (``gated`` of the schemas)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drabridge.sim.releases import Release
 
 
 def drop_disabled(schema: Schema, obj: Any, gates: Mapping[str, bool], release: Release) -> None:
-    """Delete from ``obj`` what disabled gates guard."""
+    """Delete from ``obj`` the fields whose gate is off."""
     _drop(schema, obj, {**gates, TOLERATIONS: gates["DRADeviceTaints"] or not release.drops_tolerations})
 
 

@@ -70,7 +70,7 @@ class Connection:
         await self._writer.drain()
 
     def cut(self) -> None:
-        """Reset the connection: no goodbye, no last chunk."""
+        """Reset the connection, without a last chunk."""
         self._writer.transport.abort()
 
     def _start(self, status: int, framing: tuple[str, str]) -> None:
@@ -126,7 +126,7 @@ _COMMAND = (
 
 
 def tls_context() -> tuple[ssl.SSLContext, bytes]:
-    """(context of the server, PEM of the certificate). Raises HostError when openssl is missing or fails."""
+    """Return (context of the server, PEM of the certificate). Raises HostError if openssl is missing or fails."""
     with tempfile.TemporaryDirectory(prefix="drabridge-tls-") as folder:
         key, certificate = Path(folder, "key.pem"), Path(folder, "cert.pem")
         command = [*_COMMAND.split(), "-keyout", str(key), "-out", str(certificate)]

@@ -41,21 +41,22 @@ class Writer:
     strict: bool = False
     force: bool = False
     dry_run: bool = False
-    """Everything but the write itself (``dryRun=All``)."""
+    """Whether everything is done except for the write itself (``dryRun=All``)."""
 
 
 SIMULATOR = Writer()
 
 
 def timestamp(seconds: float = 0.0) -> str:
-    """Now plus ``seconds``, RFC 3339 with one second's precision as Kubernetes writes it."""
+    """Return the time in ``seconds`` from now, in RFC 3339 with whole seconds, as Kubernetes writes it."""
     return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Objects:
     """Direct access for simulated parts and tests; the HTTP server calls the same methods.
 
-    What comes in and goes out is the caller's to change, except from :meth:`peek`. Every refusal is an ApiError.
+    The caller may change every object that it passes or gets, except those of :meth:`peek`. Every refusal is an
+    ApiError.
     """
 
     def __init__(self, store: Store, gates: Mapping[str, bool], release: Release = RELEASES[DEFAULT]) -> None:
@@ -73,7 +74,7 @@ class Objects:
         return self._shown(resource, self._require(resource, (namespace, name)))
 
     def find(self, plural: str, name: str, namespace: str = "") -> JSON | None:
-        """Like :meth:`get`; None when it is not there."""
+        """Do what :meth:`get` does, but return None for a missing object."""
         resource = BY_PLURAL[plural]
         found = self.store.get(resource, (namespace, name))
         return self._shown(resource, found) if found is not None else None
@@ -112,7 +113,7 @@ class Objects:
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now}
         meta |= {"generation": 1} if resource.counts_generations else {}
         set_defaults(resource.plural, new, now)
-        if managers is None:  # so dropped fields have an owner as well (recorded)
+        if managers is None:  # before fields are dropped, so these have an owner, too (recorded)
             writer = self._manager(resource, by, "Update", "")
             managers = after_update([], writer, resource.schema, {"metadata": {}, "spec": {}, "status": {}}, new)
         drop_disabled(resource.schema, new, self.gates, self.release)
@@ -123,7 +124,7 @@ class Objects:
     def update(self, body: JSON, *, namespace: str = "", subresource: str = "", by: Writer = SIMULATOR) -> JSON:
         """Replace an object, or its status.
 
-        A stale resourceVersion is a conflict; none at all is no condition.
+        A stale resourceVersion is a conflict. Without one, the write is unconditional.
         """
         resource = _resource_of(body)
         new = self._decode(resource, body, by)
@@ -134,7 +135,7 @@ class Objects:
     def modify(
         self, plural: str, name: str, change: Callable[[JSON], object], *, namespace: str = "", subresource: str = ""
     ) -> JSON:
-        """Read, let ``change`` edit the copy, write: atomic, because nothing awaits in between."""
+        """Read an object, let ``change`` edit the copy, and write it: atomic, because nothing awaits in between."""
         obj = self.get(plural, name, namespace)
         change(obj)
         return self.update(obj, subresource=subresource)
@@ -268,7 +269,7 @@ class Objects:
     ) -> JSON:
         """Write the outcome of update or apply.
 
-        ``managers`` is given by apply, which has worked them out.
+        ``managers``: those that apply has computed; None for an update.
         """
         self._guard(resource, old, body["metadata"])
         new = _sections(resource, old, body, subresource)
@@ -335,7 +336,7 @@ def _resource_of(body: JSON) -> Resource:
 
 
 def _grace_period(pod: JSON, asked: int | None) -> int:
-    """Seconds until a pod may be removed: none before it has a node, or once it has ended."""
+    """Return the seconds until a pod may be removed: 0 if it has no node yet, or has ended."""
     if not pod.get("spec", {}).get("nodeName") or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
         return 0
     return int(pod["spec"].get("terminationGracePeriodSeconds", 30)) if asked is None else asked

@@ -1,6 +1,6 @@
 """``resource.Quantity`` of apimachinery: parse, compare, print in the form that the server stores.
 
-Without exponents (``1e3``), which nothing here writes.
+Exponents (``1e3``) are not supported: nothing here writes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One request to the simulated API server: who asks for what, and what came of it."""
+"""Read one request to the simulated API server: who asks for what, and how it was answered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ APPLY_TYPES = ("application/apply-patch+yaml", "application/apply-patch+json")
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request. Those that ended are the server's log: for counting writes and for comparing with a role's rules.
+    """One request. Requests that have ended are the server's log: tests count writes, and compare with a role's rules.
 
     ``status``, ``events`` and ``sent_bytes``, of the answer's body, are filled in while it is answered.
     """
@@ -61,7 +61,7 @@ class Request:
         self.received_bytes = len(self.body)
 
     def find_target(self, served: Served) -> None:
-        """Find what the path addresses; nothing if that is not served."""
+        """Set what the path addresses; nothing is set if that is not served."""
         match [part for part in self.path.split("/") if part]:
             case ["api", "v1", *rest]:
                 group, version = "", "v1"
@@ -129,7 +129,7 @@ class Request:
         return self.query.get(name, "") in _TRUE
 
     def number(self, name: str) -> int:
-        """Return a parameter that counts something, 0 when it is absent. Raises ApiError 400."""
+        """Return a parameter that is a number, 0 if it is absent. Raises ApiError 400."""
         text = self.query.get(name, "") or "0"
         if not text.isdecimal():
             raise bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')

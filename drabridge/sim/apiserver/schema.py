@@ -27,7 +27,7 @@ class Schema:
     open: bool = False
     """Fields beyond the declared ones are kept as they come (kinds that this server does not know in full)."""
     atomic: bool = False
-    """Replaced as a whole by apply, whatever is inside."""
+    """Whether apply replaces the value as a whole."""
     gate: str = ""
     """The feature gate that guards this field: where it is off, the server drops the field in silence."""
 
@@ -60,7 +60,7 @@ def struct(**fields: Schema) -> Schema:
 
 
 def partly(**fields: Schema) -> Schema:
-    """Return an object of which we declare only what merging needs."""
+    """Return an object with only those fields declared that merging needs."""
     return Schema(fields=MappingProxyType(fields), open=True)
 
 
@@ -120,7 +120,7 @@ CONDITION = struct(
 CONDITIONS = keyed(CONDITION, "type")
 OPEN_CONDITIONS = keyed(ANY, "type")
 
-# Kinds of which a device agent reads little: what merging needs, the rest is kept as it comes.
+# A device agent reads little of these kinds. Only what merging needs is declared; the rest is kept as it comes.
 _CONTAINERS = keyed(
     partly(resources=partly(limits=mapping(QUANTITY), requests=mapping(QUANTITY), claims=keyed(ANY, "name"))),
     "name",

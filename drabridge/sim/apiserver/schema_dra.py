@@ -21,7 +21,7 @@ from drabridge.sim.apiserver.schema import (
 )
 
 TOLERATIONS = "DRADeviceTaints of claims"
-"""The same gate; in claims it guards nothing in some releases (``Release.drops_tolerations``)."""
+"""The gate DRADeviceTaints for fields of claims, where it has no effect in some releases (``drops_tolerations``)."""
 
 _NODE_SELECTOR = atomic(
     struct(

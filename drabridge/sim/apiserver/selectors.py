@@ -37,7 +37,7 @@ def predicate(resource: Resource, namespace: str | None, fields: str, labels: st
 
 
 def _terms(selector: str) -> list[tuple[str, str, bool]]:
-    """(name, value, whether they have to be equal) of each term."""
+    """Yield (name, value, whether they must be equal) of each term."""
     terms = []
     for term in selector.split(",") if selector else ():
         match = re.fullmatch(r"([^=!]+)(==|=|!=)(.*)", term)

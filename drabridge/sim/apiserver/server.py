@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 HANG_SECONDS = 3600.0
 """A request that is never answered waits this long for its client to give up."""
 REQUESTS_KEPT = 200_000
-"""Soak runs ask for ever: at this number, the older half of the log is dropped."""
+"""At this number of requests the older half of the log is dropped: soak runs never stop asking."""
 
 
 class SimApiServer:
@@ -95,7 +95,7 @@ class SimApiServer:
         self._stopping = True
         for listening in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
-        await asyncio.sleep(0)  # accepted connections get their transports now; after the close they never would
+        await asyncio.sleep(0)  # accepted connections get their transports now, and would get none after the close
         self._server.close()
         tasks = [*self._connections, *([self._collector] if self._collector else [])]
         for task in tasks:
@@ -205,7 +205,7 @@ class SimApiServer:
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
-            # Our bug, or a malformed body that passed decoding: the real server's panic handler answers 500, too.
+            # A bug of ours, or a malformed body that passed decoding. The real server's panic handler answers 500, too.
             _log.exception("simulated API server failed: method=%s path=%s", request.method, request.path)
             text = f"Internal error occurred: {error!r}"
             await self._send(request, connection, 500, ApiError(500, text, "InternalError").body)
@@ -241,7 +241,7 @@ class SimApiServer:
         return answer
 
     def _other(self, request: Request) -> Any:
-        """Everything that is not about stored objects: health and discovery."""
+        """Answer requests that are not about stored objects: health and discovery."""
         if request.path in ("/healthz", "/livez", "/readyz"):
             return b"ok"
         found = discovery.document(request.path, self.served) if request.method == "GET" else None
@@ -274,7 +274,7 @@ class SimApiServer:
             self._watches.remove(connection)
 
     def _event(self, request: Request, kind: str, obj: JSON) -> bytes:
-        """One line of a watch; objects are encoded once however many watches carry them."""
+        """Return one line of a watch. An object is encoded once for all watches."""
         if kind == "ERROR":
             return http.dump({"type": kind, "object": obj}) + b"\n"
         key = (obj["metadata"].get("uid", ""), obj["metadata"]["resourceVersion"], request.version)

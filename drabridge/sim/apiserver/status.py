@@ -94,7 +94,7 @@ MODIFIED = "the object has been modified; please apply your changes to the lates
 def conflict(group: str, what: str, name: str, why: str = MODIFIED) -> ApiError:
     """Return a conflict.
 
-    ``what`` is the plural for a stale resourceVersion and the Kind for a failed precondition: 1.36.2 differs so.
+    ``what`` is the plural for a stale resourceVersion, and the Kind for a failed precondition, as in 1.36.2.
     """
     text = f'Operation cannot be fulfilled on {qualified(group, what)} "{name}": {why}'
     return ApiError(409, text, "Conflict", _details(group, what, name))

@@ -15,7 +15,7 @@ Key = tuple[str, str]
 ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
 
 FIRST_REVISION = 1000
-"""Above 1, so that a watch from revision 1 is too old, as on any cluster that has lived a while."""
+"""Above 1, so that a watch from revision 1 is too old, as on any cluster that is not new."""
 HISTORY = 10_000
 """Changes kept for replay; etcd compacts every five minutes, a bounded window does the same job here."""
 
@@ -39,18 +39,18 @@ Listener = Callable[[Change], None]
 
 
 class Store:
-    """Objects are never changed in place: a write puts a new dict, so readers may keep what they got."""
+    """The stored objects. They are never changed in place: a write puts a new dict, so readers may keep the old one."""
 
-    def __init__(self, *, history: int = HISTORY) -> None:
+    def __init__(self) -> None:
         self.revision = FIRST_REVISION
         self._objects: dict[str, dict[Key, JSON]] = {resource.plural: {} for resource in RESOURCES}
         self._uids: dict[str, tuple[Resource, Key]] = {}
         self._history: deque[Change] = deque()
-        self._limit = history
+        self._limit = HISTORY
         self.compacted = FIRST_REVISION
         """The oldest revision that can still be watched from."""
         self.unread: dict[str, tuple[int, list[JSON]]] = {}
-        """What is left of lists that are read page by page, by token, with the list's revision."""
+        """Token -> the rest of a list that is read page by page, and the list's revision."""
         self._listeners: list[Listener] = []
 
     def get(self, resource: Resource, key: Key) -> JSON | None:

@@ -19,7 +19,7 @@ from drabridge.sim.apiserver.store import Store
 Answer = tuple[int, JSON]
 _SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 LISTS_KEPT = 100
-"""Lists that are not read to their end; stands for the compaction of their revision."""
+"""At most so many lists that are not read to their end; the limit stands for the compaction of revisions."""
 
 
 def not_allowed() -> ApiError:
@@ -42,9 +42,9 @@ def list_(objects: Objects, request: Request) -> Answer:
 
 
 def _page(store: Store, request: Request) -> tuple[Sequence[JSON], JSON]:
-    """Return one page of a list, which is of one moment, and the list's metadata.
+    """Return one page of a list, and the list's metadata. All pages are of one moment.
 
-    Raises ApiError 400 for a token that is none, 410 for one that is too old.
+    Raises ApiError 400 for an invalid token, 410 for one that is too old.
     """
     token, limit = request.query.get("continue", ""), request.number("limit")
     if not token:
@@ -75,7 +75,7 @@ def create(objects: Objects, request: Request) -> Answer:
 
 
 def update(objects: Objects, request: Request, body: JSON | None = None) -> Answer:
-    """Replace with the request's object, or with ``body``."""
+    """Replace the object by the request's, or by ``body``."""
     new = request.object() if body is None else body
     new["metadata"]["name"] = request.name
     done = objects.update(new, namespace=request.namespace, subresource=request.subresource, by=request.writer)

@@ -16,7 +16,7 @@ BOOKMARK_SECONDS = 60.0
 LAST_BOOKMARK_SECONDS = 1.0
 """Before the end of a watch with a time limit."""
 DEFAULT_TIMEOUT_SECONDS = 1800.0
-"""``--min-request-timeout``: the shortest a watch without timeoutSeconds lives; the real server adds up to as much."""
+"""``--min-request-timeout``: how long a watch without timeoutSeconds lives; the real server may double it."""
 
 Event = tuple[str, JSON]
 """(type, object in storage version without kind and apiVersion)."""
@@ -82,7 +82,7 @@ async def watch(
         while loop.time() < deadline:
             item = await _next(queue, min([deadline, *marks[:1]]) - loop.time())
             if item is None:
-                # Observed on 1.36.2: no bookmark for a kind without an object, its revision does not move.
+                # Observed on 1.36.2: a kind without objects gets no bookmarks, because its revision does not change.
                 if marks and marks.pop(0) < deadline and store.count(options.resource):
                     # The queue is empty, so this watch is also past every change of other resources.
                     seen = max(seen, store.revision)
@@ -102,7 +102,7 @@ async def watch(
 
 
 async def _next(queue: asyncio.Queue[tuple[float, Change]], seconds: float) -> tuple[float, Change] | None:
-    if not queue.empty():  # do not start a timer for each waiting event: that would be most of the work
+    if not queue.empty():  # without a timer: a timer for each event would be most of the work
         return queue.get_nowait()
     try:
         async with asyncio.timeout(max(seconds, 0.0)):  # wait_for of Python 3.11 may swallow a cancellation
@@ -112,7 +112,7 @@ async def _next(queue: asyncio.Queue[tuple[float, Change]], seconds: float) -> t
 
 
 def _beginning(store: Store, options: WatchOptions) -> list[Event]:
-    """Everything that a new watch sends at once."""
+    """Return the events that a new watch sends at once."""
     resource, wanted = options.resource, options.wanted
     given = int(options.revision or 0)
     if given == 0:

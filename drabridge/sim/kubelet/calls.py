@@ -53,7 +53,7 @@ class CallLog:
         return [c for c in self._calls if c.method == method and (peer is None or c.peer == peer)]
 
     def note(self, call: Call) -> Call:
-        """Add one message of a stream, which has no end of its own."""
+        """Add one message of a stream. A message has no end of its own."""
         self._calls.append(call)
         self._tell("end", call)
         return call

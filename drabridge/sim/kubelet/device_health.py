@@ -15,7 +15,7 @@ _NAMES = {0: "Unknown", 1: "Healthy", 2: "Unhealthy"}  # enum HealthStatus of th
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``Healthy``, ``Unhealthy`` or ``Unknown``; believed until ``expires`` (monotonic seconds)."""
+    """``Healthy``, ``Unhealthy`` or ``Unknown``; valid until ``expires`` (monotonic seconds)."""
 
     health: str
     message: str
@@ -31,7 +31,7 @@ class HealthBook:
     def report(self, driver: str, devices: Iterable[Any], now: float, default_timeout: float) -> None:
         """Take in the devices of one message of either version.
 
-        It is a complete list: a device left out keeps its last value until that is too old.
+        The list is complete, but a device that is left out keeps its last value until that is too old.
         """
         known = self.drivers.setdefault(driver, {})
         for one in devices:
@@ -40,7 +40,7 @@ class HealthBook:
             known[one.device.pool_name, one.device.device_name] = health
 
     def clear(self, driver: str) -> None:
-        """Forget what a stream said that ended: nothing is known any more."""
+        """Forget what the stream said, because it has ended."""
         self.drivers.pop(driver, None)
 
     def of(self, driver: str, pool: str, device: str, now: float) -> Health:

@@ -26,7 +26,7 @@ class AllocationError(Exception):
 class DeviceManager:
     """The accounting plus RPCs.
 
-    ``active_uids`` and ``already_running`` look at the node; ``sources_ready`` is set by the process.
+    ``active_uids`` and ``already_running`` return what the node knows; the process sets ``sources_ready``.
     """
 
     def __init__(self, node: Node, active_uids: Callable[[], Collection[str]]) -> None:
@@ -87,7 +87,7 @@ class DeviceManager:
             checkpoint.write(self._node.device_plugin_dir, checkpoint.encode(self.state.held, self.state.healthy))
 
     def collect(self) -> None:
-        """UpdateAllocatedDevices: nothing before all sources of pods are ready."""
+        """UpdateAllocatedDevices: does nothing before all sources of pods are ready."""
         if self.sources_ready:
             self.state.collect({*self._active_uids(), self._pending_admission})
 
@@ -127,13 +127,13 @@ class DeviceManager:
         return topology.single_numa_node(demands, self._node.numa_nodes)
 
     def _reusable_of(self, uid: str) -> dict[str, set[str]]:
-        """devicesToReuse: kept for one pod at a time."""
+        """devicesToReuse: the manager keeps it for one pod at a time."""
         if self._reusable[0] != uid:
             self._reusable = (uid, {})
         return self._reusable[1]
 
     async def _allocate(self, pod: PodSpec, container: Container) -> None:
-        """Allocate: what a plain init container gets, later containers may use again; a sidecar's is its own."""
+        """Allocate: later containers reuse the devices of plain init containers, but not those of sidecars."""
         self._pending_admission = pod.uid
         reusable = self._reusable_of(pod.uid)
         await self._allocate_container(pod, container, reusable)
@@ -256,9 +256,8 @@ class DeviceManager:
         """Return what a container is started with (GetDeviceRunContainerOptions).
 
         PreStartContainer first if required, then the cached answers, in random order.
-        Returns (resource, ids, answer). Raises AllocationError. A resource of which no record exists (a lost
-        checkpoint)
-        is allocated now.
+        Returns (resource, ids, answer). Raises AllocationError. A resource without a record (a lost
+        checkpoint) is allocated now.
         """
         reallocate = False
         for resource, needed in container.limits.items():
@@ -305,11 +304,11 @@ class _Picker:
         self._rng = rng
 
     def within(self, allocated: set[str]) -> None:
-        """Use the manager's new set: it was recounted while the plugin was asked."""
+        """Use the manager's new set, which was counted again while the plugin was asked."""
         self._allocated = allocated
 
     def take(self, candidates: Iterable[str]) -> bool:
-        """Return True once nothing more is needed."""
+        """Take devices from the candidates; return True once nothing more is needed."""
         for id_ in go_map_order(set(candidates) - set(self.ids), self._rng):
             self._allocated.add(id_)
             self.ids.append(id_)
@@ -320,14 +319,14 @@ class _Picker:
 
 
 def go_map_order(items: Iterable[T], rng: random.Random) -> list[T]:
-    """Random like the order of a Go map; sorted first, so that the seed alone decides."""
+    """Return the items in random order, as a Go map has them. They are sorted first: only the seed decides."""
     ordered = sorted(items, key=str)
     rng.shuffle(ordered)
     return ordered
 
 
 def _client(endpoint: EndpointRecord, resource: str) -> PluginClient:
-    """Return its client. Raises PluginCallError for an endpoint that stopped (endpoint.go, errEndpointStopped)."""
+    """Return the endpoint's client. Raises PluginCallError if it stopped (endpoint.go, errEndpointStopped)."""
     client = endpoint.client
     if endpoint.stopped_at is not None or not isinstance(client, PluginClient):
         raise PluginCallError(f"endpoint {resource} has been stopped")

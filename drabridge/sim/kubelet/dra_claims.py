@@ -58,7 +58,7 @@ Key = tuple[str, str]  # namespace, name
 
 
 def drivers_of(claim: Mapping[str, Any]) -> list[str]:
-    """Drivers named in ``status.allocation.devices.results``, each once, in order."""
+    """Return the drivers in ``status.allocation.devices.results``, each once, in order."""
     results = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", [])
     return list(dict.fromkeys(result["driver"] for result in results))
 
@@ -77,7 +77,7 @@ def claim_refs(pod: PodSpec, container: Container) -> list[tuple[str, str, str]]
 
 
 def container_refs(pod: PodSpec, container: Container) -> list[tuple[str, str]]:
-    """(claim name, request or empty) of each claim that a container uses, that of its extended resources as well."""
+    """Yield (claim name, request or empty) of each claim that a container uses, including its extended resources'."""
     refs = [(claim, request) for claim, request, _ in claim_refs(pod, container)]
     refs += [(pod.extended_claim, request) for name, _, request in pod.extended_requests if name == container.name]
     return refs

@@ -46,7 +46,7 @@ _HEALTH: dict[str, tuple[Any, Any]] = {
 class DraClient:
     """One persistent connection for the DRA service and the health stream.
 
-    It connects when somebody listens.
+    It connects as soon as the driver listens.
     """
 
     def __init__(self, node: Node, driver: str, endpoint: Path, service: str) -> None:
@@ -84,7 +84,7 @@ class DraClient:
             await self._channel.wait_for_state_change(state)
 
     async def watch_health(self, service: str, book: HealthBook) -> None:
-        """Read NodeWatchResources of a health service for ever.
+        """Read NodeWatchResources of a health service forever.
 
         It is opened again after each end, also where the driver does not implement it.
         """

@@ -42,7 +42,7 @@ class DraManager:
             self.cache = dra_claims.decode(path.read_text())
 
     def sources_ready(self, known: Mapping[str, PodRecord]) -> None:
-        """From now on a claim whose pods are all unknown is unprepared by the reconcile loop."""
+        """Let the reconcile loop unprepare claims whose pods are all unknown, from now on."""
         self._known = known
 
     async def reconcile(self) -> None:
@@ -88,7 +88,7 @@ class DraManager:
             for driver in drivers:
                 info.drivers.setdefault(driver, [])
                 batches.setdefault(driver, []).append(info)
-        self._save()  # before the calls: a crash in between must not forget that they may have happened
+        self._save()  # before the calls: after a crash it must be known that they may have happened
         order = sorted(batches)
         self._node.rng.shuffle(order)
         for driver in order:
@@ -176,7 +176,7 @@ class DraManager:
                 raise PluginCallError(f"NodeUnprepareResources failed for ResourceClaim {info.name}: {error_text}")
 
     def _save(self) -> None:
-        """Write the state file, from the first claim on; before that there is nothing to remember."""
+        """Write the state file. It is not written before the first claim."""
         path = self._node.root / dra_claims.FILE_NAME
         if self.cache or path.exists():
             text = dra_claims.encode(self.cache.values(), share_ids=self._node.release.share_ids)

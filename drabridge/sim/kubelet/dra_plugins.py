@@ -1,4 +1,4 @@
-"""Keep registered DRA drivers, and wipe slices that nobody answers for.
+"""Keep registered DRA drivers, and delete the slices of drivers that are gone.
 
 Source: ``cm/dra/plugin/dra_plugin_manager.go``.
 """

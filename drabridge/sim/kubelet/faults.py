@@ -1,6 +1,6 @@
 """Faults that a test switches on.
 
-A kubelet that refuses, hangs, reads slowly, stands still, answers nonsense, or does not hear of its pods.
+The kubelet refuses, hangs, reads slowly, stands still, answers nonsense, or does not learn of its pods.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ def error_text(error: grpc.aio.AioRpcError) -> str:
 
 
 def unix_channel(path: Path) -> grpc.aio.Channel:
-    """Return a connection of its own to a socket.
+    """Return a channel to a socket that shares its connection with no other channel, as in Go.
 
-    C-core would share one among channels to the same path, Go does not.
+    C-core would share one connection among channels to the same path.
     """
     return grpc.aio.insecure_channel(
         f"unix:{path}",

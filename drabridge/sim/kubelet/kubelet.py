@@ -179,7 +179,7 @@ class SimKubelet:
 
     @property
     def process(self) -> KubeletProcess:
-        """The running process. Raises KubeletDownError."""
+        """Return the running process. Raises KubeletDownError."""
         if self._process is None:
             raise KubeletDownError(self.crashed or "the kubelet does not run: call start()")
         return self._process
@@ -214,10 +214,10 @@ class SimKubelet:
         await self.process.run_pod(record)
         return record.status()
 
-    async def finish_pod(self, uid: str, *, failed: bool = False) -> PodStatus:
+    async def finish_pod(self, uid: str) -> PodStatus:
         """Let every container exit; return when the pod's claims are unprepared and the pod is terminal."""
         record, worker = self.node.pods[uid], self.process.workers[uid]
-        worker.finish(Phase.FAILED if failed else Phase.SUCCEEDED)
+        worker.finish()
         await self.process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
         return record.status()
 
@@ -238,7 +238,7 @@ class SimKubelet:
         if worker is None or worker.ended.is_set():
             process.forget(uid)
             return
-        worker.finish(linger_seconds=linger_seconds)
+        worker.finish(linger_seconds)
         if not force:
             await process.outlive(worker.ended.wait(), f"end of {record.spec.name}")
 
@@ -265,12 +265,12 @@ class SimKubelet:
 
     @property
     def pods(self) -> dict[str, PodStatus]:
-        """By uid."""
+        """The pods by uid."""
         return {uid: record.status() for uid, record in self.node.pods.items()}
 
     @property
     def resources(self) -> dict[str, ResourceView]:
-        """By resource name; empty while the kubelet is down."""
+        """The resources by name; empty while the kubelet is down."""
         if self._process is None:
             return {}
         state, registration = self._process.manager.state, self._process.registration
@@ -319,9 +319,7 @@ class SimKubelet:
                 raise TimeoutError(f"waited {timeout} s for {what or predicate}; resources: {self.resources}")
             await asyncio.sleep(0.002)
 
-    async def wait_for_resource(
-        self, resource: str, healthy: int | None = None, timeout: float = 60.0, *, published: bool = True
-    ) -> None:
+    async def wait_for_resource(self, resource: str, healthy: int | None = None, timeout: float = 60.0) -> None:
         """Wait until the resource can be used.
 
         It is registered, its list is read, as many devices as asked for are healthy, and the Node says so. Before that,
@@ -334,7 +332,7 @@ class SimKubelet:
                 return False
             listed = resource in self.process.manager.state.healthy
             said = self.published_node_status["allocatable"].get(resource) == len(view.healthy)
-            return listed and (healthy is None or len(view.healthy) == healthy) and (said or not published)
+            return listed and (healthy is None or len(view.healthy) == healthy) and said
 
         await self.wait_for(there, timeout, f"{resource} with {healthy} healthy devices")
 
@@ -345,5 +343,5 @@ class SimKubelet:
         await self.process.registration.drop_stream(resource)
 
     def delete_device_plugin_dir(self) -> None:
-        """``rm -rf`` of the directory under everybody's feet, as kubeadm reset does."""
+        """Delete the directory while others use it, as kubeadm reset does."""
         shutil.rmtree(self.node.device_plugin_dir)

@@ -70,7 +70,7 @@ class PluginClient:
                 call.error = CLOSING
 
     async def _pause(self) -> None:
-        """Read slowly, for as long as the fault says now."""
+        """Pause after a message, for as long as the fault says at this moment."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while loop.time() < began + self._node.faults.list_delay_seconds:

@@ -74,7 +74,7 @@ class PluginWatcher:
                 watched.work = asyncio.create_task(self._attempt(path, watched), name=f"register {path.name}")
 
     async def _attempt(self, path: Path, watched: Watched) -> None:
-        """One try from scratch; failures back off 0.5 s, doubled, to 2 min 2 s."""
+        """Try once to register. The pause after a failure begins with 0.5 s and doubles up to 2 min 2 s."""
         timings = self._node.timings
         try:
             watched.client = await self._register(path)

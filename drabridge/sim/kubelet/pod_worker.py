@@ -33,9 +33,9 @@ class PodWorker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._starting = asyncio.Lock()
 
-    def finish(self, phase: Phase = Phase.SUCCEEDED, linger_seconds: float = 0.0) -> None:
+    def finish(self, linger_seconds: float = 0.0) -> None:
         """Ask for the end: containers stop after ``linger_seconds``, then claims are unprepared."""
-        self.record.ending, self._linger_seconds = phase, linger_seconds
+        self.record.ending, self._linger_seconds = True, linger_seconds
         self._end.set()
 
     async def run(self) -> None:
@@ -55,7 +55,7 @@ class PodWorker:
         await self._stop()
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
-        """Work that ends with the pod's life, or with the kubelet."""
+        """Start work that ends with the pod, or with the kubelet."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -114,7 +114,7 @@ class PodWorker:
                 return
 
     async def _start(self, container: Container) -> None:
-        """Start one container, however often that takes; one that runs already is left alone."""
+        """Start one container, and try until that succeeds. A running one is left alone."""
         timings = self._node.timings
         backoff = timings.restart_backoff_seconds
         while container.name not in self.record.running:
@@ -160,7 +160,7 @@ class PodWorker:
         while not await self._claims.unprepare(self.record.spec):
             await asyncio.sleep(self._node.rng.uniform(*self._node.timings.dra_unprepare_retry_seconds))
         if self.record.phase is not Phase.FAILED:
-            self.record.phase = self.record.ending or Phase.SUCCEEDED
+            self.record.phase = Phase.SUCCEEDED
         self.record.waiting.clear()
         self.settled.set()
         self.ended.set()

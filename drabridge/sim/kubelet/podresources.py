@@ -22,7 +22,7 @@ from podresources.wire import v1_pb2 as pb
 
 
 class TokenBucket:
-    """``rate`` tokens per second, at most ``burst`` saved; starts full (``golang.org/x/time/rate``)."""
+    """Gets ``rate`` tokens per second and keeps ``burst`` at most. It starts full (``golang.org/x/time/rate``)."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate, self._burst = rate, burst
@@ -89,7 +89,7 @@ class PodResources:
         return answer
 
     def _pod(self, pod: PodSpec) -> pb.PodResources:
-        """Plain init containers never appear, sidecars do."""
+        """Return a pod's containers in answers: sidecars are there, plain init containers are not."""
         shown = [c for c in pod.init_containers if c.is_sidecar] + list(pod.containers)
         return pb.PodResources(
             name=pod.name,

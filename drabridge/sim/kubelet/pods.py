@@ -1,4 +1,4 @@
-"""Pods as the simulated kubelet sees them: what is asked, what became of it."""
+"""Describe pods as the simulated kubelet sees them: what they ask for, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class PodRecord:
     waiting: dict[str, str] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
     terminating: bool = False  # deleted, and its containers are still stopping
-    ending: Phase | None = None  # its containers have exited or are told to; what it becomes when its claims are free
+    ending: bool = False  # its containers have exited, or were told to
 
     @property
     def active(self) -> bool:

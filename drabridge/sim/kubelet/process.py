@@ -1,4 +1,4 @@
-"""One run of the kubelet, from its start to its end; nothing in it survives but files."""
+"""Run the kubelet's process, from its start to its end. Only files survive it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class KubeletProcess:
         self.manager.running_at_start = frozenset(node.running_containers())
         node.device_plugin_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
         if not any(not entry.name.startswith(".") for entry in node.device_plugin_dir.iterdir()):
-            node.live = nothing(node.live["capacity"])  # it takes the node for a new one (kubelet_node_status.go)
+            node.live = nothing(node.live["capacity"])  # the node counts as new (kubelet_node_status.go)
         self.manager.restore(time.monotonic())
         remove_sockets(node.device_plugin_dir)
         registrar = grpc.aio.server()
@@ -136,7 +136,7 @@ class KubeletProcess:
         self._servers.append(server)
 
     async def stop(self) -> None:
-        """End the process: sockets stay as stale files, containers go on, nobody says goodbye."""
+        """End the process: sockets stay as stale files, containers go on, and no peer is told."""
         self._sockets.forget()
         current = asyncio.current_task()
         tasks = [task for task in self._tasks if task is not current]
@@ -172,8 +172,8 @@ class KubeletProcess:
         for record in list(self._node.pods.values()):
             await self._node.faults.running.wait()
             if record.spec.uid in self._node.pods:
-                if record.ending is not None and record.active:
-                    self._work(record).finish(record.ending)
+                if record.ending and record.active:
+                    self._work(record).finish()
                 elif record.active:
                     await self.admit(record)
                 else:
@@ -185,7 +185,7 @@ class KubeletProcess:
         self.sources_ready.set()
 
     async def _kill_orphans(self) -> None:
-        """HandlePodCleanups (kubelet_pods.go): containers that an earlier kubelet left of pods nobody knows."""
+        """HandlePodCleanups (kubelet_pods.go): stop containers of an earlier kubelet whose pods are unknown."""
         for record in [record for record in self._node.orphans if record.spec.uid not in self.workers]:
             for name in sorted(record.running):
                 await self._node.runtime.stop_container(record.spec.uid, name)
@@ -193,7 +193,7 @@ class KubeletProcess:
         self._node.orphans[:] = [record for record in self._node.orphans if record.running]
 
     async def admit(self, record: PodRecord) -> PodWorker | None:
-        """Admission, then a worker that runs the pod; None if it was rejected or deleted, or the kubelet died."""
+        """Admit a pod and return the worker that runs it; None if it was rejected or deleted, or the kubelet died."""
         pod = record.spec
         async with self._sync_loop:
             if pod.uid not in self._node.pods:
@@ -220,10 +220,10 @@ class KubeletProcess:
         worker = PodWorker(record, self._node, self.manager, self.dra)
         self.known[record.spec.uid] = record
         self.workers[record.spec.uid] = worker
-        self.spawn(self._see_through(worker), f"pod {record.spec.namespace}/{record.spec.name}")
+        self.spawn(self._run_to_end(worker), f"pod {record.spec.namespace}/{record.spec.name}")
         return worker
 
-    async def _see_through(self, worker: PodWorker) -> None:
+    async def _run_to_end(self, worker: PodWorker) -> None:
         """Run a pod to its end; a deleted one leaves the API server only then."""
         await worker.run()
         if worker.record.terminating:
@@ -231,7 +231,7 @@ class KubeletProcess:
             self.workers.pop(worker.record.spec.uid, None)
 
     def forget(self, uid: str) -> None:
-        """Take the pod from the API server, whatever still runs."""
+        """Remove the pod from the API server, even if containers still run."""
         self.known.pop(uid, None)
         record = self._node.pods.pop(uid, None)
         if record is not None and record.running:
@@ -242,9 +242,9 @@ class KubeletProcess:
         await self.outlive(self._run_pod(record), f"admit {record.spec.name}")
 
     async def _run_pod(self, record: PodRecord) -> None:
-        """Admit a pod, once.
+        """Admit a pod unless it was admitted already, and wait for its outcome.
 
-        One that is bound before the sources are ready may arrive with them.
+        A pod that is bound before the sources are ready may have arrived with these.
         """
         uid = record.spec.uid
         self._node.pods[uid] = record
@@ -254,7 +254,7 @@ class KubeletProcess:
             await worker.settled.wait()
 
     async def outlive(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        """Wait for work that belongs to this process: cancelled with the process, not with whoever waits."""
+        """Wait for work that belongs to this process. The process's end cancels it, not the end of its caller."""
         await asyncio.wait({self.spawn(work, name)})
 
     def _check_node_fits(self, record: PodRecord) -> None:

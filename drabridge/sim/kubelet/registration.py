@@ -96,7 +96,7 @@ class Registration(rpc.RegistrationServicer):
         task.add_done_callback(self._stream_ended)
 
     async def _run(self, key: str, client: PluginClient) -> None:
-        """runClient: when the stream ends, disconnect whoever is in the slot now, which may be somebody else."""
+        """runClient: when the stream ends, disconnect the client that is kept now, which may be another one."""
         await client.run()
         current = self._clients.pop(key, None)
         if current is None:
@@ -113,7 +113,7 @@ class Registration(rpc.RegistrationServicer):
             raise error  # to the loop's exception handler: a fault of the simulation itself
 
     def streams(self, resource: str) -> int:
-        """How many ListAndWatch streams of a resource are being read."""
+        """Return how many ListAndWatch streams of a resource are being read."""
         return sum(client.resource == resource for client in self._streams.values())
 
     async def drop_stream(self, resource: str) -> None:
@@ -122,7 +122,7 @@ class Registration(rpc.RegistrationServicer):
             await client.close()
 
     async def close(self) -> None:
-        """End, as the process does: connections break, nobody is told anything."""
+        """End with the process: connections break, and no peer is told."""
         tasks = dict(self._streams)
         for task in tasks:
             task.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -60,7 +60,7 @@ class MemoryRuntime:
 
 
 def names_of_devices(options: RunOptions) -> list[str]:
-    """Device-plugin ids and DRA device names: right where both lanes call a device by one name."""
+    """Return device-plugin ids and DRA device names. This is right if both lanes give a device the same name."""
     return [id_ for _, id_ in options.device_ids] + [device for _, _, device in options.dra_devices]
 
 
@@ -79,22 +79,20 @@ class Conflict:
 class LockingRuntime(MemoryRuntime):
     """Take an exclusive flock on one file per device for the life of the container.
 
-    Two holders of a device are seen. ``lock_names`` maps a start to names of physical devices. ``conflicts`` keeps
-    every refused start for the judge.
+    So two holders of a device are seen. ``conflicts`` keeps every refused start.
     """
 
-    def __init__(self, directory: Path, lock_names: Callable[[RunOptions], Iterable[str]] = names_of_devices) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__()
         self.conflicts: list[Conflict] = []
         self._directory = directory
-        self._lock_names = lock_names
         self._files: dict[tuple[str, str], list[int]] = {}
 
     async def start_container(self, pod: PodSpec, container: Container, options: RunOptions) -> None:
         files: list[int] = []
         holder = f"{pod.namespace}/{pod.name}/{container.name}"
         try:
-            for name in sorted(set(self._lock_names(options))):
+            for name in sorted(set(names_of_devices(options))):
                 files += [self._lock(name, holder)]
         except ContainerStartError:
             _close(files)

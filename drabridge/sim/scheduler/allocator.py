@@ -28,14 +28,14 @@ class UnsatisfiableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """What claims hold already: whole devices, and amounts of shared ones."""
+    """Everything that claims hold already: whole devices, and amounts of shared ones."""
 
     devices: frozenset[DeviceId] = frozenset()
     capacity: Mapping[DeviceId, Mapping[str, Quantity]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, claims: Iterable[JSON]) -> InUse:
-        """From stored claims. Admin access does not hold a device."""
+        """Add up stored claims. A device with admin access is not held."""
         devices: set[DeviceId] = set()
         capacity: dict[DeviceId, dict[str, Quantity]] = {}
         for claim in claims:
@@ -57,7 +57,7 @@ class Wanted:
 
     claim: int
     request: str
-    """``name`` or ``name/sub``: what the results will say."""
+    """``name`` or ``name/sub``, as in the results."""
     spec: JSON
     device_class: JSON
 
@@ -132,7 +132,7 @@ def _requests(claim: JSON) -> list[JSON]:
 
 
 def _named(request: JSON) -> list[tuple[str, JSON]]:
-    """Return what may serve a request, each with the name that the results will say."""
+    """Return the alternatives that may serve a request, each with its name in the results."""
     subs = [(f"{request['name']}/{sub['name']}", sub) for sub in request.get("firstAvailable", [])]
     return subs or [(request["name"], request["exactly"])]
 
@@ -325,9 +325,9 @@ def _counter(device: Device, group: str, name: str) -> Quantity:
 
 
 def _consumed(capacities: Mapping[str, JSON], requests: Mapping[str, str]) -> dict[str, Quantity] | None:
-    """Amount per capacity that a share takes; None when the device cannot serve the requests at all.
+    """Return how much of each capacity a share takes; None if the device cannot serve the requests at all.
 
-    Without a request a policy's default is taken, without a policy all of the capacity.
+    Without a request, that is the default of the capacity's policy; without a policy, all of the capacity.
     """
     if not requests.keys() <= capacities.keys():
         return None
@@ -396,7 +396,7 @@ def allocation(claim: JSON, picks: Sequence[Pick], node: str, release: Release, 
 
 
 def _from_classes(picks: Sequence[Pick]) -> list[JSON]:
-    """Each class's configurations once, for all requests of the class."""
+    """Return the configurations of each class, once for all requests of the class."""
     requests: dict[str, dict[str, None]] = {}
     configs: dict[str, list[JSON]] = {}
     for pick in picks:

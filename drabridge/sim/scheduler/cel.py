@@ -1,8 +1,7 @@
 """Evaluate CEL selectors over devices.
 
-``device.driver``, ``device.attributes``, ``device.capacity``, semver and quantities. The language comes from celpy;
-this module adds the device and Kubernetes' extension types. Not there: ``cel.bind`` and optional field syntax
-(``.?``), which celpy does not know.
+The language comes from celpy. This module adds the variable ``device`` (``driver``, ``attributes``, ``capacity``), and
+Kubernetes' extension types: semver and quantities. celpy lacks ``cel.bind`` and optional field syntax (``.?``).
 """
 
 from __future__ import annotations
@@ -187,7 +186,7 @@ def _reason(error: Exception) -> str:
 
 
 _LIMIT = 50_000
-"""Answers kept; a device's old ones go with everything when there are more."""
+"""At most so many answers are kept; beyond that all are dropped."""
 
 
 class Selectors:

@@ -63,7 +63,7 @@ def _from_template(objects: Objects, pod: JSON, pod_claim: str, template_name: s
     try:
         claim = objects.create(body)
     except ApiError:
-        return  # its namespace is on the way out
+        return  # its namespace is being deleted
     entry = {"name": pod_claim, "resourceClaimName": claim["metadata"]["name"]}
 
     def note(obj: JSON) -> None:
@@ -156,8 +156,8 @@ def deallocate(objects: Objects, claim: JSON, *, for_another_try: bool = False) 
 def release(objects: Objects) -> None:
     """Drop reservations of pods that ended or are gone.
 
-    Then deallocate what nobody reserves any more, and delete generated claims. An allocation whose binding failed
-    is the scheduler's to take back, unless the claim is being deleted (``syncClaim`` of 1.36.3).
+    Then deallocate what nobody reserves any more, and delete generated claims. Only the scheduler takes
+    back an allocation whose binding failed, unless the claim is being deleted (``syncClaim`` of 1.36.3).
     """
     pods = {pod["metadata"]["uid"]: pod for pod in objects.peek("pods")}
     for claim in objects.peek("resourceclaims"):
@@ -184,7 +184,7 @@ def _generated_for_nobody(claim: JSON, pods: dict[str, JSON]) -> bool:
 
 
 class Readiness(StrEnum):
-    """``READY`` also stands for a claim without conditions."""
+    """``READY`` is also the state of a claim without conditions."""
 
     READY = "ready"
     PENDING = "pending"

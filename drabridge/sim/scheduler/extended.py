@@ -28,7 +28,7 @@ class Ask:
 
 
 def asks(pod: JSON) -> list[Ask]:
-    """Every extended resource of every container; quantity 0 does not count."""
+    """Yield every extended resource of every container; a quantity of 0 does not count."""
     spec = pod["spec"]
     containers = [*spec.get("initContainers", []), *spec.get("containers", [])]
     found = []

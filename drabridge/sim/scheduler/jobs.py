@@ -1,6 +1,6 @@
 """Run Jobs, as far as the examples of the DRA pages need them.
 
-N pods from a template, counted until complete. One that fails is replaced, however often.
+A Job's pods are made from its template and counted until it is complete. A pod that fails is always replaced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from drabridge.sim.scheduler.claim_controller import ended
 
 
 def sync_jobs(objects: Objects) -> None:
-    """One step of the Job controller for every unfinished Job."""
+    """Do one step of the Job controller for every unfinished Job."""
     for job in objects.peek("jobs"):
         if not any(one["status"] == "True" for one in job.get("status", {}).get("conditions", [])):
             _sync(objects, job)

@@ -1,6 +1,6 @@
 """Gather pools as the scheduler sees them on one node.
 
-The newest generation, complete ones, devices in order of preference.
+Only complete pools of the newest generation count. Devices are in order of preference.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Device:
         return bool(self.spec.get("allowMultipleAllocations"))
 
     def attribute(self, name: str) -> JSON | None:
-        """By qualified name; a name in the driver's own domain may be published without it."""
+        """Return an attribute by its qualified name. In slices, the driver's own domain may be left out of names."""
         attributes = self.spec.get("attributes", {})
         domain, _, short = name.rpartition("/")
         found = attributes.get(name, attributes.get(short) if domain == self.driver else None)
@@ -98,7 +98,7 @@ def _expression(one: JSON, values: Mapping[str, str]) -> bool:
 
 
 def gather(slices: Iterable[JSON], node: JSON) -> tuple[Pool, ...]:
-    """Pools in the allocator's order: those with binding conditions last, then by driver and name."""
+    """Return the pools in the allocator's order: those with binding conditions last, then by driver and name."""
     by_pool: dict[tuple[str, str], list[JSON]] = defaultdict(list)
     for one in slices:
         by_pool[one["spec"]["driver"], one["spec"]["pool"]["name"]].append(one)

@@ -39,13 +39,13 @@ class SchedulerTimings:
     binding_timeout_seconds: float = 600.0
     """``DynamicResourcesArgs.bindingTimeout``."""
     binding_retry_seconds: float = 1.3
-    """After a failed binding: 1.2 to 1.4 s were seen until the allocation was taken back, and chosen anew at once."""
+    """From a failed binding until the allocation is taken back and chosen again: 1.2 to 1.4 s were seen."""
     node_cache_lag_seconds: float = 0.0
-    """The scheduler sees a node's allocatable this late (on top of kubelet's own reporting period)."""
+    """The delay until the scheduler sees a node's allocatable, after kubelet has reported it."""
 
     @classmethod
     def fast(cls, **changes: float) -> SchedulerTimings:
-        """For tests: binding conditions are polled 100 times as often."""
+        """Return the timings for tests: binding conditions are polled 100 times as often."""
         return replace(cls(binding_poll_seconds=0.05, binding_retry_seconds=0.013), **changes)
 
 
@@ -55,9 +55,9 @@ class Plan:
 
     node: str
     claims: Sequence[JSON]
-    """Everything the pod names, allocated or not; the special claim of extended resources comes last."""
+    """All claims of the pod, allocated or not; the special claim of extended resources comes last."""
     picks: Mapping[int, Sequence[Pick]]
-    """By position in ``claims``; missing for those that are allocated already."""
+    """Position in ``claims`` -> picks. A claim that is allocated already has none."""
     mappings: Sequence[JSON] = ()
     """``requestMappings`` of the special claim."""
 
@@ -115,7 +115,7 @@ class Scheduler:
             self._wake.set()
 
     def see_node(self, node: JSON) -> None:
-        """Take note of what a node has, which is correct, but late."""
+        """Note what a node has. This is correct, but late."""
         self._allocatable[node["metadata"]["name"]] = node.get("status", {}).get("allocatable", {})
         self._wake.set()
 
@@ -277,7 +277,7 @@ class Scheduler:
         def write(obj: JSON) -> None:
             others = [one for one in obj["status"].get("conditions", []) if one["type"] != condition["type"]]
             obj["status"]["conditions"] = [*others, {**condition, "lastTransitionTime": timestamp()}]
-            obj["status"].pop("nominatedNodeName", None)  # the pod is bound, or tried anew
+            obj["status"].pop("nominatedNodeName", None)  # the pod is bound, or tried again
 
         self._pod_status(pod, write)
 
@@ -301,7 +301,7 @@ class Scheduler:
     async def _await_binding(self, pod: JSON, node: str, names: Sequence[str]) -> None:
         """Wait for binding conditions (PreBind): look at once, then every poll.
 
-        Bind, or give the claims back so that the next pass starts anew.
+        Bind, or give the claims back so that the next pass starts again.
         """
         meta, loop = pod["metadata"], asyncio.get_running_loop()
         deadline = loop.time() + self.timings.binding_timeout_seconds

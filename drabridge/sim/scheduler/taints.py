@@ -14,7 +14,7 @@ BLOCKING = ("NoSchedule", "NoExecute")
 
 
 def tolerates(toleration: JSON, taint: JSON) -> bool:
-    """Match: an empty key (with Exists) matches every key, an empty effect every effect."""
+    """Whether a toleration matches a taint. An empty key (with Exists) or an empty effect matches all."""
     if toleration.get("effect") and toleration["effect"] != taint["effect"]:
         return False
     if toleration.get("key") and toleration["key"] != taint["key"]:
@@ -56,7 +56,7 @@ def evict(objects: Objects) -> None:
 
 
 def slices_with_rules(objects: Objects) -> Sequence[JSON]:
-    """Return all slices, their devices with the taints of the DeviceTaintRules that select them, for reading only.
+    """Return all slices; devices have the taints of the DeviceTaintRules that select them, too. Do not change them.
 
     ``resourceslice/tracker`` of the dynamic-resource-allocation library: a selector's empty fields select everything,
     and a rule without a selector nothing.
