@@ -1,6 +1,6 @@
 """Change ``status.devices`` of a claim in Kubernetes' protobuf encoding, and nothing else of it.
 
-An API server (1.36.3) answers every PATCH of a claim's status with "status.allocation: field is
+An API server (1.34.4, 1.36.3) answers every PATCH of a claim's status with "status.allocation: field is
 immutable" if it has the claim's opaque parameters with other white space, order of keys or spelling of numbers than its
 own: it writes them anew while it patches, and then compares bytes. Controllers that encode their own types, and
 Python's client, create such claims. In this encoding the parameters are bytes that nobody writes anew.
