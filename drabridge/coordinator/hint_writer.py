@@ -13,7 +13,15 @@ from msgspec import Struct
 from drabridge.coordinator.pending_claims import PendingClaims
 from drabridge.errors import ClusterError
 from drabridge.kube.api import Cluster, backoff
-from drabridge.kube.claim_hints import CONFIG_MAPS, LABEL, HintsFields, hints_name, hints_object, hints_text
+from drabridge.kube.claim_hints import (
+    CONFIG_MAPS,
+    LABEL,
+    HintsFields,
+    hints_name,
+    hints_object,
+    hints_text,
+    is_of_before,
+)
 from drabridge.kube.json_reader import Json, ObjectView
 
 log = logging.getLogger(__name__)
@@ -129,12 +137,16 @@ class HintWriter:
                     label_selector=f"{LABEL}={self._driver}",
                     view=self.view,
                 )
-                self._written = {one.pool: one for one in listing.items}
+                old = [name for name, _ in listing.items if is_of_before(self._driver, name)]
+                found = [one for name, one in listing.items if name not in old]
+                self._written = {one.pool: one for one in found}
                 for pool in self._written.keys() | self._pending.pools:
                     self.changed(pool)
-                empty = frozenset(one.pool for one in listing.items if one == _Written.of(one.pool, "[]"))
+                empty = frozenset(one.pool for one in found if one == _Written.of(one.pool, "[]"))
                 for pool in empty & empty_before:
                     await self._delete_unneeded(pool)
+                for name in old:
+                    await self._clusters[0].delete(CONFIG_MAPS, name, namespace=self._namespace)
                 delays, empty_before = backoff(FIRST_SECONDS, MOST_SECONDS), empty
                 await asyncio.sleep(LOOK_SECONDS)
             except ClusterError as error:
@@ -157,6 +169,6 @@ class HintWriter:
             self._writing.discard(pool)
 
 
-def _read(obj: Json) -> _Written:
-    """Read a ConfigMap. Malformed data raises any exception: the object is written again if claims wait."""
-    return _Written.of(str(obj["data"]["pool"]), str(obj["data"]["claims"]))
+def _read(obj: Json) -> tuple[str, _Written]:
+    """Read a ConfigMap and its name. Malformed data raises any exception: it is written again if claims wait."""
+    return str(obj["metadata"]["name"]), _Written.of(str(obj["data"]["pool"]), str(obj["data"]["claims"]))

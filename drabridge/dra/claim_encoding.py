@@ -1,6 +1,6 @@
 """Change ``status.devices`` of a claim in Kubernetes' protobuf encoding, and nothing else.
 
-An API server (1.36.3) answers every PATCH of a claim's status with "status.allocation: field is
+An API server (1.34.4, 1.36.3) answers every PATCH of a claim's status with "status.allocation: field is
 immutable" if the stored opaque parameters have other white space, order of keys or spelling of numbers than the server
 writes: it encodes them again while it patches, and then compares bytes. Controllers that encode their own types, and
 Python's client, create such claims. In the protobuf encoding the parameters are bytes that nobody encodes again.

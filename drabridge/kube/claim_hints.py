@@ -37,15 +37,29 @@ class ClaimHint(Struct, frozen=True):
 
 def hints_name(driver: str, pool: str) -> str:
     """Return the name of a pool's ConfigMap. It has the driver's name: drivers may share a namespace."""
-    name = f"{PREFIX}{driver}.{pool}"
+    name = f"{PREFIX}{_counted(driver)}.{pool}"
     if is_dns_subdomain(name, MOST_NAME):
         return name
-    return f"{PREFIX}{driver}.{hashlib.sha256(pool.encode('utf-8', 'replace')).hexdigest()[:40]}.hash"
+    return f"{PREFIX}{_counted(driver)}.{hashlib.sha256(pool.encode('utf-8', 'replace')).hexdigest()[:40]}.hash"
+
+
+def _counted(driver: str) -> str:
+    """Begin with the number of labels: so ``a.b`` on the node ``c.n`` is another name than ``a.b.c`` on ``n``."""
+    return f"{driver.count('.') + 1}.{driver}"
+
+
+def is_of_before(driver: str, name: str) -> bool:
+    """Whether a ConfigMap has its name from a coordinator up to 0.2.0, which no agent of now reads."""
+    return name.startswith(f"{PREFIX}{driver}.") and not name.startswith(f"{PREFIX}{_counted(driver)}.")
 
 
 def lock_name(driver: str) -> str:
-    """Return the name of the Lease by which the coordinators of a driver elect their leader."""
-    return f"drabridge-coordinator.{driver}"
+    """Return the name of the Lease by which the coordinators of a driver elect their leader.
+
+    Up to 0.2.0 it was another, as were the ConfigMaps': while one side is upgraded, agents find no leader and watch
+    pods.
+    """
+    return f"drabridge-coordinator.{_counted(driver)}"
 
 
 def hints_text(hints: Iterable[ClaimHint]) -> str:
@@ -68,7 +82,7 @@ def hints_object(driver: str, pool: str, text: str) -> Json:
 
 
 # What is read of a ConfigMap of hints.
-HintsFields = fields(data=fields(version=str, pool=str, claims=str))
+HintsFields = fields(metadata=fields(name=str), data=fields(version=str, pool=str, claims=str))
 
 
 def read_hints(obj: Json) -> tuple[ClaimHint, ...]:

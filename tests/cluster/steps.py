@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import os
 import time
 from typing import Any
 
@@ -27,6 +29,7 @@ from tests.cluster.bed import (
     lanes,
     wait_for,
 )
+from tests.cluster.real_bed import RealBed
 
 TRY_SECONDS = 10.0
 STUBBORN = "trap '' TERM; sleep 3600 & wait"
@@ -117,6 +120,27 @@ async def pod_with(bed: Bed, name: str, *requests: Json, config: tuple[Json, ...
     await bed.api.create(CLAIMS, w.claim(name, *requests, config=config), namespace=NAMESPACE)
     spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": name}, **more)
     await bed.api.create(PODS, w.pod(name, spec), namespace=NAMESPACE)
+
+
+async def claim_by_pythons_client(bed: Bed, claim: Json) -> None:
+    """Create a claim by Kubernetes' client for Python, which writes spaces and keeps the order of keys.
+
+    So the API server spells opaque parameters in another way than it stores them.
+    """
+    if isinstance(bed, RealBed):
+        await asyncio.to_thread(_by_pythons_client, claim)
+    else:
+        await bed.api.create(CLAIMS, claim, namespace=NAMESPACE)
+
+
+def _by_pythons_client(claim: Json) -> None:
+    from kubernetes import client, config
+
+    with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
+        group, version = claim["apiVersion"].split("/")
+        client.CustomObjectsApi(connection).create_namespaced_custom_object(
+            group, version, NAMESPACE, "resourceclaims", claim
+        )
 
 
 async def allocated(bed: Bed, name: str) -> list[tuple[str, str]]:

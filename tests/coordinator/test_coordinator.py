@@ -190,7 +190,13 @@ async def test_a_port_that_is_taken_or_makes_no_sense_is_said_at_once() -> None:
 
 
 def test_every_pool_has_a_name_that_an_object_can_have() -> None:
-    assert hints_name(DRIVER, "node-a") == f"drabridge-claims.{DRIVER}.node-a"
+    assert hints_name("gpu.example.com", "node-a") == "drabridge-claims.3.gpu.example.com.node-a"
     names = [hints_name(DRIVER, pool) for pool in ("a/b", "a.b", "x" * 253, "x" * 252, "A", "")]
     assert len(set(names)) == len(names)
     assert all(len(name) <= MOST_NAME and "/" not in name for name in names)
+
+
+def test_no_two_drivers_give_their_pools_one_name() -> None:
+    labels = ["1", "b", "2", "1", "c", "n"]
+    split = [(".".join(labels[:at]), ".".join(labels[at:])) for at in range(1, len(labels))]
+    assert len({hints_name(*one) for one in split}) == len(split)

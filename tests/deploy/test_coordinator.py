@@ -177,13 +177,22 @@ def test_it_writes_its_own_objects_only(resource: str, obj: Json, allowed: bool)
     "labels", [{"labels": {LABEL: f"{DRIVER}.gpu"}}, {"labels": {"another": DRIVER}}, {"labels": {}}, {}]
 )
 def test_it_makes_no_hints_of_another_driver_its_own_and_gives_none_away(labels: Json) -> None:
-    """The name is its own as well: the driver's with ``.gpu`` on the node ``a``, or its own on the node ``gpu.a``."""
     ours = hints(DRIVER, "gpu.a")
-    assert ours["metadata"]["name"] == hints_name(f"{DRIVER}.gpu", "a")
     theirs = object_of(ours["metadata"]["name"])
     theirs["metadata"].update(labels)
     for new, old in ((ours, theirs), (theirs, ours)):
         assert refusals(POLICIES, Request("UPDATE", "configmaps", User(ACCOUNT), new, old))
+
+
+def test_it_deletes_what_0_2_0_left_of_its_own_and_writes_no_such_names() -> None:
+    """The name may also be of the driver with ``.gpu`` on the node ``a``."""
+    ours, theirs = hints(DRIVER, "gpu.a"), hints(f"{DRIVER}.gpu", "a")
+    for left in (ours, theirs):
+        left["metadata"]["name"] = f"drabridge-claims.{DRIVER}.gpu.a"
+    assert refusals(POLICIES, Request("DELETE", "configmaps", User(ACCOUNT), None, ours)) == []
+    assert refusals(POLICIES, Request("DELETE", "configmaps", User(ACCOUNT), None, theirs))
+    assert refusals(POLICIES, Request("CREATE", "configmaps", User(ACCOUNT), ours, None))
+    assert refusals(POLICIES, Request("UPDATE", "configmaps", User(ACCOUNT), ours, ours))
 
 
 FABRIC: Json = {

@@ -287,6 +287,24 @@ def test_what_an_ended_leader_left_is_emptied_and_another_driver_s_is_left_alone
     play(script)
 
 
+def test_what_a_coordinator_of_0_2_0_left_is_deleted_and_hints_stay() -> None:
+    """Its names were ``drabridge-claims.DRIVER.POOL``."""
+
+    async def script(one: Coordinator) -> None:
+        one.waits("c")
+        await asyncio.sleep(5.0)
+        for driver in (DRIVER, f"{DRIVER}.gpu"):
+            left = hints_object(driver, NODE, '[{"name":"c"}]')
+            left["metadata"]["name"] = f"drabridge-claims.{driver}.{NODE}"
+            one.objects.create(left, namespace=CONTROL)
+        await asyncio.sleep(2 * LOOK_SECONDS)
+        assert one.hints() == ["c"]
+        names = {it["metadata"]["name"] for it in one.objects.peek("configmaps", CONTROL)}
+        assert names == {hints_name(DRIVER, NODE), f"drabridge-claims.{DRIVER}.gpu.{NODE}"}
+
+    play(script)
+
+
 def test_a_server_that_cannot_be_reached_is_asked_ever_less_often() -> None:
     async def script(one: Coordinator) -> None:
         one.trouble.away.set()

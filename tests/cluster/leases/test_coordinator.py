@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from drabridge.kube.api import NotFoundError
-from drabridge.kube.claim_hints import CONFIG_MAPS, LEASES, hints_name, lock_name
+from drabridge.kube.claim_hints import CONFIG_MAPS, LEASES, hints_name, hints_object, lock_name
 from tests.cluster import bed as b
 from tests.cluster.bed import DEVICES, DRIVER, NAMESPACE, PODS, Bed, Json, at_the_beginning, wait_for
 from tests.cluster.real_bed import COORDINATOR, is_ready, real
@@ -72,6 +72,9 @@ async def test_another_coordinator_goes_on_when_the_leader_is_killed(coordinated
     await legacy_pod(bed, "limits")
     await running(bed, "claim-0", "limits")
     written = await hints(bed)
+    left = hints_object(DRIVER, bed.node_object, "[]")
+    left["metadata"]["name"] = f"drabridge-claims.{DRIVER}.{bed.node_object}"  # 0.2.0's
+    await bed.api.create(CONFIG_MAPS, left, namespace=NAMESPACE)
 
     await bed.force_delete(first)
 
@@ -83,4 +86,10 @@ async def test_another_coordinator_goes_on_when_the_leader_is_killed(coordinated
     await running(bed, "claim-1")
     assert await hints(bed) != written
     assert await said(bed, "nominated pods are watched") == alone
+
+    async def deleted() -> bool:
+        found = await bed.api.list(CONFIG_MAPS, namespace=NAMESPACE)
+        return left["metadata"]["name"] not in [one["metadata"]["name"] for one in found.items]
+
+    await wait_for(bed, "what a coordinator of 0.2.0 left to be deleted", deleted)
     assert not await bed.conflicts()

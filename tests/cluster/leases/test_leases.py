@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-
 import pytest
 
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
 from tests.cluster.bed import CLAIMS, DEVICES, DRIVER, NAMESPACE, PODS, Bed, Json, wait_for
-from tests.cluster.real_bed import RealBed
 from tests.cluster.releases.features import needs
-from tests.cluster.steps import claim_pod, deleted, event, legacy_pod, offered, running
+from tests.cluster.steps import claim_by_pythons_client, claim_pod, deleted, event, legacy_pod, offered, running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs("binding conditions")]
 
@@ -69,25 +65,11 @@ async def test_a_lease_survives_a_killed_agent_and_a_new_kubelet(bed: Bed) -> No
     await offered(bed, legacy=DEVICES, dra=DEVICES)
 
 
-def by_pythons_client(claim: Json) -> None:
-    """Create a claim by Kubernetes' client for Python, which writes spaces and keeps the order of keys."""
-    from kubernetes import client, config
-
-    with config.new_client_from_config(os.environ["KUBECONFIG"]) as connection:
-        group, version = claim["apiVersion"].split("/")
-        client.CustomObjectsApi(connection).create_namespaced_custom_object(
-            group, version, NAMESPACE, "resourceclaims", claim
-        )
-
-
 async def test_a_claim_that_the_server_lets_nobody_patch_gets_its_device_and_its_status(bed: Bed) -> None:
     """The server compares the bytes of the parameters with those of its own spelling (dra/claim_encoding.py)."""
     document = {"kind": "DeviceConfig", "apiVersion": "drabridge/v1alpha1", "env": {"MODE": "<fast>"}}
     claim = w.claim("spelt", config=({"requests": ["one"], "opaque": {"driver": DRIVER, "parameters": document}},))
-    if isinstance(bed, RealBed):
-        await asyncio.to_thread(by_pythons_client, claim)
-    else:
-        await bed.api.create(CLAIMS, claim, namespace=NAMESPACE)
+    await claim_by_pythons_client(bed, claim)
     spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": "spelt"}, then="echo MODE=$MODE")
     await bed.api.create(PODS, w.pod("spelt", spec), namespace=NAMESPACE)
     await running(bed, "spelt")

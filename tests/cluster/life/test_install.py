@@ -11,6 +11,8 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,15 +57,29 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> tuple[str, Path]:
-    """What ``make release REGISTRY=localhost:5000/me`` writes, with the image that these tests have."""
+def pulled() -> Iterator[str]:
+    """The image that these tests have, under another id.
+
+    Of an id that was pulled once, kubelet from 1.35 on (KubeletEnsureSecretPulledImages) believes no copy under another
+    name that was brought to the node by hand. It would try to pull that, and no later test would have an agent.
+    """
+    name = f"{os.environ['DRABRIDGE_TEST_IMAGE']}-pulled"
+    with tempfile.TemporaryDirectory(prefix="drapulled") as folder:
+        Path(folder, "Containerfile").write_text(f"FROM {os.environ['DRABRIDGE_TEST_IMAGE']}\nLABEL pulled=yes\n")
+        image.command("podman", "build", "--layers=false", "--isolation=chroot", "--format", "oci", "-t", name, folder)
+    yield name
+    image.remove(name)
+
+
+@pytest.fixture
+def release(tmp_path: Path, pulled: str) -> tuple[str, Path]:
+    """What ``make release REGISTRY=localhost:5000/me`` writes."""
     where, dist, source = "localhost:5000/me", tmp_path / "dist", tmp_path / "source"
     dist.mkdir()
     shutil.copytree(ROOT / "deploy/chart", source / "deploy/chart")
     artefacts.chart(source, dist, 0, (registry(), where))
     saved = dist / f"drabridge-{__version__}-image-{MACHINES[platform.machine()]}.oci.tar"
-    name = os.environ["DRABRIDGE_TEST_IMAGE"]
-    image.command("podman", "save", "-q", "--format", "oci-archive", "-o", saved, name, seconds=300)
+    image.command("podman", "save", "-q", "--format", "oci-archive", "-o", saved, pulled, seconds=300)
     return where, dist
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.cluster import bed as b
 from tests.cluster import workloads as w
-from tests.cluster.bed import CLAIMS, CLASS, DRIVER, NAMESPACE, PODS, RESOURCE, Bed, Json, failed
+from tests.cluster.bed import CLAIMS, CLASS, DRIVER, NAMESPACE, PODS, RESOURCE, Bed, Json, failed, wait_for
 from tests.cluster.releases.features import needs
-from tests.cluster.steps import allocated, deleted, event, phase, pod_with, running
+from tests.cluster.steps import allocated, claim_by_pythons_client, deleted, event, phase, pod_with, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -169,6 +169,23 @@ async def test_parameters_reach_the_container_and_what_is_not_allowed_harms_nobo
     await running(bed, "tuned", "next")
     if (log := await bed.said("tuned")) is not None:
         assert "MODE=fast VOLUME=0" in log
+
+
+@needs("device status")
+async def test_a_claim_whose_parameters_another_client_spelt_has_its_status(bed: Bed) -> None:
+    """The API server may let nobody PATCH it (dra/claim_encoding.py)."""
+    await claim_by_pythons_client(bed, w.claim("spelt", config=parameters(env={"MODE": "<fast>"})))
+    spec = w.with_claim(bed.image, bed.node, {"resourceClaimName": "spelt"}, then="echo MODE=$MODE")
+    await bed.api.create(PODS, w.pod("spelt", spec), namespace=NAMESPACE)
+    await running(bed, "spelt")
+    if (log := await bed.said("spelt")) is not None:
+        assert "MODE=<fast>" in log
+
+    async def ready() -> bool:
+        devices = (await bed.api.get(CLAIMS, "spelt", namespace=NAMESPACE))["status"].get("devices", ())
+        return any(one["type"] == "Ready" for entry in devices for one in entry["conditions"])
+
+    await wait_for(bed, "the claim's status to have its device", ready)
 
 
 async def test_a_container_reads_which_device_it_has(bed: Bed) -> None:
