@@ -68,6 +68,28 @@ def test_refused(resource: str, line: int, found: str, expected: str) -> None:
     assert found in fault.found
 
 
+@pytest.mark.parametrize(
+    "resource",
+    [
+        'match: [{subsystem: usb, link: {"a\\0b": x}}]',
+        'match: [{subsystem: usb, exists: ["attr:a\\0b"]}]',
+        'match: [{subsystem: usb}]\nenv: {A: "a\\0b"}',
+        'match: [{subsystem: usb}]\nhealth: [{exec: {command: ["/bin/a\\0b"]}}]',
+    ],
+)
+def test_no_text_has_a_nul_character(resource: str) -> None:
+    fault = only_fault(document(resource))
+    assert fault.expected == "text without NUL characters"
+    assert "\\x00" in fault.found
+
+
+@pytest.mark.parametrize("digits", ["0x" + "f" * 6000, "0o" + "7" * 6000, "0b" + "1" * 30_000, "9" * 6000])
+def test_a_number_of_thousands_of_digits_is_a_fault(digits: str) -> None:
+    fault = only_fault(document(f"match: [{{subsystem: usb}}]\nreplicas: {{count: {digits}}}"))
+    assert fault.path == "resources[0].replicas.count"
+    assert fault.expected == "a whole number"
+
+
 def test_merge_keys_are_refused() -> None:
     text = "x: &x {A: b}\n" + document("match: [{subsystem: usb}]\nenv: {<<: *x}")
     assert any("merge keys" in fault.hint for fault in faults(text))
