@@ -35,6 +35,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (GOOD + "deep: " + "[" * 60 + "]" * 60, 6, "a deeper one", ""),
         (GOOD + "deep: " + "{a: " * 60 + "}" * 60, 6, "a deeper one", ""),
         (GOOD + "deep: " + "[" * 20_000, 6, "a deeper one", ""),
+        (GOOD + "deep: &a " + "[" * 40 + "]" * 40 + "\nmore: " + "[" * 40 + "*a" + "]" * 40, 7, "a deeper one", ""),
         (BOMB, 4, "more of them", ""),
         ("#" * (1 << 20) + "\n", 0, "more than 1048576 bytes", ""),
         ("a: \ud800", 0, "not UTF-8", "save the file as UTF-8"),
