@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from drabridge import __version__
 from drabridge.cli.output import error_text
-from drabridge.errors import ConfigError, DrabridgeError
+from drabridge.errors import ConfigError, DrabridgeError, HostError
 
 OK, FAILED, USAGE = 0, 1, 2  # exit codes: success; the command failed; bad usage or configuration
 
@@ -124,19 +124,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"drabridge.cli.{COMMANDS[arguments.command][0]}")
     try:
         code: int = _run_in_pods(arguments, words) if getattr(arguments, "nodes", None) else module.run(arguments)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except ConfigError as error:
         print(error_text(error), file=sys.stderr)
         return USAGE
     except DrabridgeError as error:
         print(error_text(error), file=sys.stderr)
         return FAILED
-    except BrokenPipeError:  # `drabridge devices | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk, a file that cannot be written, `drabridge devices | head`
+        if not isinstance(error, BrokenPipeError):
+            where = f"{error.filename}: " if error.filename else ""
+            print(error_text(HostError(f"{where}{error.strerror or error}")), file=sys.stderr)
+        _end_output()
         return FAILED
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _end_output() -> None:
+    """Write what is left of the output, or drop it if nobody takes it: Python would try again at its end."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_in_pods(arguments: argparse.Namespace, words: Sequence[str]) -> int:

@@ -95,7 +95,7 @@ def _request(arguments: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"{share!r} is not LANE=SHARE", hint="For example legacy=6 or dra=50%")
         if lane in request:
             raise ConfigError(f"{lane} was given twice")
-        request[lane] = int(value) if value.isdecimal() else value
+        request[lane] = int(value) if value.isdecimal() and len(value) <= 6 else value
     if len(request) == 1:
         raise ConfigError("no share was given", hint="For example: drabridge lanes set nvidia.com/gpu legacy=2 dra=6")
     return request

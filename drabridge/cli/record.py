@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = list({record.syspath: record for record in chosen}.values())
     text = dump(udev, chosen, anonymous=not arguments.keep_serials)
     if arguments.output:
-        arguments.output.write_text(text)
+        arguments.output.write_text(text, encoding="utf-8")
     else:
         print(text, end="")
     print(f"recorded {len(chosen)} devices and their parents", file=sys.stderr)

@@ -62,6 +62,9 @@ class NodeRule(Model, frozen=True):
         return self.file_mode is not None or self.uid is not None or self.gid is not None or self.join_group
 
     def _problems(self) -> Iterator[Problem]:
+        for key, path in ("path", self.path), ("as", self.alias):
+            if path is not None and str(path).endswith("/"):
+                yield Problem("a node's path, without a slash at its end", "in a folder: /dev/serial/{devname}", (key,))
         if self.source == "group" and self.alias is not None and not self.alias.device_fields:
             hint = "use {devname}, for example /dev/fpga/{devname}"
             yield Problem("an alias that differs for every companion", hint, ("as",))
@@ -78,6 +81,10 @@ class MountRule(Model, frozen=True):
     """Whether the container may not write to it."""
     optional: bool = False
     """Whether it is left out silently when the host's path does not exist."""
+
+    def _problems(self) -> Iterator[Problem]:
+        if str(self.container_path or self.host_path) == "/":
+            yield Problem("a path below / in the container", "give containerPath", ("containerPath",))
 
 
 class CdiFallback(Model, frozen=True):

@@ -16,7 +16,7 @@ from drabridge.config import names
 from drabridge.config.declaration import Model, Parse
 from drabridge.config.field_types import AbsolutePath, text_of
 from drabridge.config.imported import Json, Noted, written
-from drabridge.config.loader import read
+from drabridge.config.loader import read, text_in
 from drabridge.config.problems import Problem, Problems, problems_of, unmet
 from drabridge.config.schema import API_VERSION, KIND, REPLICAS_MAX
 from drabridge.config.yaml_tree import Bare
@@ -209,9 +209,10 @@ def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugi
     Raises ConfigErrors with the places in that file when it is wrong, or when something has no counterpart here. Places
     in a manifest are those of the file that its ``--device`` arguments make.
     """
-    if (of_arguments := _file_of_arguments(_text(source))) is not None:
-        source, name = of_arguments, f"the --device arguments of {name if isinstance(source, str | bytes) else source}"
-    file = read(_File, source, name=name, hint="generic-device-plugin's file begins with devices:")
+    text, name = text_in(source, name=name)
+    if (of_arguments := _file_of_arguments(text)) is not None:
+        text, name = of_arguments, f"the --device arguments of {name}"
+    file = read(_File, text, name=name, hint="generic-device-plugin's file begins with devices:")
     head = [
         "# Made from a configuration of generic-device-plugin. What differs is said above each resource.",
         "# Device ids differ (generic-device-plugin's are hashes of paths): drain the node before changing over.",
@@ -228,16 +229,6 @@ def convert(source: FilePath | str | bytes, *, name: str = "generic-device-plugi
         for entry in _resources(f"{file.domain}/{device.name}", device.groups)
     )
     return written(head, resources, name)
-
-
-def _text(source: FilePath | str | bytes) -> str:
-    """Return the text; "" if it is none, and :func:`read` will say why."""
-    if isinstance(source, str):
-        return source
-    try:
-        return (source if isinstance(source, bytes) else source.read_bytes()).decode("utf-8-sig")
-    except (OSError, ValueError):
-        return ""
 
 
 def _resources(name: str, groups: tuple[_Group, ...]) -> list[Noted]:

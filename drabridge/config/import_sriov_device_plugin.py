@@ -13,15 +13,16 @@ from copy import deepcopy
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
-import yaml
 from msgspec import Meta, field
 
 from drabridge.config import names
 from drabridge.config.declaration import Model, OneOrMany
 from drabridge.config.imported import Json, written
-from drabridge.config.loader import read
+from drabridge.config.loader import read, text_in
 from drabridge.config.problems import Problem, problems_of
 from drabridge.config.schema import API_VERSION, KIND
+from drabridge.config.yaml_tree import compose
+from drabridge.yaml_reader import MappingNode, Scalar, node_at, target
 
 DEFAULT_PREFIX = "intel.com"  # cmd/sriovdp/main.go, --resource-prefix
 VFS_MAX = 65_536  # more than a card has (NumVFs is 16 bits wide)
@@ -101,10 +102,10 @@ def convert(source: FilePath | str | bytes, *, name: str = "configuration of the
 
     Raises ConfigErrors with the places in that file when it is wrong, or when something has no counterpart here.
     """
-    name = name if isinstance(source, str | bytes) else str(source)
-    if (inside := _of_config_map(source)) is not None:
-        source, name = inside, f"the data of {name}"
-    file = read(_File, source, name=name, hint="the plugin's file begins with resourceList")
+    text, name = text_in(source, name=name)
+    if (inside := _of_config_map(text)) is not None:
+        text, name = inside, f"the data of {name}"
+    file = read(_File, text, name=name, hint="the plugin's file begins with resourceList")
     head = [
         "# Made from a configuration of the SR-IOV network device plugin. What differs is said above each resource.",
         "# The ids are the plugin's, PCI addresses: running pods are recognised when the agent takes over a node.",
@@ -115,15 +116,13 @@ def convert(source: FilePath | str | bytes, *, name: str = "configuration of the
     return written(head, ((_converted(resource), list(_notes(resource))) for resource in file.resource_list), name)
 
 
-def _of_config_map(source: FilePath | str | bytes) -> str | None:
-    try:
-        text = source.read_text("utf-8-sig") if isinstance(source, FilePath) else source
-        found = yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return None  # the reader of the document says what is wrong
-    data = found.get("data") if isinstance(found, dict) and found.get("kind") == "ConfigMap" else None
-    values = list(data.values()) if isinstance(data, dict) else []
-    return values[0] if len(values) == 1 and isinstance(values[0], str) else None
+def _of_config_map(text: str) -> str | None:
+    root, _ = compose(text)  # whoever reads it says what is wrong
+    kind, data = (node_at(root, (key,)) if root is not None else None for key in ("kind", "data"))
+    if not (isinstance(kind, Scalar) and kind.text == "ConfigMap" and isinstance(data, MappingNode)):
+        return None
+    values = [target(value) for _, value in data.entries]
+    return values[0].text if len(values) == 1 and isinstance(values[0], Scalar) else None
 
 
 def _converted(resource: _Resource) -> Json:

@@ -42,9 +42,8 @@ def read(
     largest_bytes: int = DOCUMENT_MAX,
 ) -> M:
     """Read a document that ``model`` describes."""
-    if isinstance(source, FilePath):
-        name, source = str(source), _bytes_of(source, largest_bytes)
-    root, problems = compose(_decode(source, name, largest_bytes))
+    text, name = text_in(source, name=name, largest_bytes=largest_bytes)
+    root, problems = compose(text)
     if root is None and not problems:
         raise _single_fault(name, "an empty file", "a configuration", hint)
     if isinstance(root, Scalar | SequenceNode):
@@ -59,6 +58,15 @@ def read(
     if problems or result is None:
         raise ConfigErrors(tuple(sorted(_fault(name, root, placed) for placed in problems)))
     return result
+
+
+def text_in(
+    source: FilePath | str | bytes, *, name: str = "configuration", largest_bytes: int = DOCUMENT_MAX
+) -> tuple[str, str]:
+    """Return the text of a document, and its name in messages. Raises ConfigErrors."""
+    if isinstance(source, FilePath):
+        name, source = printable(str(source)), _bytes_of(source, largest_bytes)
+    return _decode(source, name, largest_bytes), name
 
 
 def _single_fault(name: str, found: str, expected: str, hint: str = "") -> ConfigErrors:

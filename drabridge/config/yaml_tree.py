@@ -28,15 +28,19 @@ def reading(node: Scalar) -> str | None:
     """Return what common YAML readers make of this plain scalar if not text: ``the number 259``; else None."""
     if not node.plain:
         return None
-    if _YAML_1_2_NUMBER.fullmatch(node.text):
-        return f"the number {_number(node.text)}"
-    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(node.text[:1], [])
-    if not any(pattern.match(node.text) for _, pattern in resolvers):
-        return None
     try:
-        value = yaml.safe_load(node.text)
-    except (yaml.YAMLError, ValueError):  # "=", or the 31st of February
+        return _reading(node.text)
+    except (yaml.YAMLError, ValueError):  # "=", the 31st of February, or more digits than Python writes
         return "something else than text"
+
+
+def _reading(text: str) -> str | None:
+    if _YAML_1_2_NUMBER.fullmatch(text):
+        return f"the number {_number(text)}"
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
+    if not any(pattern.match(text) for _, pattern in resolvers):
+        return None
+    value = yaml.safe_load(text)
     if isinstance(value, bool):
         return f"the boolean {str(value).lower()}"
     if isinstance(value, int | float):
@@ -175,6 +179,7 @@ def plain(
             if key == MERGE and isinstance(key_node, Scalar) and key_node.plain:
                 problem = Problem("every key written out", "merge keys are not part of YAML 1.2", (), key)
                 problems.append(PlacedProblem(key_node.place, path, problem))
+            _refuse_nul(key_node, path, problems)
             if key not in found:
                 found[key] = plain(child, problems, (*path, key), raw_keys=raw_keys, raw=raw or key in raw_keys)
         return found
@@ -183,6 +188,7 @@ def plain(
             plain(child, problems, (*path, index), raw_keys=raw_keys, raw=raw) for index, child in enumerate(node.items)
         ]
     assert isinstance(node, Scalar)
+    _refuse_nul(node, path, problems)
     if raw:
         return (Bare(node.text) if node.text else None) if node.plain else node.text
     try:
@@ -190,3 +196,9 @@ def plain(
     except Problems as error:
         problems += [PlacedProblem(node.place, path, problem) for problem in error.items]
         return node.text
+
+
+def _refuse_nul(node: Node, path: Path, problems: list[PlacedProblem]) -> None:
+    """Add a problem for a text that no path, no variable and no argument of a program can have."""
+    if isinstance(node, Scalar) and "\0" in node.text:
+        problems.append(PlacedProblem(node.place, path, Problem("text without NUL characters", "", (), node.text)))

@@ -108,7 +108,8 @@ def read(text: str, depth_max: int, values_max: int, tell: Callable[[Found], Non
     """Return the root of each document, empty ones as empty scalars.
 
     ``tell`` is called with each fault, in the order of the text, and may raise. With aliases written out there may be
-    ``values_max`` values: aliases of aliases of aliases are an attack. Raises DocumentTooLargeError and yaml.YAMLError.
+    ``values_max`` values, and ``depth_max`` levels: aliases of aliases of aliases are an attack. Raises
+    DocumentTooLargeError and yaml.YAMLError.
     """
     builder = _Builder(depth_max, values_max, tell)
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
@@ -125,7 +126,8 @@ class _Builder:
         self._values_max = values_max
         self._tell = tell
         self._stack: list[tuple[MappingNode | SequenceNode, str, int]] = []  # node, its anchor, the count before it
-        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._heights: list[int] = []  # the levels of nesting inside each collection of the stack, aliases written out
+        self._anchors: dict[str, tuple[Node, int, int]] = {}  # with count and height
         self._keys: list[dict[str, Place]] = []  # key -> its place, of each collection of the stack
         self._count = 0
         self._documents = 0
@@ -137,20 +139,22 @@ class _Builder:
             self._add(node, event.anchor)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             self._tag(event)
-            if len(self._stack) >= self._depth_max:
-                raise DocumentTooLargeError(_place(event), self._path(), _place(event), deep=True)
+            self._refuse_deeper(_place(event), 1)
             kind = MappingNode if isinstance(event, yaml.MappingStartEvent) else SequenceNode
             opened: MappingNode | SequenceNode = kind(*_span(event), bool(event.flow_style), _place(event))
             before = self._count
             self._add(opened, None)
             self._stack.append((opened, event.anchor or "", before))
             self._keys.append({})
+            self._heights.append(0)
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             closed, anchor, before = self._stack.pop()
             self._keys.pop()
+            height = 1 + self._heights.pop()
+            self._raise_height(height)
             closed.end = _span(event)[1]
             if anchor:
-                self._anchors[anchor] = (closed, self._count - before)
+                self._anchors[anchor] = (closed, self._count - before, height)
         elif isinstance(event, yaml.AliasEvent):
             self._alias(event)
         elif isinstance(event, yaml.DocumentStartEvent):
@@ -167,8 +171,19 @@ class _Builder:
             self._tell(Found(Fault.OWN_ALIAS if inside else Fault.ALIAS, _place(event), self._path(), name))
             self._add(Scalar(start, end, "", place=_place(event)), None)
             return
-        target, size = self._anchors[name]
+        target, size, height = self._anchors[name]
+        self._refuse_deeper(_place(event), height)
+        self._raise_height(height)
         self._add(Alias(start, end, target, _place(event)), None, size)
+
+    def _refuse_deeper(self, place: Place, height: int) -> None:
+        """Raise DocumentTooLargeError if a collection of this height does not fit where the text is."""
+        if len(self._stack) + height > self._depth_max:
+            raise DocumentTooLargeError(place, self._path(), place, deep=True)
+
+    def _raise_height(self, height: int) -> None:
+        if self._heights:
+            self._heights[-1] = max(self._heights[-1], height)
 
     def _tag(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
         if event.tag not in (None, STRING_TAG):
@@ -180,7 +195,7 @@ class _Builder:
             of = node.target if isinstance(node, Alias) else node
             raise DocumentTooLargeError(node.place, (), of.place, deep=False)
         if anchor:
-            self._anchors[anchor] = (node, size)
+            self._anchors[anchor] = (node, size, 0)
         if not self._stack:
             self.roots.append(node)
             return

@@ -25,13 +25,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return done.code if isinstance(done.code, int) else USAGE
     try:
         code = options.command(options)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except PodResourcesError as error:
         print(printable(f"podresources: {error}"), file=sys.stderr)
         return FAILED
     except BrokenPipeError:  # `podresources list | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except OSError as error:  # a full disk
+        print(printable(f"podresources: {error}"), file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except KeyboardInterrupt:
         return OK if options.endless else FAILED
     return int(code)

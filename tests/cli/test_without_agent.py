@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +128,29 @@ def test_a_record_is_a_umockdev_description(tmp_path: Path, file: str) -> None:
     paths = [block.splitlines()[0] for block in blocks]
     assert {"P: /devices/virtual/mem/null", "P: /devices/virtual/mem/zero"} <= set(paths)
     assert all("E: SUBSYSTEM=" in block or "A: " in block for block in blocks)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "."])
+def test_a_file_that_cannot_be_written_is_an_error_of_one_sentence(
+    tmp_path: Path, file: str, name: str, capsys: Output
+) -> None:
+    assert main(["record", "-c", file, "-o", str(tmp_path / name)]) == 1
+    assert capsys.readouterr().err.startswith(f"drabridge: {tmp_path / name}: ")
+
+
+def test_a_full_disk_is_an_error_of_one_sentence(file: str) -> None:
+    command = [sys.executable, "-m", "drabridge", "check-config", file]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "drabridge: No space left on device\n")
+
+
+@pytest.mark.parametrize("source", ["generic-device-plugin", "nvidia-device-plugin", "sriov-network-device-plugin"])
+def test_an_import_reads_no_device_and_no_pipe(tmp_path: Path, source: str, capsys: Output) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", str(tmp_path / "pipe")):
+        assert main(["check-config", "--from", source, path]) == 2
+        assert "it is no regular file" in capsys.readouterr().err
 
 
 def test_check_config_says_every_fault_with_its_place_and_ends_with_2(

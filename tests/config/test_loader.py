@@ -219,6 +219,12 @@ def test_a_message_in_full() -> None:
         ("partition: {of: example.com/thing}", "partition.of", "", "another resource", ""),
         ("partition: {of: example.com/other}", "partition.of", "", "of this file", "known: example.com/thing"),
         ("partition: {of: a.com/b, counters: {x: {total: 2, each: 3}}}", "partition.counters.x.each", "3", "total", ""),
+        # what a container gets
+        ("nodes: [{from: devnode, as: /dev/serial/}]", "nodes[0].as", "/dev/serial/", "without a slash at its end",
+         "/dev/serial/{devname}"),
+        ("nodes: [{path: /}]", "nodes[0].path", "/", "without a slash at its end", ""),
+        ("mounts: [{hostPath: /}]", "mounts[0].containerPath", "", "below / in the container", "give containerPath"),
+        ("mounts: [{hostPath: /opt, containerPath: /}]", "mounts[0].containerPath", "/", "below /", ""),
         # hooks and claims
         ("preStart: {command: [reset.sh]}", "preStart.command[0]", "reset.sh", "an absolute path", "no shell"),
         ("preStart: {command: [/bin/x], timeoutSeconds: 30}", "preStart.timeoutSeconds", "30", "at most 25", ""),

@@ -115,6 +115,11 @@ def test_the_config_map_is_taken_as_well_as_the_file() -> None:
     assert convert(map_) == convert(text)
 
 
+def test_a_file_that_is_nested_too_deep_is_a_fault() -> None:
+    with pytest.raises(ConfigErrors, match="at most 50 levels of nesting"):
+        convert('{"a": ' + "[" * 100_000)
+
+
 @pytest.mark.parametrize(
     ("text", "path", "said"),
     [

@@ -35,6 +35,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (GOOD + "deep: " + "[" * 60 + "]" * 60, 6, "a deeper one", ""),
         (GOOD + "deep: " + "{a: " * 60 + "}" * 60, 6, "a deeper one", ""),
         (GOOD + "deep: " + "[" * 20_000, 6, "a deeper one", ""),
+        (GOOD + "deep: &a " + "[" * 40 + "]" * 40 + "\nmore: " + "[" * 40 + "*a" + "]" * 40, 7, "a deeper one", ""),
         (BOMB, 4, "more of them", ""),
         ("#" * (1 << 20) + "\n", 0, "more than 1048576 bytes", ""),
         ("a: \ud800", 0, "not UTF-8", "save the file as UTF-8"),
@@ -66,6 +67,28 @@ def test_refused(resource: str, line: int, found: str, expected: str) -> None:
     fault = next(fault for fault in faults(document(resource)) if expected in fault.expected)
     assert fault.line == line
     assert found in fault.found
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [
+        'match: [{subsystem: usb, link: {"a\\0b": x}}]',
+        'match: [{subsystem: usb, exists: ["attr:a\\0b"]}]',
+        'match: [{subsystem: usb}]\nenv: {A: "a\\0b"}',
+        'match: [{subsystem: usb}]\nhealth: [{exec: {command: ["/bin/a\\0b"]}}]',
+    ],
+)
+def test_no_text_has_a_nul_character(resource: str) -> None:
+    fault = only_fault(document(resource))
+    assert fault.expected == "text without NUL characters"
+    assert "\\x00" in fault.found
+
+
+@pytest.mark.parametrize("digits", ["0x" + "f" * 6000, "0o" + "7" * 6000, "0b" + "1" * 30_000, "9" * 6000])
+def test_a_number_of_thousands_of_digits_is_a_fault(digits: str) -> None:
+    fault = only_fault(document(f"match: [{{subsystem: usb}}]\nreplicas: {{count: {digits}}}"))
+    assert fault.path == "resources[0].replicas.count"
+    assert fault.expected == "a whole number"
 
 
 def test_merge_keys_are_refused() -> None:

@@ -262,6 +262,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("spec:\n  limits: {nvidia.com/gpu: 1, nvidia.com/gpu: 2}\n", 2, "the key nvidia.com/gpu a second time"),
         ("? [a]\n: 1\n", 1, "a key that is no plain word"),
         ("[" * 200 + "]" * 200, 1, "nested deeper"),
+        ("a: &a " + "[" * 60 + "]" * 60 + "\nb: " + "[" * 60 + "*a" + "]" * 60, 2, "nested deeper"),
         (BOMB, 7, "aliases written out"),
         ("{{- if .Values.gpu }}\na: 1\n{{- end }}\n", 1, "a Helm template"),
         ("a: \x07\n", 1, "control characters"),
