@@ -8,7 +8,7 @@ Knows no hardware.
     await server.run()
 
 where ``plugin`` has ``resource``, ``devices()`` and, as wanted, the methods of ``Allocator``, ``Preferrer`` and
-``PreStarter``. The values and the pure parts import no gRPC; ``PluginServer`` does.
+``PreStarter``. The values and the pure parts import neither gRPC nor watchdog; ``PluginServer`` does.
 """
 
 from __future__ import annotations

@@ -183,6 +183,7 @@ class Components:
                 paused=self.paused,
             ),
             KubeletObserver(ledger_service, self.sinks, paths, self._kubelet_known),
+            standby.watcher if standby is not None else None,
         )
         self.kubelet = kubelet = KubeletEvidence(
             self.podresources, paths.device_plugins, legacy.resend, base.now, legacy.wait_answered, config.driver

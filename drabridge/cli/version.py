@@ -10,7 +10,7 @@ from drabridge import __version__
 from drabridge.cli.options import add_output
 from drabridge.cli.output import show
 
-PACKAGES = ("grpcio", "protobuf", "pyudev", "msgspec", "urllib3", "kubernetes", "prometheus-client")
+PACKAGES = ("grpcio", "protobuf", "pyudev", "watchdog", "msgspec", "urllib3", "kubernetes", "prometheus-client")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -41,11 +41,13 @@ class _Served:
 class LegacyManager:
     """The resources of the configuration with their servers, in kubelet's plugin ``directory``."""
 
-    def __init__(self, directory: Path, context: LegacyContext, observer: Observer) -> None:
+    def __init__(
+        self, directory: Path, context: LegacyContext, observer: Observer, watcher: Watcher | None = None
+    ) -> None:
         self._directory = directory
         self._context = context
         self._observer = observer
-        self._watcher = Watcher()
+        self._watcher = watcher or Watcher()
         self._served: dict[str, _Served] = {}
 
     async def configure(self, config: Config) -> None:

@@ -60,10 +60,10 @@ def test_inflight_counts_overlapping_calls_and_forgets_in_time() -> None:
     assert inflight.recent(60) == frozenset()
 
 
-def test_the_pure_parts_need_no_grpc() -> None:
+def test_the_pure_parts_need_neither_grpc_nor_watchdog() -> None:
     code = (
         "import sys, deviceplugin as d; d.ListedDevice('a'), d.prefer, d.Broadcast, d.RegistrationPhase;"
-        "assert not {'grpc', 'google.protobuf'} & set(sys.modules), sys.modules.keys();"
+        "assert not {'grpc', 'watchdog', 'google.protobuf'} & set(sys.modules), sys.modules.keys();"
         "d.PluginServer; assert 'grpc' in sys.modules; assert set(d.__all__) <= {n for n in d.__all__ if getattr(d, n)}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=5 * HANG_SECONDS)

@@ -98,7 +98,7 @@ async def test_without_inotify_polling_does(
     def exhausted(*_: object, **__: object) -> None:
         raise OSError(24, "inotify instance limit reached")
 
-    monkeypatch.setattr("deviceplugin.inotify._checked", exhausted)
+    monkeypatch.setattr("watchdog.observers.inotify.InotifyEmitter.on_thread_start", exhausted)
     server = make(directory)
     async with running(server):
         await until(lambda: kubelet.health() == BOTH)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from deviceplugin.inotify import IN_Q_OVERFLOW, Subscription, Watcher
+from deviceplugin.inotify import Subscription, Watcher
 from tests.support.waiting import PATIENCE
 
 
@@ -89,11 +89,13 @@ async def test_a_directory_that_does_not_exist_yet(directory: Path) -> None:
     woken.subscription.close()
 
 
-async def test_one_inotify_instance_for_all_and_nothing_left(directory: Path) -> None:
-    before = _instances()
+async def test_one_observer_for_all_and_no_thread_left(directory: Path) -> None:
+    before = threading.active_count()
     watcher = Watcher()
-    first, second, third = (Woken(watcher, directory) for _ in range(3))
-    assert _instances() == before + 1
+    first, second = Woken(watcher, directory), Woken(watcher, directory)
+    threads = threading.active_count() - before
+    third = Woken(watcher, directory)
+    assert threading.active_count() - before == threads
     (directory / "x").write_text("")
     assert await first.within()
     assert await second.within()
@@ -104,34 +106,11 @@ async def test_one_inotify_instance_for_all_and_nothing_left(directory: Path) ->
     second.subscription.close()
     third.subscription.close()
     third.subscription.close()  # twice is harmless
-    assert _instances() == before
-
-
-async def test_a_directory_that_is_the_parent_of_another_one(directory: Path) -> None:
-    """Inotify has one watch for both, which ends with the last of them."""
-    inner = directory / "inner"
-    inner.mkdir()
-    watcher = Watcher()
-    above, below = Woken(watcher, directory), Woken(watcher, inner)
-    (inner / "x").write_text("")
-    assert await below.within()
-    assert not await above.within(0.2)
-    below.subscription.close()
-    (directory / "y").write_text("")
-    assert await above.within()
-    above.subscription.close()
-
-
-async def test_events_that_were_lost_wake_everybody(woken: Woken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deviceplugin.inotify._events", lambda data: [(-1, IN_Q_OVERFLOW, "")])
-    (woken.subscription.watched.directory / "x").write_text("")
-    assert await woken.within()
-
-
-def _instances() -> int:
-    """Count the inotify instances of this process."""
-    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return links.count("anon_inode:inotify")
+    for _ in range(100 * PATIENCE):
+        if threading.active_count() <= before:
+            break
+        await asyncio.sleep(0.02)
+    assert threading.active_count() <= before
 
 
 async def test_no_inotify_means_blind(
@@ -140,7 +119,7 @@ async def test_no_inotify_means_blind(
     def exhausted(*_: object, **__: object) -> None:
         raise OSError(24, "inotify instance limit reached")
 
-    monkeypatch.setattr("deviceplugin.inotify._checked", exhausted)
+    monkeypatch.setattr("watchdog.observers.inotify.InotifyEmitter.on_thread_start", exhausted)
     woken = Woken(Watcher(), directory)
     assert woken.blind()
     woken.subscription.refresh()

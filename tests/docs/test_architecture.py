@@ -51,7 +51,7 @@ def test_modules_in_diagrams_exist() -> None:
 
 
 def test_foreign_packages_are_where_the_page_says() -> None:
-    said = dict(re.findall(r"`(pyudev|kubernetes)` to `([\w/]+)\.py`", TEXT))
+    said = dict(re.findall(r"`(pyudev|kubernetes|watchdog)` to `([\w/]+)\.py`", TEXT))
     known = {
         one["forbidden_modules"][0]: one["ignore_imports"][0].split(" -> ")[0].replace(".", "/")
         for one in CONTRACTS

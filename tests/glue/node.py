@@ -218,6 +218,7 @@ class Node:
                 ("drabridge.agent.standby.connect", self._connect),
                 ("drabridge.agent.standby._wait_for_lock", _wait_for_lock),
                 ("drabridge.agent.standby.Inventory", FixedInventory),
+                ("drabridge.agent.standby.Watcher", _Watcher),
                 ("drabridge.agent.components.Inventory", FixedInventory),
                 ("drabridge.agent.components.Endpoints", _Endpoints),
                 ("drabridge.agent.serving.release_memory_of_start", lambda: None),
