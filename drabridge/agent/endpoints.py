@@ -19,7 +19,6 @@ from typing import Any
 from msgspec import Struct
 
 from drabridge.errors import ConfigError, DrabridgeError
-from drabridge.status import page
 from drabridge.status.document import Document
 from drabridge.status.readiness import AgentState, not_ready
 from drabridge.system.http import Handler, HttpServer, Request, Response
@@ -127,6 +126,8 @@ class Endpoints:
         return Response(self._views.metrics(), content_type="text/plain; version=0.0.4; charset=utf-8")
 
     def _page(self, request: Request) -> Response:
+        from drabridge.status import page  # few agents are ever asked for it: it takes memory
+
         body = page.render(self._views.document(), refresh=request.query.get("refresh") != "off")
         return Response(body, content_type="text/html; charset=utf-8", headers=page.HEADERS)
 

@@ -12,13 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
+from typing import TYPE_CHECKING
 
 from drabridge.config.schema import Config, EvictHolders
 from drabridge.dra.lifecycle import ClaimSide
 from drabridge.errors import ClusterError
-from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.other_sources import OtherEvidence
-from drabridge.evidence.pod_objects import PodDemand
 from drabridge.inventory.devices import Device, Presence
 from drabridge.kube.api import PODS, ConflictError, DeniedError, NotFoundError, resource_claims
 from drabridge.kube.connection import ApiServer
@@ -27,6 +26,10 @@ from drabridge.ledger.effects import Notify, Subject
 from drabridge.ledger.entries import ClaimPhase, ClaimRef, Entry, Ledger, Owner
 from drabridge.ledger.service import LedgerService
 from drabridge.system.untrusted import reading
+
+if TYPE_CHECKING:
+    from drabridge.evidence.apiserver_pods import PodWatch
+    from drabridge.evidence.pod_objects import PodDemand
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,13 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from drabridge.agent.components import Components, Foundation, release_policy
 from drabridge.agent.drain import is_state_unneeded, remove_state
 from drabridge.agent.options import Options
 from drabridge.agent.serving import ServingAgent
-from drabridge.agent.standby import Standby, standbys
+from drabridge.agent.standby_sockets import standbys
 from drabridge.coexistence.driver_rename import refuse_another_name
 from drabridge.coexistence.other_agents import OtherAgents
 from drabridge.coexistence.withheld import WithheldDevices
@@ -31,6 +32,9 @@ from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
 from drabridge.system.port import Port
 from drabridge.system.supervise import LoopErrors, WakeUp
+
+if TYPE_CHECKING:
+    from drabridge.agent.standby import Standby
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +101,8 @@ class Agent:
         try:
             return Store(base.paths.state, node=node)
         except LedgerLockedError:
+            from drabridge.agent.standby import Standby  # most agents never are one: it takes memory
+
             self._standby = Standby(self._options, self._config, base.paths, base.port, base.snapshot_taken.set)
         lock = await self._standby.wait(self._stop)
         if lock is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from drabridge.agent.api_watches import ApiWatches
 from drabridge.config.schema import Config
 from drabridge.containers.cdi_store import CdiStore
 from drabridge.evidence.other_sources import OtherEvidence
@@ -22,6 +22,9 @@ from drabridge.ledger.service import LedgerService
 from drabridge.legacy.cdi_files import LegacyCdiFiles
 from drabridge.legacy.manager import LegacyManager
 from drabridge.offers.turns import NOBODYS, Change, follow
+
+if TYPE_CHECKING:
+    from drabridge.agent.api_watches import ApiWatches
 
 log = logging.getLogger(__name__)
 

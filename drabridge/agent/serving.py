@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
-from drabridge.agent.api_watches import ApiWatches
 from drabridge.agent.components import Components, Foundation, release_policy
-from drabridge.agent.standby import Standby
 from drabridge.coexistence.vendor_software import LOOK_SECONDS
 from drabridge.config.follower import ConfigFollower
 from drabridge.config.schema import Config
@@ -23,6 +22,10 @@ from drabridge.ledger.entries import Ledger
 from drabridge.ledger.events import NodeBooted
 from drabridge.system.memory import release_memory_of_start
 from drabridge.system.supervise import WakeUp, forever
+
+if TYPE_CHECKING:
+    from drabridge.agent.api_watches import ApiWatches
+    from drabridge.agent.standby import Standby
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +201,8 @@ class ServingAgent:
         parts, cluster = self._parts, self._parts.api_server.cluster
         if cluster is None or self._watches is not None:
             return
+        from drabridge.agent.api_watches import ApiWatches  # not without an API server: it takes memory
+
         watches = self._standby.take_watches() if self._standby is not None else None
         watches = watches or ApiWatches(cluster, parts.options.node_name, parts.current.config.driver, self._resources)
         watches.pods.slack = lambda: parts.ledger_service.policy.absent_seconds

@@ -18,12 +18,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deviceplugin import Watcher
 from drabridge.agent.api_watches import ApiWatches
 from drabridge.agent.options import Options
+from drabridge.agent.standby_sockets import SOCKETS, remove_dead
 from drabridge.config.schema import Config
 from drabridge.dra.lifecycle import ClaimSide
-from drabridge.dra.sockets import is_dead
 from drabridge.errors import HostError
 from drabridge.inventory.host import HostPaths
 from drabridge.inventory.identity import KnownIdentities
@@ -43,7 +42,6 @@ from drabridge.system.supervise import forever
 from drabridge.telemetry.metrics import Metrics, Sample
 
 if TYPE_CHECKING:
-    from deviceplugin.inotify import Subscription
     from drabridge.dra.standby_relay import Relay
 
 log = logging.getLogger(__name__)
@@ -52,18 +50,11 @@ REGISTER_SECONDS = 5.0  # kubelet looks for sockets once a second (pkg/kubelet/p
 RELAY_SECONDS = 30.0  # kubelet registers a socket within 1 s; after 30 s without one it deletes the driver's slices
 FORGET_SECONDS = 1.0  # until kubelet has noticed the end of the relay's health stream, and forgotten the health
 POLL_SECONDS = 0.1
-SOCKETS = "standby-*.sock"  # in the state directory; short: a socket's path has 107 bytes at most
-
-
-def standbys(state: Path) -> list[str]:
-    """Return the names of the sockets of standbys that wait in this state directory."""
-    return sorted(path.name for path in state.glob(SOCKETS) if not is_dead(path))
 
 
 class Standby:
     """What an agent has ready before the ledger is its own. Use it on one loop; :meth:`close` ends what is left.
 
-    ``watcher`` watches kubelet's directory. It is started early: its threads take longer to start than a registration.
     ``cluster`` is the API server that the standby talks to; None without one.
     """
 
@@ -92,8 +83,6 @@ class Standby:
             on_fact=self._take_fact,
         )
         self._inventory_task: asyncio.Task[None] | None = None
-        self.watcher = Watcher()
-        self._watching: Subscription | None = None
         self.cluster: Cluster | None = None
         self._watches: ApiWatches | None = None
         self._ready = False  # can take over, except that devices may still be unknown
@@ -130,7 +119,6 @@ class Standby:
         self._inventory_task = asyncio.create_task(
             forever("inventory", lambda: inventory.run(lambda _: self._on_snapshot())), name="inventory"
         )
-        self._watching = self.watcher.subscribe(self._paths.device_plugins, lambda: None)
         routes: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): lambda _: Response("ok\n"),
             ("GET", "/"): self._readyz,  # somebody may forward a port to this pod during a rollout, to see the page
@@ -172,9 +160,7 @@ class Standby:
 
     async def _open_control(self) -> None:
         """Open a control socket beside the other agent's, so that people and that agent see the standby."""
-        for path in self._paths.state.glob(SOCKETS):
-            if is_dead(path):
-                path.unlink(missing_ok=True)
+        remove_dead(self._paths.state)
         path = self._paths.state / SOCKETS.replace("*", secrets.token_hex(2))
         try:
             await self._control.listen_unix(path)
@@ -246,8 +232,6 @@ class Standby:
     async def close(self) -> None:
         """End the parts that the agent did not take over."""
         await self._end_relay()
-        if self._watching is not None:
-            self._watching.close()
         if (watches := self.take_watches()) is not None:
             await watches.end()
         await self.step_aside()

@@ -9,7 +9,7 @@ from msgspec import to_builtins
 
 from deviceplugin import ServerState
 from drabridge import __version__
-from drabridge.agent.standby import standbys
+from drabridge.agent.standby_sockets import standbys
 from drabridge.evidence.kubelet import LIST_SECONDS
 from drabridge.kube.features import feature_rows, needed_by, of_kubelet
 from drabridge.ledger.entries import Lane, Owner

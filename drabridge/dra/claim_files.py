@@ -73,12 +73,13 @@ class ClaimFiles:
 
     async def remove(self, claim: ClaimRef) -> None:
         """Remove everything that has the claim's UID in its name. Raises HostError for the CDI file."""
-        await self._cdi.thread.promptly(lambda: self._cdi.remove(Family.CLAIM, claim.uid))
+        cdi = self._cdi.thread.submit(lambda: self._cdi.remove(Family.CLAIM, claim.uid))
         if (metadata := self._metadata) is not None:
             try:
                 await self._disk.promptly(lambda: metadata.remove(claim))
             except HostError as error:  # leftover metadata must not keep a device held
                 log.error("device metadata not removed", extra={"claim": claim.uid, "reason": str(error)})
+        await self._cdi.thread.settle(cdi)
 
     # --- outside a call of kubelet
 

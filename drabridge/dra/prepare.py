@@ -309,8 +309,11 @@ class Preparer:
                     await self._undo(record)
                 else:  # unknown, or its record is damaged: remove all files with the UID in their names
                     await self._files.remove(claim)
-                _raise_if_refused(await self._release(claim))
-                await self._records.delete(claim.uid)
+                # Nothing is left to be undone, so the record may go before the ledger knows it: after a crash in
+                # between the device is held until kubelet asks again.
+                async with self._records.deleted_meanwhile(claim.uid):
+                    decision = await self._release(claim)
+                _raise_if_refused(decision)
         except TimeoutError:
             raise HostError(f"unpreparing took longer than {BUDGET_SECONDS:g} s") from None
         return (), ClaimOutcome.OK

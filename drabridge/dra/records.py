@@ -14,7 +14,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -236,6 +236,13 @@ class ClaimRecords:
 
     async def delete(self, uid: str) -> None:
         await self._disk.promptly(lambda: self._store.delete(uid))
+
+    @contextlib.asynccontextmanager
+    async def deleted_meanwhile(self, uid: str) -> AsyncIterator[None]:
+        """Remove a record while the block runs. Raises what :meth:`delete` raises, unless the block has failed."""
+        job = self._disk.submit(lambda: self._store.delete(uid))
+        yield
+        await self._disk.settle(job)
 
     async def all(self) -> tuple[ClaimRecord, ...]:
         return await self._disk.promptly(self._store.all)

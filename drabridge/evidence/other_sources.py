@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.evidence.kubelet import absent
 from drabridge.evidence.open_files import OpenDevices, find_open
 from drabridge.inventory.devices import Device
@@ -18,6 +18,9 @@ from drabridge.ledger.entries import HeldBecause, Ledger, Owner
 from drabridge.ledger.release_rule import holding_claims
 from drabridge.ledger.service import LedgerService
 from drabridge.system.io_thread import IoThread, Job
+
+if TYPE_CHECKING:
+    from drabridge.evidence.apiserver_pods import PodWatch
 
 log = logging.getLogger(__name__)
 

@@ -222,10 +222,35 @@ class LegacyResource:
         return [*map(self._agent.cdi.write_legacy, devices, positions)]
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> Sequence[str]:
-        """Prefer near devices. Those that shall leave the lane come last, or their move could wait for ever."""
+        """Prefer near devices.
+
+        Units of devices that shall leave the lane come late, or the move could wait forever. Units that a pod may still
+        have come last.
+        """
         must, policy = frozenset(must_include), ReplicaPolicy(self.config.replicas.policy)
-        staying = [unit for unit in available if unit in must or not self._leaving(unit)]
-        return prefer(self._units, staying, must, size, policy) or prefer(self._units, available, must, size, policy)
+        leaving = {unit for unit in available if self._leaving(unit)} - must
+        in_use = self._given_last(available) - must
+        for late in (leaving | in_use, in_use, leaving, set[str]()):
+            first = [unit for unit in available if unit not in late]
+            if len(first) >= size:
+                return prefer(self._units, first, must, size, policy)
+        return ()
+
+    def _given_last(self, available: Iterable[str]) -> set[str]:
+        """Return the units of ``available`` that are held in the ledger, and of these the ones that were given last.
+
+        Kubelet forgets that it has given a device if somebody asks for its List during the Allocate, just after another
+        pod has ended (kubernetes/kubernetes#137534). It knows it again when it next frees the devices of a pod. So all
+        other units that it takes for free were given earlier.
+        """
+        entries, given = self._agent.ledger_service.ledger.entries, dict[str, float]()
+        for name in {self._ids.owner.get(unit, "") for unit in available}:
+            entry = entries.get(name)
+            if entry is not None and entry.hold is not None:
+                given |= dict.fromkeys(entry.hold.units, entry.hold.allocated_at)
+        held = given.keys() & set(available)
+        last = max((given[unit] for unit in held), default=0.0)
+        return {unit for unit in held if given[unit] == last}
 
     def _leaving(self, unit: str) -> bool:
         entry = self._agent.ledger_service.ledger.entries.get(self._ids.owner.get(unit, ""))

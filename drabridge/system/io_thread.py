@@ -117,7 +117,10 @@ class IoThread:
 
     async def promptly(self, call: Callable[[], T]) -> T:
         """Do :meth:`run`, but block the loop while calls are quick: a switch back to the loop would take longer."""
-        job = self.submit(call)
+        return await self.settle(self.submit(call))
+
+    async def settle(self, job: Job[T]) -> T:
+        """Wait for a call as :meth:`promptly` does, for a caller that had something else to do meanwhile."""
         if self._quick and job.over(PATIENCE_SECONDS):
             return job.result()
         self._quick, began = False, time.monotonic()

@@ -17,8 +17,10 @@ import pytest
 from deviceplugin.wire import v1beta1_pb2 as pb
 from deviceplugin.wire import v1beta1_pb2_grpc as pb_grpc
 from drabridge.legacy.manager import ANSWER_SECONDS, QUIET_SECONDS
+from drabridge.sim.kubelet.calls import Call
 from drabridge.sim.kubelet.kubelet import SimKubelet
 from drabridge.sim.kubelet.pods import Phase
+from drabridge.sim.kubelet.runtime import MemoryRuntime
 from drabridge.sim.kubelet.timings import Timings
 from tests.support.agent_process import DRIVER, AgentProcess, node, pod
 from tests.support.waiting import HANG_SECONDS, short_directory, until
@@ -90,6 +92,27 @@ async def test_an_unhealthy_id_is_refused_with_its_reason() -> None:
         code, text = await refused(plugin.Allocate(allocate(["zero"])))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "/dev/there-is-no-such-node: no such file" in text
+
+
+async def test_a_device_that_kubelet_forgot_that_it_gave_is_not_given_to_the_next_pod() -> None:
+    """Kubelet forgets it when it is asked for its List during the Allocate, just after another pod has ended."""
+    uids = [f"uid-{number}" for number in range(6)]
+
+    def ends_meanwhile(moment: str, call: Call) -> None:
+        if (moment, call.method) == ("begin", "Allocate") and len(kubelet.calls.of("Allocate")) == 5:
+            kubelet.node.pods[uids[3]].running.clear()
+            kubelet.node.pods[uids[3]].phase = Phase.SUCCEEDED
+            kubelet.process.manager.collect()
+
+    async with node(observer=ends_meanwhile) as (_, kubelet):
+        for number in range(4):
+            await kubelet.run_pod(pod(str(number)))
+        await kubelet.finish_pod(uids[0])
+        for number in (4, 5):
+            assert (await kubelet.run_pod(pod(str(number)))).phase is Phase.RUNNING
+        assert isinstance(kubelet.node.runtime, MemoryRuntime)
+        running = [kubelet.node.runtime.running[uid, "main"].device_ids for uid in (*uids[1:3], *uids[4:])]
+        assert len(set(running)) == 4, running
 
 
 async def test_a_thousand_shares_of_one_device() -> None:

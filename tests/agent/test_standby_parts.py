@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from drabridge.agent.options import Options
-from drabridge.agent.standby import Standby, standbys
+from drabridge.agent.standby import Standby
+from drabridge.agent.standby_sockets import standbys
 from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.inventory.identity import KnownIdentities

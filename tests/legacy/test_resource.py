@@ -292,3 +292,20 @@ async def test_what_is_to_leave_the_lane_is_preferred_last(ledger_service: Ledge
     assert place.resource.prefer(["R0", "R1", "R2"], [], 1) == ["R1"]
     assert place.resource.prefer(["R0", "R1", "R2"], ["R2"], 2) == ["R2", "R1"]
     assert place.resource.prefer(["R2"], [], 1) == ["R2"]  # better than a pod that fails
+
+
+async def test_what_was_given_last_is_preferred_last_while_it_is_held(
+    ledger_service: LedgerService, tmp_path: Path
+) -> None:
+    """Kubelet may take it for free though a pod has it (kubernetes/kubernetes#137534)."""
+    radios = [Device(f"radio-{i}", f"R{i}", RESOURCE.name) for i in range(3)]
+    place = Place(ledger_service, tmp_path, "devices")
+    place.devices = {radio.name: radio for radio in radios}
+    await ledger_service.apply(Discovered(tuple(map(LedgerDevice.of, radios)), 1.0))
+    place.resource.follow_inventory()
+    await ledger_service.apply(Allocate({"radio-0": ("R0",)}, 2.0, RESOURCE.name))
+    await ledger_service.apply(Allocate({"radio-1": ("R1",), "radio-2": ("R2",)}, 3.0, RESOURCE.name))
+    assert place.resource.prefer(["R0", "R1", "R2"], [], 1) == ["R0"]
+    assert place.resource.prefer(["R0", "R1"], ["R1"], 1) == ["R1"]  # an init container's
+    assert place.resource.prefer(["R1", "R2"], [], 1) == ["R2"]  # kubelet has no others
+    assert place.resource.prefer(["R0", "R2"], [], 2) == ["R2", "R0"]

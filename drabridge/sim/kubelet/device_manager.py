@@ -87,7 +87,11 @@ class DeviceManager:
             checkpoint.write(self._node.device_plugin_dir, checkpoint.encode(self.state.held, self.state.healthy))
 
     def collect(self) -> None:
-        """UpdateAllocatedDevices: does nothing before all sources of pods are ready."""
+        """UpdateAllocatedDevices: nothing before all sources of pods are ready.
+
+        If it frees something during an Allocate, what is being allocated counts as free afterwards
+        (kubernetes/kubernetes#137534).
+        """
         if self.sources_ready:
             self.state.collect({*self._active_uids(), self._pending_admission})
 
