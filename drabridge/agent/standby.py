@@ -18,6 +18,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deviceplugin import Watcher
 from drabridge.agent.api_watches import ApiWatches
 from drabridge.agent.options import Options
 from drabridge.agent.standby_sockets import SOCKETS, remove_dead
@@ -42,6 +43,7 @@ from drabridge.system.supervise import forever
 from drabridge.telemetry.metrics import Metrics, Sample
 
 if TYPE_CHECKING:
+    from deviceplugin.inotify import Subscription
     from drabridge.dra.standby_relay import Relay
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ POLL_SECONDS = 0.1
 class Standby:
     """What an agent has ready before the ledger is its own. Use it on one loop; :meth:`close` ends what is left.
 
+    ``watcher`` watches kubelet's directory. It is started early: its threads take longer to start than a registration.
     ``cluster`` is the API server that the standby talks to; None without one.
     """
 
@@ -83,6 +86,8 @@ class Standby:
             on_fact=self._take_fact,
         )
         self._inventory_task: asyncio.Task[None] | None = None
+        self.watcher = Watcher()
+        self._watching: Subscription | None = None
         self.cluster: Cluster | None = None
         self._watches: ApiWatches | None = None
         self._ready = False  # can take over, except that devices may still be unknown
@@ -119,6 +124,7 @@ class Standby:
         self._inventory_task = asyncio.create_task(
             forever("inventory", lambda: inventory.run(lambda _: self._on_snapshot())), name="inventory"
         )
+        self._watching = self.watcher.subscribe(self._paths.device_plugins, lambda: None)
         routes: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): lambda _: Response("ok\n"),
             ("GET", "/"): self._readyz,  # somebody may forward a port to this pod during a rollout, to see the page
@@ -232,6 +238,8 @@ class Standby:
     async def close(self) -> None:
         """End the parts that the agent did not take over."""
         await self._end_relay()
+        if self._watching is not None:
+            self._watching.close()
         if (watches := self.take_watches()) is not None:
             await watches.end()
         await self.step_aside()

@@ -119,8 +119,8 @@ class KubeletEvidence:
     async def list_pods(self) -> KubeletList | None:
         """Return kubelet's List; None if kubelet cannot be asked. Waits until no Allocate is open.
 
-        If a pod has just ended, a List makes kubelet count again what is allocated, without what is being allocated: the
-        next pod could get the same device (UpdateAllocatedDevices and allocateContainerResources in
+        If a pod has just ended, a List makes kubelet count again what is allocated, without what is being allocated.
+        The next pod could get the same device (UpdateAllocatedDevices and allocateContainerResources in
         pkg/kubelet/cm/devicemanager/manager.go; kubernetes/kubernetes#137534). An Allocate that begins while the List
         is on its way cannot be waited for, nor what others ask: ``LegacyResource.prefer`` copes with these.
         """
