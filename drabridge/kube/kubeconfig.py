@@ -19,6 +19,7 @@ import msgspec
 from drabridge import yaml_reader
 from drabridge.errors import ConfigError
 from drabridge.kube.access import Access, NoAccess, credential
+from podresources.credential import yaml_problem
 from podresources.resolve.files import UnreadableFileError, read_named
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ def _translated(path: Path, read: Callable[[], T]) -> T:
         why = str(error)
     except MarkedYAMLError as error:
         place = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        why = f"it is no YAML: {error.problem}{place}"
+        why = f"it is no YAML: {yaml_problem(error.problem)}{place}"
     except Exception as error:
         why = f"it has not the form of one ({type(error).__name__})"
     raise ConfigError(f"{path} is not a kubeconfig that can be used: {why}")

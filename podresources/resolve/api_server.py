@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from podresources.credential import defect
+from podresources.credential import defect, yaml_problem
 from podresources.resolve.files import UnreadableFileError, read_named
 from podresources.resolve.http_request import request
 
@@ -86,7 +86,7 @@ def of_kubeconfig(path: Path) -> ApiServer:
         return _from(cluster, user, path.parent)
     except MarkedYAMLError as error:  # its own text quotes the line, which may have the token
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ApiServerError(f"kubeconfig {path} is no YAML: {error.problem}{line}") from None
+        raise ApiServerError(f"kubeconfig {path} is no YAML: {yaml_problem(error.problem)}{line}") from None
     except (UnreadableFileError, YAMLError, OSError) as error:
         raise ApiServerError(f"kubeconfig {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration, RecursionError) as error:

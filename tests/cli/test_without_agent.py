@@ -138,6 +138,11 @@ def test_a_file_that_cannot_be_written_is_an_error_of_one_sentence(
     assert capsys.readouterr().err.startswith(f"drabridge: {tmp_path / name}: ")
 
 
+def test_a_share_of_thousands_of_digits_is_asked_for_as_it_is(tmp_path: Path, capsys: Output) -> None:
+    assert main(["lanes", "set", "example.com/mem", f"dra={'9' * 5000}", "--socket", str(tmp_path / "no.sock")]) == 1
+    assert "there is no socket" in capsys.readouterr().err
+
+
 def test_a_full_disk_is_an_error_of_one_sentence(file: str) -> None:
     command = [sys.executable, "-m", "drabridge", "check-config", file]
     with open("/dev/full", "w") as full:
