@@ -38,6 +38,8 @@ slow: $(VENV)/.dev system  ## what CI runs besides: image, release, site, page i
 
 deep: $(VENV)/.dev system  ## the tests that take minutes each: the ledger's largest searches, a soak, scenarios on the simulated cluster
 	$(BIN)/python -m pytest $(WORKERS) -m deep $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(WORKERS) -m "hypothesis and not deep" --hypothesis-profile=many $(PYTEST_ARGS) \
+	  $$(grep -rlw hypothesis tests --include='test_*.py')
 
 lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests again, with the oldest packages allowed
 	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(WORKERS) $(addprefix tests/,wire podresources \

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import settings
 
 # Shared machines stall now and then; a time limit for one example would make good tests fail.
-settings.register_profile("drabridge", deadline=None)
+settings.register_profile("drabridge", deadline=None, max_examples=50)
+settings.register_profile("many", deadline=None, max_examples=1000)  # make deep
 settings.load_profile("drabridge")
 
 REQUIRED = frozenset(os.environ.get("DRABRIDGE_REQUIRE_MARKERS", "").split())

@@ -21,7 +21,8 @@ def fill(flag: Path) -> None:
         fsync(descriptor)
 
     vars(os)["fsync"] = full
-    Store.__init__.__kwdefaults__["fsync"] = full  # it has taken the real one
+    defaults = Store.__init__.__kwdefaults__ or {}
+    defaults["fsync"] = full  # it has taken the real one
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ def stand_still(hold: Path) -> None:
     slow("open", lambda path, flags=0, *_: bool(flags & CHANGES) and told())
     for name in ("replace", "rename", "unlink", "mkdir"):
         slow(name, told)
-    Store.__init__.__kwdefaults__["fsync"] = os.fsync  # it has taken the real one
+    defaults = Store.__init__.__kwdefaults__ or {}
+    defaults["fsync"] = os.fsync  # it has taken the real one
 
 
 if __name__ == "__main__":
