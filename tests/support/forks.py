@@ -49,6 +49,7 @@ IMPORTED = (
     "kubernetes.config",
     "podresources.cli",
     "podresources.client",
+    "watchdog.observers",
 )
 """What a server imports before it is asked."""
 POLL_SECONDS = 0.005
@@ -170,6 +171,7 @@ def serve(address: str, modules: list[str]) -> None:
         with contextlib.suppress(ImportError):  # the program will say so
             importlib.import_module(name)
     _read_kubeconfigs_here()
+    _begin_once()
     gc.freeze()  # so that a collection in a fork does not copy all pages
     running: dict[int, socket.socket] = {}
     woken, wakes = socket.socketpair()
@@ -216,6 +218,16 @@ def _read_kubeconfigs_here() -> None:
     from drabridge.kube import client, kubeconfig
 
     vars(client)["of_kubeconfig"] = kubeconfig.read
+
+
+def _begin_once() -> None:
+    """What libraries remember of a first time is a quarter of an agent's start: of expressions, messages, types."""
+    from drabridge.cli import build_parser
+    from drabridge.config import load
+
+    build_parser("run")
+    entry = "{name: example.com/a, match: [{subsystem: a}]}"
+    load(f"{{apiVersion: drabridge/v1alpha1, kind: AgentConfig, resources: [{entry}]}}")
 
 
 def _become(asked: dict[str, Any]) -> NoReturn:
