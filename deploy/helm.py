@@ -62,7 +62,9 @@ def _helm() -> subprocess.Popen[bytes]:
     """Start the process. It ends with its standard input, so with this process at the latest."""
     if find_spec("helm_python") is None:
         raise HelmNotInstalledError("Helm's library is not installed: pip install helm-python-sdk")
-    helm = subprocess.Popen([sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _PROGRAM]
+    helm = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)  # it tells of symbolic links
     atexit.register(_end, helm)
     return helm
 
