@@ -13,7 +13,7 @@ PACKAGES := tests/debian-packages.txt
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' drabridge/__init__.py)
 unexport PYTHONDONTWRITEBYTECODE  # tests start the agent hundreds of times; compiling it takes 0.2 s each time
 
-.PHONY: help demo test lint unit deep lowest cluster cluster-all image kind lab gpu bench soak docs picture generated release upload publish push protos \
+.PHONY: help demo test lint unit slow deep lowest cluster cluster-all image kind lab gpu bench soak docs picture generated release upload publish push protos \
 	system clean
 
 help:  ## what can be made
@@ -33,8 +33,13 @@ lint: $(VENV)/.dev
 unit: $(VENV)/.dev system  ## the tests
 	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
+slow: $(VENV)/.dev system  ## what CI runs besides: image, release, site, page in a browser, demo, larger searches of the ledger
+	$(BIN)/python -m pytest $(WORKERS) -m slow $(PYTEST_ARGS) $$(grep -rlw 'mark\.slow' tests --include='test_*.py')
+
 deep: $(VENV)/.dev system  ## the tests that take minutes each: the ledger's largest searches, a soak, scenarios on the simulated cluster
 	$(BIN)/python -m pytest $(WORKERS) -m deep $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(WORKERS) -m "hypothesis and not deep" --hypothesis-profile=many $(PYTEST_ARGS) \
+	  $$(grep -rlw hypothesis tests --include='test_*.py')
 
 lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests again, with the oldest packages allowed
 	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(WORKERS) $(addprefix tests/,wire podresources \

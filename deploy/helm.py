@@ -5,8 +5,10 @@ The Go runtime brings threads and signal handlers, which must not get into a tes
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
+import select
 import subprocess
 import sys
 import unittest
@@ -26,23 +28,24 @@ Json = dict[str, Any]
 _PROGRAM = """
 import json, sys
 import helm_python
-job = json.load(sys.stdin)
-try:
-    if job["do"] == "render":
-        with helm_python.Chart.load(job["chart"]) as chart:
-            chart.validate_schema(job["values"])
-            result = chart.render(job["values"], name=job["name"], namespace=job["namespace"])
-    elif job["do"] == "push":
-        with helm_python.RegistryClient(plain_http=job["plain_http"]) as client:
-            if job["password"]:
-                host = job["remote"].removeprefix("oci://").partition("/")[0]
-                client.login(host, job["user"], job["password"], plain_http=job["plain_http"])
-            result = client.push(job["chart"], job["remote"], plain_http=job["plain_http"])
-    else:
-        result = helm_python.chart.lint(job["chart"], job["values"], strict=True, kube_version=job["kube_version"])
-except helm_python.HelmError as error:
-    result = {"error": str(error)}
-json.dump(result, sys.stdout)
+for line in sys.stdin:
+    job = json.loads(line)
+    try:
+        if job["do"] == "render":
+            with helm_python.Chart.load(job["chart"]) as chart:
+                chart.validate_schema(job["values"])
+                result = chart.render(job["values"], name=job["name"], namespace=job["namespace"])
+        elif job["do"] == "push":
+            with helm_python.RegistryClient(plain_http=job["plain_http"]) as client:
+                if job["password"]:
+                    host = job["remote"].removeprefix("oci://").partition("/")[0]
+                    client.login(host, job["user"], job["password"], plain_http=job["plain_http"])
+                result = client.push(job["chart"], job["remote"], plain_http=job["plain_http"])
+        else:
+            result = helm_python.chart.lint(job["chart"], job["values"], strict=True, kube_version=job["kube_version"])
+    except helm_python.HelmError as error:
+        result = {"error": str(error)}
+    print(json.dumps(result), flush=True)
 """
 
 
@@ -54,15 +57,37 @@ class HelmNotInstalledError(unittest.SkipTest):
     """The wheel ``helm-python-sdk`` is not installed (there is one for x86_64 only). Pytest skips such a test."""
 
 
-@functools.lru_cache(maxsize=64)
-def _run(job: str) -> Json:
+@functools.cache
+def _helm() -> subprocess.Popen[bytes]:
+    """Start the process. It ends with its standard input, so with this process at the latest."""
     if find_spec("helm_python") is None:
         raise HelmNotInstalledError("Helm's library is not installed: pip install helm-python-sdk")
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], input=job, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    answer: Json = json.loads(done.stdout)
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _PROGRAM]
+    helm = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)  # it tells of symbolic links
+    atexit.register(_end, helm)
+    return helm
+
+
+def _end(helm: subprocess.Popen[bytes]) -> None:
+    helm.kill()
+    helm.communicate()
+
+
+@functools.lru_cache(maxsize=64)
+def _run(job: str) -> Json:
+    helm = _helm()
+    assert helm.stdin is not None
+    assert helm.stdout is not None
+    helm.stdin.write(job.encode() + b"\n")
+    helm.stdin.flush()
+    ready, _, _ = select.select([helm.stdout], [], [], LIMIT_SECONDS)
+    said = helm.stdout.readline() if ready else b""
+    if not said:
+        _helm.cache_clear()
+        _end(helm)
+        raise RuntimeError(f"Helm did not answer: {job}")
+    answer: Json = json.loads(said)
     if "error" in answer:
         raise HelmRefusedError(answer["error"])
     return answer
@@ -113,7 +138,7 @@ def _objects(values: Mapping[str, Any] | None, name: str, namespace: str, chart:
         document
         for file, text in sorted(rendered.items())
         if file.endswith(".yaml")
-        for document in yaml.safe_load_all(text)
+        for document in yaml.load_all(text, Loader=yaml.CSafeLoader)
     ]
     return [document for document in documents if document]
 

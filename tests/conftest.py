@@ -7,6 +7,7 @@ such a marker that skips itself fails the run, and so does a marker that no test
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Generator
@@ -15,8 +16,11 @@ import pytest
 from hypothesis import settings
 
 # Shared machines stall now and then; a time limit for one example would make good tests fail.
-settings.register_profile("drabridge", deadline=None)
+settings.register_profile("drabridge", deadline=None, max_examples=50)
+settings.register_profile("many", deadline=None, max_examples=1000)  # make deep
 settings.load_profile("drabridge")
+
+gc.disable()  # until all tests are collected: of a hundred thousand new objects none is garbage
 
 REQUIRED = frozenset(os.environ.get("DRABRIDGE_REQUIRE_MARKERS", "").split())
 _ran: Counter[str] = Counter()
@@ -29,6 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Workers take files in this order only with ``--no-loadscope-reorder``; else those with one test, however long, last.
     """
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """No later collection of garbage looks at thousands of tests and modules, which stay."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -151,7 +151,7 @@ async def with_devices(serial: str, count: int) -> float:
 
 def devices_mib(kind: str, count: int) -> float:
     """Measure in a process of its own."""
-    said = run_under_umockdev("tests.abuse.hostile_memory", kind, "--count", str(count), "--here")
+    said = run_under_umockdev("tests.abuse.hostile_memory", kind, "--count", str(count), "--here", alone=True)
     return float(said.split()[-1])
 
 

@@ -10,5 +10,6 @@ import pytest
 from tests.support import foreign_objects
 
 
+@pytest.mark.slow
 async def test_memory_stays_bounded_with_huge_pods_and_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await foreign_objects.peak_mib(monkeypatch, pods=30, claims=20) < 128

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.config.loader import load
@@ -91,7 +91,6 @@ def _record(
 
 
 @given(records())
-@settings(max_examples=150)
 def test_random_udev_values_never_break_the_builder(found: list[UdevDevice]) -> None:
     """From records to everything that is made of them: lists, CDI files, status, the page, metrics."""
     configuration = config(RESOURCE)
@@ -146,7 +145,6 @@ VALID = _values("subsystem", "sysname", "driver", "devtype").map(lambda one: {"s
 
 
 @given(MATCHERS | VALID, records())
-@settings(max_examples=200)
 def test_any_matcher_is_refused_or_matches(matcher: object, found: list[UdevDevice]) -> None:
     tree = {
         "apiVersion": "drabridge/v1alpha1",

@@ -12,7 +12,9 @@ from tests.support.umockdev import run_under_umockdev
 
 
 def _measure(name: str) -> Callable[[], float]:
-    return lambda: float(run_under_umockdev("tests.support.nvml.measure", name).splitlines()[-1])  # remarks come first
+    return lambda: float(
+        run_under_umockdev("tests.support.nvml.measure", name, alone=True).splitlines()[-1]  # remarks come first
+    )
 
 
 def benchmarks() -> list[Benchmark]:

@@ -19,6 +19,7 @@ def loop_devices() -> set[str]:
     return {path.name for path in Path("/sys/block").glob("loop*")}
 
 
+@pytest.mark.slow
 def test_the_demo_tells_its_story_and_leaves_nothing_behind() -> None:
     done = subprocess.run([sys.executable, "-m", "drabridge", "demo"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr

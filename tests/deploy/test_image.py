@@ -91,6 +91,7 @@ def test_locks_name_no_index(path: Path) -> None:
 # --- the image ------------------------------------------------------------------------------------------------------
 
 needs_podman = [
+    pytest.mark.slow,
     pytest.mark.podman,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap and podman need root here"),

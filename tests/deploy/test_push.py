@@ -24,7 +24,7 @@ from tests.support import docker_registry
 from tests.support.servers import free_port
 from tests.support.waiting import HANG_SECONDS
 
-pytestmark = [pytest.mark.podman, pytest.mark.root]
+pytestmark = [pytest.mark.podman, pytest.mark.root, pytest.mark.slow]
 TYPES = "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
 OCI = "application/vnd.oci.image.manifest.v1+json"
 PULL = """

@@ -83,6 +83,7 @@ def released(clone: Path, key: Path) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_everything_is_there_and_signed(released: Path) -> None:
     names = {path.name for path in released.iterdir()}
     prefix = f"drabridge-{__version__}"
@@ -102,6 +103,7 @@ def test_everything_is_there_and_signed(released: Path) -> None:
     assert names == wanted | {f"{name}.sig" for name in wanted} | {"cosign.pub"}
 
 
+@pytest.mark.slow
 def test_a_reader_of_the_security_policy_can_verify_it(released: Path, tmp_path: Path) -> None:
     text = (ROOT / "SECURITY.md").read_text()
     (block,) = re.findall(r"```console\n(\$ openssl.*?)```", text.partition("## Verify a release")[2], re.DOTALL)
@@ -121,6 +123,7 @@ def test_a_reader_of_the_security_policy_can_verify_it(released: Path, tmp_path:
     assert "Verified OK" not in command("bash", "-c", script, cwd=there).stdout  # nor the signature of the sums
 
 
+@pytest.mark.slow
 def test_every_signature_is_of_its_file_alone(released: Path) -> None:
     public = (released / "cosign.pub").read_bytes()
     signed = [path for path in released.iterdir() if path.suffix != ".sig" and path.name != "cosign.pub"]
@@ -129,6 +132,7 @@ def test_every_signature_is_of_its_file_alone(released: Path) -> None:
     assert not any(signatures.is_signed(path, signatures.public_pem(other)) for path in signed)
 
 
+@pytest.mark.slow
 def test_the_provenance_names_commit_files_and_what_went_in(released: Path, clone: Path, key: Path) -> None:
     envelope = json.loads((released / f"drabridge-{__version__}-provenance.intoto.jsonl").read_text())
     payload = base64.b64decode(envelope["payload"])
@@ -183,6 +187,7 @@ def test_the_provenance_names_no_base_that_was_not_used(tmp_path: Path, monkeypa
     assert not any("python" in one["uri"] for one in built["resolvedDependencies"])
 
 
+@pytest.mark.slow
 def test_the_bill_is_valid_and_has_every_locked_package_with_its_licence(released: Path) -> None:
     text = (released / f"drabridge-{__version__}.cdx.json").read_text()
     assert list(cyclonedx_schema().iter_errors(json.loads(text))) == []
@@ -196,6 +201,7 @@ def test_the_bill_is_valid_and_has_every_locked_package_with_its_licence(release
     assert bill.UNKNOWN not in licences
 
 
+@pytest.mark.slow
 def test_the_three_wheels_have_one_version_and_share_no_file(released: Path) -> None:
     """All three in one environment: a file of two of them would be lost when one is removed."""
     wheels = {path.name.split("-")[0]: zipfile.ZipFile(path) for path in released.glob("*.whl")}
@@ -218,6 +224,7 @@ def test_the_three_wheels_have_one_version_and_share_no_file(released: Path) -> 
     assert "podresources = podresources.cli:main" in scripts
 
 
+@pytest.mark.slow
 def test_package_and_chart_have_one_version_and_no_custom_resource(released: Path) -> None:
     listed = command("tar", "-tzf", released / f"drabridge-{__version__}.tgz", cwd=released).stdout.split()
     assert "drabridge/Chart.yaml" in listed
@@ -226,6 +233,7 @@ def test_package_and_chart_have_one_version_and_no_custom_resource(released: Pat
     assert about["version"] == about["appVersion"] == __version__
 
 
+@pytest.mark.slow
 def test_the_note_is_the_changelogs_section(released: Path) -> None:
     note = (released / f"drabridge-{__version__}-note.md").read_text()
     assert note.strip()
@@ -242,6 +250,7 @@ def test_a_version_without_a_note_is_refused(changelog: str, said: str) -> None:
         notes.of_version(changelog, "1.2.3")
 
 
+@pytest.mark.slow
 def test_what_is_not_committed_is_never_released(clone: Path, tmp_path: Path) -> None:
     readme = clone / "README.md"
     before = readme.read_text()

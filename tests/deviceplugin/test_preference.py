@@ -6,7 +6,7 @@ import random
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deviceplugin import preference
@@ -133,7 +133,6 @@ def check_valid(chosen: list[str], available: list[str], must: list[str], size: 
     assert set(must) <= set(chosen) <= set(available)
 
 
-@settings(max_examples=300, deadline=None)
 @given(requests())
 def test_small_worlds_get_the_optimum(request: tuple[list[Unit], list[str], list[str], int, ReplicaPolicy]) -> None:
     units, available, must, size, policy = request
@@ -143,7 +142,6 @@ def test_small_worlds_get_the_optimum(request: tuple[list[Unit], list[str], list
         assert cost(units, available, chosen, policy) == cheapest(units, available, must, size, policy)
 
 
-@settings(max_examples=300, deadline=None)
 @given(requests())
 def test_the_shortcut_keeps_what_it_promises(
     request: tuple[list[Unit], list[str], list[str], int, ReplicaPolicy],

@@ -21,6 +21,7 @@ from tests.support.waiting import HANG_SECONDS
 
 pytest.importorskip("mkdocs", reason="mkdocs-material (dependency group `docs`) is not installed")
 
+pytestmark = pytest.mark.slow
 BROWSER = shutil.which("chromium") or ""
 SETTINGS = "docs/site/mkdocs.yml"  # below the root
 

@@ -61,9 +61,10 @@ def run(tmp_path: Path, required: str, tests: str = SUITE) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_search_tells_what_it_explored(tmp_path: Path) -> None:
+def test_the_search_tells_what_it_explored_and_tests_marked_long_begin_first(tmp_path: Path) -> None:
     status, output = run(tmp_path, "")
     assert status == 0, output
+    assert re.findall(r"PASSED tests/area/(test_\w+)", output) == ["test_long", "test_it", "test_it"]
     assert "ledger: search of small worlds" in output
     assert "a world: 7 states" in output
 
@@ -86,9 +87,3 @@ def test_what_is_required_and_ran_is_counted(tmp_path: Path) -> None:
     status, output = run(tmp_path, "podman")
     assert status == 0, output
     assert "tests that ran on the real thing: podman 1" in output
-
-
-def test_tests_marked_long_begin_first(tmp_path: Path) -> None:
-    status, output = run(tmp_path, "")
-    assert status == 0, output
-    assert re.findall(r"PASSED tests/area/(test_\w+)", output) == ["test_long", "test_it", "test_it"]

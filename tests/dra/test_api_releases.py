@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from drabridge.inventory.devices import Presence
 from drabridge.ledger.entries import Owner
 from drabridge.sim.releases import RELEASES
+from tests.support.api_schemas import validate
 from tests.support.dra_node import CONFIG, DraNode, a_node, gpu
 from tests.support.waiting import until
-
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
 
 WITHOUT_GATES = ("1.34", "1.35")  # taints, shares, leases and partitions are alpha there: off by default
 ALL_GATES = ("DRADeviceTaints", "DRAConsumableCapacity", "DRAPartitionableDevices", "DRADeviceBindingConditions")
@@ -43,7 +42,7 @@ async def test_a_claims_life_is_in_the_schema_of_every_release(release: str) -> 
         found = [*stored(node, "resourceslices"), *stored(node, "resourceclaims")]
         assert len(found) >= 2
         for obj in found:
-            kubernetes_validate.validate(obj, release, strict=True)
+            validate(obj, release)
 
         await node.unprepare(claim)
         node.claims.deallocate("cl")
@@ -73,7 +72,7 @@ async def test_a_faulty_device_is_tainted_or_where_taints_are_off_withdrawn(rele
         else:
             await until(lambda: node.tainted() == ["gpu-1"], why="the taint")
         for obj in node.slices():
-            kubernetes_validate.validate(obj, release, strict=True)
+            validate(obj, release)
         await node.change(gpu_1=(Presence.PRESENT, ""))
         await until(lambda: node.tainted() == [], why="the end of the taint")
         await published(node, "gpu-0", "gpu-1", "shared-0")
@@ -120,6 +119,6 @@ async def test_parts_are_offered_where_the_server_takes_their_counters(release: 
         await published(node, "gpu-0", *(["part-1", "part-2"] if all_of_it else []))
         assert ("DRAPartitionableDevices" in node.missing()) is not all_of_it
         for obj in node.slices():
-            kubernetes_validate.validate(obj, release, strict=True)
+            validate(obj, release)
         assert await node.prepared(node.claims.add("cl", "gpu-0"))
         assert "part-1" in await node.refused(node.claims.add("part", "part-1"))

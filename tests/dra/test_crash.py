@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
-import sys
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,21 @@ from drabridge.ledger.entries import Owner
 from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.wire import dra_v1_pb2, dra_v1_pb2_grpc
 from tests.dra.crash_child import CONFIG, EXIT_STATUS, FEW, MANY
+from tests.support import forks
 from tests.support.dra_node import DRIVER, Claims, DraNode, add_node
 from tests.support.waiting import PATIENCE, short_directory, until
 
 
 @contextlib.asynccontextmanager
-async def child(root: Path, kubeconfig: Path, phase: str, at: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    log = os.open(root / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.dra.crash_child", str(root), str(kubeconfig), phase, str(at)),
-        cwd=Path(__file__).resolve().parents[2],
-        stderr=log,
-    )
-    os.close(log)
+async def child(root: Path, kubeconfig: Path, phase: str, at: int) -> AsyncIterator[forks.Forked]:
+    log = root / "log"
+    log.unlink(missing_ok=True)
+    process = forks.fork(("-m", "tests.dra.crash_child", str(root), str(kubeconfig), phase, str(at)), log, os.environ)
     try:
         yield process
     finally:
         if process.returncode is None:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
         await process.wait()
 
 

@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.inventory.devices import device_id_of
@@ -72,7 +72,6 @@ def test_every_value_gives_a_valid_id_and_name(value: str) -> None:
     assert id_of(device_id) == device_id, "an id is stable when it is read back"
 
 
-@settings(max_examples=500)
 @given(texts, texts)
 def test_different_values_stay_different(one: str, other: str) -> None:
     """Ids never merge; names merge only where nothing but case differs, and that is a visible collision."""
@@ -95,7 +94,6 @@ worlds = st.lists(
 )
 
 
-@settings(max_examples=400)
 @given(worlds, st.randoms(use_true_random=False), st.sets(few))
 def test_order_does_not_matter_and_nothing_is_shared(
     world: list[Candidate], rng: random.Random, held: set[str]
@@ -115,7 +113,6 @@ def test_order_does_not_matter_and_nothing_is_shared(
     assert all(set(collision.syspaths) - named for collision in collisions), "nobody is accused without being withheld"
 
 
-@settings(max_examples=400)
 @given(worlds, worlds, st.sets(few))
 def test_who_has_a_name_keeps_it_whatever_is_plugged_in(
     first: list[Candidate], later: list[Candidate], held: set[str]

@@ -15,14 +15,16 @@ from drabridge.ledger.transitions.no_change import ignore
 from tests.ledger.search.mutants import MUTANTS, STARVING, Mutant, other_rows
 from tests.ledger.search.search import search
 from tests.ledger.search.states import Config
-from tests.ledger.search.worlds import LEASES, OTHERS, PROOFS
+from tests.ledger.search.worlds import LEASES, OTHERS, PROOFS, SMALLEST
+
+ALL = {**OTHERS, **LEASES, **PROOFS}
 
 
-@pytest.mark.parametrize("name", [*OTHERS, *LEASES, *PROOFS])
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in SMALLEST else pytest.mark.slow) for one in ALL])
 def test_no_reachable_state_breaks_an_invariant_or_leaks(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    found = search({**OTHERS, **LEASES, **PROOFS}[name])
+    found = search(ALL[name])
     record_property("search", f"{name}: {str(found).splitlines()[0]}")
     assert not found.violation, str(found)
     assert found.states > 10_000

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.request import urlopen
 
+from tests.support import forks
 from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = "import sys, warnings; warnings.simplefilter('error'); from podresources.cli import main; sys.exit(main())"
 
 
 class Done(NamedTuple):
@@ -29,15 +32,7 @@ async def start(*arguments: str | Path) -> Process:
 
 
 async def run(*arguments: str | Path) -> Done:
-    process = await start(*arguments)
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), HANG_SECONDS)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return Done(process.returncode, out.decode(), err.decode())
+    return Done(*await asyncio.wait_for(forks.said("-c", PROGRAM, *map(str, arguments)), HANG_SECONDS))
 
 
 async def interrupt(process: Process, number: int = signal.SIGTERM) -> Done:

@@ -23,6 +23,7 @@ BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.chromium,
     pytest.mark.skipif(not BROWSER, reason="no chromium here (Debian: apt-get install chromium)"),
 ]

@@ -7,9 +7,12 @@ import os
 import sys
 from pathlib import Path
 
+from drabridge.cli import main
+from drabridge.ledger.store import Store
+
 
 def fill(flag: Path) -> None:
-    """Replace ``os.fsync`` of this process, before the agent is imported."""
+    """Replace ``os.fsync`` of this process."""
     fsync = os.fsync
 
     def full(descriptor: int) -> None:
@@ -18,10 +21,10 @@ def fill(flag: Path) -> None:
         fsync(descriptor)
 
     vars(os)["fsync"] = full
+    defaults = Store.__init__.__kwdefaults__ or {}
+    defaults["fsync"] = full  # it has taken the real one
 
 
 if __name__ == "__main__":
     fill(Path(sys.argv[1]))
-    from drabridge.cli import main
-
     sys.exit(main(sys.argv[2:]))

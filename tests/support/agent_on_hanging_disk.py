@@ -14,12 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from drabridge.cli import main
+from drabridge.ledger.store import Store
+
 POLL_SECONDS = 0.005
 CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def stand_still(hold: Path) -> None:
-    """Replace calls of this process, before the agent is imported."""
+    """Replace calls of this process."""
     hung = Path(f"{hold}.hung")
 
     def hangs(path: str) -> bool:
@@ -49,10 +52,10 @@ def stand_still(hold: Path) -> None:
     slow("open", lambda path, flags=0, *_: bool(flags & CHANGES) and told())
     for name in ("replace", "rename", "unlink", "mkdir"):
         slow(name, told)
+    defaults = Store.__init__.__kwdefaults__ or {}
+    defaults["fsync"] = os.fsync  # it has taken the real one
 
 
 if __name__ == "__main__":
     stand_still(Path(sys.argv[1]))
-    from drabridge.cli import main
-
     sys.exit(main(sys.argv[2:]))

@@ -47,6 +47,9 @@ IMPORTED = (
     "drabridge.kube.client",
     "kubernetes.client",
     "kubernetes.config",
+    "podresources.cli",
+    "podresources.client",
+    "watchdog.observers",
 )
 """What a server imports before it is asked."""
 POLL_SECONDS = 0.005
@@ -93,9 +96,9 @@ async def start(
 ) -> asyncio.subprocess.Process | Forked:
     """Start ``python WORDS``, by a fork where that is the same; ``output`` gets all it says.
 
-    A program that changes what the agent imports before it does so is started as usual.
+    A program that changes what the agent uses finds all of it imported.
     """
-    if wanted() and words[:2] == ("-m", "drabridge"):
+    if wanted():
         return fork(words, output, environment)
     with output.open("ab") as log:
         return await asyncio.create_subprocess_exec(sys.executable, *words, stdout=log, stderr=log, env=environment)
@@ -116,7 +119,7 @@ async def said(*words: str) -> tuple[int, str, str]:
 
 
 def fork(words: tuple[str, ...], output: Path, environment: Mapping[str, str], *, errors: Path | None = None) -> Forked:
-    """Fork a process that does what ``python WORDS`` does; they begin with ``-m``.
+    """Fork a process that does what ``python WORDS`` does; they begin with ``-m`` or ``-c``.
 
     ``output`` gets all it says, or ``errors`` its standard error.
     """
@@ -168,6 +171,7 @@ def serve(address: str, modules: list[str]) -> None:
         with contextlib.suppress(ImportError):  # the program will say so
             importlib.import_module(name)
     _read_kubeconfigs_here()
+    _begin_once()
     gc.freeze()  # so that a collection in a fork does not copy all pages
     running: dict[int, socket.socket] = {}
     woken, wakes = socket.socketpair()
@@ -216,6 +220,16 @@ def _read_kubeconfigs_here() -> None:
     vars(client)["of_kubeconfig"] = kubeconfig.read
 
 
+def _begin_once() -> None:
+    """What libraries remember of a first time is a quarter of an agent's start: of expressions, messages, types."""
+    from drabridge.cli import build_parser
+    from drabridge.config import load
+
+    build_parser("run")
+    entry = "{name: example.com/a, match: [{subsystem: a}]}"
+    load(f"{{apiVersion: drabridge/v1alpha1, kind: AgentConfig, resources: [{entry}]}}")
+
+
 def _become(asked: dict[str, Any]) -> NoReturn:
     """Be the program, to its end."""
     signal.set_wakeup_fd(-1)
@@ -229,7 +243,7 @@ def _become(asked: dict[str, Any]) -> NoReturn:
         os.dup2(source, target)
         os.close(source)
     faulthandler.enable()  # a fault in a library leaves every thread's place in the output
-    code = _run(*asked["words"][1:])  # after -m
+    code = run(*asked["words"])
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
@@ -238,11 +252,15 @@ def _become(asked: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
-def _run(what: str, *words: str) -> int:
-    """Do what ``python -m WHAT WORDS`` does; returns the exit status."""
+def run(option: str, what: str, *words: str) -> int:
+    """Do what ``python -m WHAT WORDS`` or ``python -c WHAT WORDS`` does, in this process; returns the exit status."""
     try:
-        sys.argv = [what, *words]
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        if option == "-m":
+            sys.argv = [what, *words]
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [option, *words]
+            exec(what, {"__name__": "__main__"})  # noqa: S102 (a test wrote it)
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
+import json
 import os
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,16 +30,56 @@ needs_umockdev = [
 ]
 
 
-def run_under_umockdev(module: str, *arguments: str, **environment: str) -> str:
-    """Run a module in a process of its own, which libumockdev needs; return its output."""
-    words = ("-W", "error", "-m", module, *arguments)
+class _Runner:
+    """A process under umockdev that runs modules one after the other."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [str(WRAPPER), sys.executable, "-W", "error", "-m", "tests.support.umockdev_runner"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def run(self, job: dict[str, Any]) -> int | None:
+        """Return the exit status that the module would have had; None: it ended the process, or took too long."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], RUN_SECONDS)
+        answer = self._process.stdout.readline() if ready else b""
+        return int(answer) if answer else None
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@functools.cache
+def _runner() -> _Runner:
+    """The one of this process."""
+    runner = _Runner()
+    atexit.register(runner.end)
+    return runner
+
+
+def run_under_umockdev(module: str, *arguments: str, alone: bool = False, **environment: str) -> str:
+    """Run a module in another process, which libumockdev needs; return its output.
+
+    Modules share that process, until one fails: to import what they need costs more than most of them do. ``alone``
+    gives the module one of its own, where memory is measured, say.
+    """
+    runner = _Runner() if alone else _runner()
     with tempfile.TemporaryDirectory(prefix="umockdev") as folder:
         output = Path(folder) / "output"
-        with output.open("wb") as file:
-            code = subprocess.run(
-                [str(WRAPPER), sys.executable, *words],
-                cwd=ROOT, env=os.environ | environment, stdout=file, stderr=file, timeout=RUN_SECONDS, check=False,
-            ).returncode  # fmt: skip
+        output.touch()
+        job = {"words": (module, *arguments), "output": str(output), "environment": {**os.environ, **environment}}
+        code = runner.run(job)
+        if code != 0:
+            _runner.cache_clear()
+        if code != 0 or alone:
+            runner.end()
         said = output.read_text(errors="replace")
     assert code == 0, f"{module} {arguments} ended with {code}\n{said}"
     return said

@@ -321,7 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a pod that kubelet forgot ends with the one that has its device now",
-        replace(_PROOFS, kinds=frozenset({"forget"}), step=_forgets_the_forgotten),
+        replace(_PROOFS, moves=0, kinds=frozenset({"forget"}), step=_forgets_the_forgotten),
     ),
     # leases
     Mutant("the condition before kubelet's acknowledgement", replace(_LEASES, step=_leases_early)),
@@ -361,7 +361,7 @@ MUTANTS: tuple[Mutant, ...] = (
 STARVING: tuple[Mutant, ...] = (
     Mutant(
         "a lease is never granted",
-        replace(_LEASES, step=other_rows(DeviceSignal.LEASE_GRANTED, Owner, _not_now)),
+        replace(_LEASES, pods=0, step=other_rows(DeviceSignal.LEASE_GRANTED, Owner, _not_now)),
     ),
     Mutant(
         "a denial outlives the claim's allocation",

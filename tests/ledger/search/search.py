@@ -16,7 +16,7 @@ from drabridge.ledger.entries import Lane
 from tests.ledger.search.explore import Explorer, Visited
 from tests.ledger.search.packing import Codes
 from tests.ledger.search.states import Broken, Config
-from tests.ledger.search.trace import first_violation, way_to
+from tests.ledger.search.trace import first_violation, way_to_nearest
 from tests.ledger.search.world import World
 from tests.ledger.search.worlds import WORLDS
 
@@ -75,10 +75,10 @@ def _search(config: Config, liveness: bool, limit: int, begin: float) -> Found:
     except Broken:
         return found(*first_violation(explorer, levels))
     if liveness and len(stuck := explorer.stuck(visited.all())):
-        trace = min((way_to(explorer, levels, code) for code in stuck[:100].tolist()), key=len)
+        trace = way_to_nearest(explorer, levels, stuck)
         return found("I7 leak: no way to drain from here", trace)
     if liveness and config.leases and len(stuck := explorer.unserved(visited.all())):
-        trace = min((way_to(explorer, levels, code) for code in stuck[:100].tolist()), key=len)
+        trace = way_to_nearest(explorer, levels, stuck)
         return found("L3 progress: a claim may wait for ever for its condition", trace)
     return found()
 

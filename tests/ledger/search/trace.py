@@ -38,6 +38,12 @@ def way_to(explorer: Explorer, levels: list[Codes], code: int) -> tuple[str, ...
     return tuple(reversed(way))
 
 
+def way_to_nearest(explorer: Explorer, levels: list[Codes], codes: Codes) -> tuple[str, ...]:
+    """The labels on a shortest way to any of these states."""
+    found = next(both for level in levels if len(both := np.intersect1d(level, codes)))
+    return way_to(explorer, levels, int(found[0]))
+
+
 def _before(explorer: Explorer, level: Codes, code: int) -> int:
     """A state of ``level`` that ``code`` can follow."""
     level = next(chunk for chunk in chunks(level) if _has(explorer.after(chunk), code))

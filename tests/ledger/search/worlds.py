@@ -103,4 +103,15 @@ PROOFS: Mapping[str, Config] = {
         _LEASES, devices=1, claims=1, faults=1, proofs=True, kinds=_KEPT
     ),
 }
+SMALLEST = (
+    "1 device, 2 pods, a claim, a cordon, two faults",
+    "1 device, 2 pods, 2 claims, a move, late evidence, a fault",
+    "1 device, a pod, 2 claims, a move, files lost and kubelet shows no claims, two faults",
+    "2 devices at one place, 2 pods, late evidence, two faults",
+    "2 devices at one place, 2 claims, a fault",
+    "1 device, 2 pods, a claim, leases, the record is kept, a fault",
+    "1 device, a pod, 2 claims, leases, lent to claims",
+    "1 device, 2 pods, a claim, a move, ends proven, late evidence",
+)
+"""Of OTHERS, LEASES and PROOFS: at most 5 s each, and one at least for each fault and each API. For ``make test``."""
 WORLDS: Mapping[str, Config] = {**DEEP, **OTHERS, **LEASES, **PROOFS}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drabridge.cli import main
@@ -157,7 +157,6 @@ ANY = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.text(), ANY), st.sampled_from([None, 0, 2, "\t"]), st.booleans(), st.data())
 def test_what_is_json_is_what_pythons_own_parser_takes(
     said: dict[str, object], indent: int | str | None, ascii_only: bool, data: st.DataObject

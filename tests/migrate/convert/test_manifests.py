@@ -15,8 +15,7 @@ from drabridge.sim.apiserver.objects import Objects, Writer
 from drabridge.sim.apiserver.store import Store
 from drabridge.sim.releases import DEFAULT, RELEASES
 from tests.migrate.convert.checks import check, pods_of, templates_of
-
-kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="the API's schemas are not installed")
+from tests.support.api_schemas import validate
 
 FILES = sorted((Path(__file__).parents[1] / "manifests").glob("*.yaml"))
 EXPECT = re.compile(r"# expect: pods=(\d+) templates=(\S*) left=(\d+)")
@@ -41,7 +40,7 @@ def test_the_api_takes_what_it_became(path: Path) -> None:
     text = check(path.read_bytes().decode()).text
     for template in templates_of(text):
         for release in RELEASES:
-            kubernetes_validate.validate(template, release, strict=True)
+            validate(template, release)
         namespace = template["metadata"].get("namespace", "default")
         server = Objects(Store(), RELEASES[DEFAULT].gates_with())
         if namespace != "default":
@@ -50,7 +49,7 @@ def test_the_api_takes_what_it_became(path: Path) -> None:
     for pod in pods_of(text):
         if all("image" in container for container in pod["spec"]["containers"]):
             for release in RELEASES:
-                kubernetes_validate.validate(pod, release, strict=True)
+                validate(pod, release)
         names = {claim["name"] for claim in pod["spec"].get("resourceClaims", ())}
         for container in [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]:
             assert {claim["name"] for claim in container.get("resources", {}).get("claims", ())} <= names

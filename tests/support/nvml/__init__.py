@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,20 @@ H100_PROFILES = {
 }
 
 
+@functools.cache
+def _compiled() -> bytes:
+    assert COMPILER is not None
+    options = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libnvidia-ml.so.1")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "libnvidia-ml.so.1"
+        subprocess.run(
+            [COMPILER, *options, "-o", str(library), str(SOURCE), "-ldl"],
+            check=True,
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+        )
+        return library.read_bytes()
+
+
 class StandIn:
     """The library in a folder of its own, and what it answers. Every change is there at once for who asks next."""
 
@@ -61,13 +77,7 @@ class StandIn:
         self._file = folder / "nvml.txt"
         self._lines: dict[tuple[str, str], list[str]] = {}
         self._events = 0
-        assert COMPILER is not None
-        options = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libnvidia-ml.so.1")
-        subprocess.run(
-            [COMPILER, *options, "-o", str(self.library), str(SOURCE), "-ldl"],
-            check=True,
-            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
-        )
+        self.library.write_bytes(_compiled())
         self.set("-", driver="580.95.05", cuda=13000)
         for index in range(gpus):
             self.set(
