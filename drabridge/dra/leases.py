@@ -26,7 +26,6 @@ from drabridge.config import schema as config
 from drabridge.dra.allocation import allocation_here
 from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
-from drabridge.dra.concurrency import end
 from drabridge.dra.deallocation import holds_of
 from drabridge.dra.observer import LeaseEnded, LeaseOutcome, Observer
 from drabridge.errors import DrabridgeError
@@ -38,7 +37,7 @@ from drabridge.ledger.entries import ClaimRef, Lane, Owner, WaitsFor
 from drabridge.ledger.events import ClaimAllocated, DeviceUse, LeaseDenied, LeaseGranted
 from drabridge.ledger.service import LedgerService
 from drabridge.offers.slices import lease_condition, lease_denied_condition
-from drabridge.system.supervise import WakeUp, forever
+from drabridge.system.supervise import WakeUp, end, forever
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
