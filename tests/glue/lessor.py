@@ -204,6 +204,13 @@ class Lessor:
         self._left.add(task)
         task.add_done_callback(self._left.discard)
 
+    def label(self, name: str, turn: str) -> None:
+        """Change a claim in something that is of no account here."""
+        labels = {"turn": turn}
+        self.objects.modify(
+            "resourceclaims", name, lambda one: one["metadata"].update(labels=labels), namespace=NAMESPACE
+        )
+
     def set_status(self, name: str, **status: Any) -> None:
         self.objects.modify(
             "resourceclaims", name, lambda one: one["status"].update(status), namespace=NAMESPACE, subresource="status"
