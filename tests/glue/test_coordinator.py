@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from tests.glue import processes  # isort: skip  # first: it brings the clock
+from drabridge.config.loader import load
 from drabridge.coordinator.main import Coordinator
 from drabridge.errors import ClusterError
 from drabridge.kube.claim_hints import hints_name, hints_object
@@ -49,6 +53,27 @@ class _Connection(Connection):
     has_dra = True
     reads = 0
 
+    def __init__(self, objects: Any, trouble: Trouble) -> None:
+        super().__init__(objects, trouble)
+        self.lists: Counter[str] = Counter()
+        self.questions = 0  # writes that are not stored
+        self.before_delete: Callable[[], None] = lambda: None
+        self.admit: Callable[[Json], None] = lambda body: None  # what a webhook changes in what is created
+
+    async def list(self, kind: Any, **more: Any) -> Any:
+        self.lists[kind.plural] += 1
+        return await super().list(kind, **more)
+
+    async def create(self, kind: Any, body: Any, *, namespace: str = "", dry_run: bool = False) -> Json:
+        self.questions += dry_run
+        body = copy.deepcopy(body)
+        self.admit(body)
+        return await super().create(kind, body, namespace=namespace, dry_run=dry_run)
+
+    async def delete(self, *given: Any, **more: Any) -> None:
+        self.before_delete()
+        await super().delete(*given, **more)
+
     async def read(self, path: str) -> Json:
         self.reads += 1
         return await super().read(path) if self.has_dra else {"versions": [{"version": "v1alpha1"}]}
@@ -62,8 +87,10 @@ class _Connection(Connection):
 class Life:
     """A coordinator, its election and its API server."""
 
-    def __init__(self, dice: random.Random) -> None:
-        self.objects, self.trouble, self.pages = SimApiServer().objects, Trouble(dice), _Pages()
+    def __init__(self, dice: random.Random, file: Path | None = None) -> None:
+        """``file``: a configuration with fabric devices."""
+        self.api, self.trouble, self.pages = SimApiServer(), Trouble(dice), _Pages()
+        self.objects = self.api.objects
         self.connection = _Connection(self.objects, self.trouble)
         self.started: Callable[[], None]
         self.healthy: Callable[[], bool]
@@ -72,7 +99,9 @@ class Life:
         self.stop: Callable[[], None]
         self.begun: list[asyncio.Task[Any]] = []
         connections: Any = (self.connection,)
-        self.coordinator = Coordinator(connections, DRIVER, Election("lock", CONTROL, "one"), lambda: self, self.pages)
+        config = None if file is None else (file, load(file))
+        election = Election("lock", CONTROL, "one")
+        self.coordinator = Coordinator(connections, DRIVER, election, lambda: self, self.pages, config)
 
     async def lead(self, election: Election, load: Any, started: Any, healthy: Any, heard: Any) -> None:
         """In place of the client library's election, in a thread of its own."""
@@ -137,11 +166,11 @@ def _text(body: bytes | str) -> str:
     return body if isinstance(body, str) else body.decode()
 
 
-def play(script: Callable[[Life], Awaitable[None]]) -> None:
+def play(script: Callable[[Life], Awaitable[None]], file: Path | None = None) -> None:
     """Run a script beside a coordinator; at the end it leaves nothing behind."""
 
     async def whole(dice: random.Random) -> None:
-        one = Life(dice)
+        one = Life(dice, file)
         before = asyncio.all_tasks()
         await one.run()
         await script(one)
@@ -149,6 +178,7 @@ def play(script: Callable[[Life], Awaitable[None]]) -> None:
             one.stops[0]()
         with contextlib.suppress(LostLeadershipError):
             await asyncio.wait_for(one.task, 10.0)
+        await asyncio.sleep(0)
         assert asyncio.all_tasks() == before
         assert one.pages.closed
 
