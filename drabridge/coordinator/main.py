@@ -52,7 +52,7 @@ class Coordinator:
         self._election = election
         self._load = load
         self._leads = asyncio.Event()
-        self._beat = time.monotonic()
+        self._beat: float  # when the loop last turned
         self._pending = PendingClaims(driver, lambda pool: self._writer.changed(pool))
         self._heard_at = -math.inf  # when the API server last showed or took the Lease
         self._fabric = Fabric(clusters[0], *config, self._version) if config is not None else None

@@ -22,6 +22,7 @@ from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.identity_store import IdentityStore
+from drabridge.inventory.inventory import Inventory
 from drabridge.inventory.observer import EventSeen, Fact, Reconciled, SourceChanged
 from drabridge.ledger.entries import Entry, Hold, Ledger, LedgerDevice, Owner
 from drabridge.ledger.lock import LedgerLockedError, Lock
@@ -143,6 +144,23 @@ async def test_it_is_ready_once_it_knows_the_devices_and_refuses_what_it_does_no
         assert (code, one.standby.words in json.loads(text)["error"]) == (409, True)
         assert (await asked(control, "/metrics"))[0] == 200
         assert not one.waiting.done()
+
+
+async def test_it_is_not_ready_while_it_looks_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_look, look = asyncio.Event(), Inventory.run
+
+    async def late(self: Inventory, on_snapshot: Any) -> None:
+        await may_look.wait()
+        await look(self, on_snapshot)
+
+    monkeypatch.setattr(Inventory, "run", late)
+    async with beside() as one:
+        one.begin()
+        await until(lambda: one.sockets and one.port.address, 30, "its sockets")
+        await asyncio.sleep(0.2)
+        assert (await one.page("/readyz"))[0] == 503
+        may_look.set()
+        await until(one.ready, 30, "the devices")
 
 
 async def test_a_dead_standby_s_socket_is_removed_and_a_live_one_s_stays() -> None:

@@ -34,6 +34,7 @@ class Hall:
         self.file = root / "config.yaml"
         self.hosts: dict[str, BaseException | float | None] = {}  # an error, or the seconds that it takes
         self.connections: list[str] = []
+        self.open = 0  # connections
         self.logged: list[logging.LogRecord] = []
         monkeypatch.setattr(asyncio, "open_connection", self._connect)
 
@@ -46,7 +47,7 @@ class Hall:
         if isinstance(answer, BaseException):
             raise answer
         await asyncio.sleep(answer or 0.0)
-        return None, _Writer()
+        return None, _Writer(self)
 
 
 class _Kept(logging.Handler):
@@ -59,12 +60,16 @@ class _Kept(logging.Handler):
 
 
 class _Writer:
+    def __init__(self, hall: Hall) -> None:
+        self._hall = hall
+        hall.open += 1
+
     @property
     def transport(self) -> _Writer:
         return self
 
     def abort(self) -> None:
-        """It has no more to say."""
+        self._hall.open -= 1
 
 
 @pytest.fixture
@@ -410,6 +415,7 @@ def test_a_check_follows_its_configuration_and_ends_with_its_device(hall: Hall) 
         hall.write("{name: a}")
         await asyncio.sleep(20.0)
         assert devices(one) == {"a": []}, "nobody checks it any more"
+        assert hall.open == 0
 
     tell(hall, script)
 

@@ -82,6 +82,22 @@ def test_calls_are_answered_while_one_agent_follows_another() -> None:
     play(script)
 
 
+def test_kubelet_knows_the_devices_health_a_few_seconds_after_a_handover() -> None:
+    """It forgets it when the standby's endpoint goes; a pod's status would say Unknown."""
+
+    async def script(node: Node, story: Story) -> None:
+        await ask_for(story, "a")
+        await asyncio.sleep(10.0)
+        node.start_agent()
+        await asyncio.sleep(10.0)
+        await node.stop_agent()
+        await asyncio.sleep(5.0)
+        assert endpoints(node) == ONE_AGENT
+        assert health(node) == {"Healthy"}
+
+    play(script)
+
+
 def test_a_standby_that_ends_leaves_the_calls_to_the_agent_that_serves() -> None:
     async def script(node: Node, story: Story) -> None:
         node.start_agent()

@@ -13,8 +13,8 @@ from tests.glue.lessor import DENIED, LEASE, Lessor, play, result, shared  # iso
 from drabridge.config.schema import Leases as Rules
 from drabridge.dra import leases
 from drabridge.kube.claim_hints import ClaimHint, hints_object, hints_text, lock_name
-from drabridge.ledger.entries import ClaimPhase, Lane, Owner
-from drabridge.ledger.events import ClaimDeallocated
+from drabridge.ledger.entries import ClaimPhase, ClaimRef, Lane, Owner
+from drabridge.ledger.events import ClaimDeallocated, DeviceUse, LeaseDenied
 from drabridge.sim.apiserver.objects import Writer
 from tests.glue.worlds import CONTROL, DRIVER, NAMESPACE, NODE
 
@@ -125,8 +125,29 @@ def test_a_claim_whose_device_kubelet_does_not_give_up_in_time_is_denied() -> No
         await asyncio.sleep(2.0)
         assert one.conditions("c") == {("d0", DENIED)}
         assert one.outcomes() == [("c", "timeout")]
-        assert one.facts[0].reason == "kubelet did not give it up in 20 s"
         assert 20.0 <= one.facts[0].seconds < 21.0
+        one.slices_follow = False
+        one.waits("e", "d1")
+        await asyncio.sleep(40.0)
+        one.follow_slices()
+        await asyncio.sleep(6.0)
+        assert one.outcomes() == [("c", "timeout"), ("e", "timeout")], "the first reason counts, whenever it is told"
+        assert {fact.reason for fact in one.facts} == {"kubelet did not give it up in 20 s"}
+
+    play(script)
+
+
+def test_a_denial_that_the_agent_before_did_not_tell_is_told() -> None:
+    async def script(one: Lessor) -> None:
+        one.create("c")
+        claim = ClaimRef(one.claim("c")["metadata"]["uid"], NAMESPACE, "c")
+        use = DeviceUse("d0", lease=True)
+        assert (await one.service.apply(LeaseDenied(claim, (use,), time.time(), "it was held"))).accepted
+        one.allocate("c", result("d0"))
+        one.nominate("c", "c")
+        await asyncio.sleep(1.0)
+        assert one.told == [("c", DENIED)]
+        assert one.outcomes() == [("c", "held")]
 
     play(script)
 
