@@ -37,7 +37,10 @@ class _Pages(Port):
     def __init__(self) -> None:
         super().__init__("")
         self.routes: dict[tuple[str, str], Any] = {}
-        self.closed = False
+        self.has_bound = self.closed = False
+
+    async def bind(self) -> None:
+        self.has_bound = True
 
     def serve(self, routes: dict[tuple[str, str], Any]) -> None:
         self.routes = routes
@@ -56,9 +59,10 @@ class _Connection(Connection):
     def __init__(self, objects: Any, trouble: Trouble) -> None:
         super().__init__(objects, trouble)
         self.lists: Counter[str] = Counter()
+        self.replaced = 0  # objects
         self.questions = 0  # writes that are not stored
         self.before_delete: Callable[[], None] = lambda: None
-        self.admit: Callable[[Json], None] = lambda body: None  # what a webhook changes in what is created
+        self.admit: Callable[[Json], None] = lambda body: None  # what a webhook changes in what is written
 
     async def list(self, kind: Any, **more: Any) -> Any:
         self.lists[kind.plural] += 1
@@ -69,6 +73,12 @@ class _Connection(Connection):
         body = copy.deepcopy(body)
         self.admit(body)
         return await super().create(kind, body, namespace=namespace, dry_run=dry_run)
+
+    async def replace(self, kind: Any, body: Any, *, namespace: str = "", dry_run: bool = False) -> Json:
+        body = copy.deepcopy(body)
+        self.admit(body)
+        self.replaced += 1
+        return await super().replace(kind, body, namespace=namespace, dry_run=dry_run)
 
     async def delete(self, *given: Any, **more: Any) -> None:
         self.before_delete()
@@ -132,10 +142,14 @@ class Life:
         return [] if answer.status == 200 else text.replace("not ready: ", "").splitlines()
 
     def metric(self, name: str) -> float:
-        text = _text(self.pages.routes["GET", "/metrics"](Request("GET", "/metrics", {}, {})).body)
-        return float(
-            next(line for line in text.splitlines() if line.startswith(f"drabridge_coordinator_{name} ")).split()[1]
-        )
+        answer = self.pages.routes["GET", "/metrics"](Request("GET", "/metrics", {}, {}))
+        assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
+        lines = _text(answer.body).splitlines()
+        return float(next(line for line in lines if line.startswith(f"drabridge_coordinator_{name} ")).split()[1])
+
+    def writes(self) -> list[float]:
+        """How many writes of hints went well, and how many did not."""
+        return [self.metric(f'hint_writes_total{{result="{result}"}}') for result in ("OK", "failed")]
 
     def waits(self, name: str) -> None:
         """A claim is allocated and waits for its lease."""
@@ -180,6 +194,7 @@ def play(script: Callable[[Life], Awaitable[None]], file: Path | None = None) ->
             await asyncio.wait_for(one.task, 10.0)
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == before
+        assert one.pages.has_bound
         assert one.pages.closed
 
     processes.run(1, whole)
@@ -200,6 +215,7 @@ def test_one_that_does_not_lead_writes_nothing_and_is_well() -> None:
         one.heard()
         assert one.ready() == []
         assert [one.metric(name) for name in ("leading", "following", "pending_claims")] == [0, 0, 0]
+        assert one.writes() == [0, 0]
 
     play(script)
 
@@ -211,6 +227,7 @@ def test_the_leader_names_claims_and_says_that_it_follows_them() -> None:
         await asyncio.sleep(2.0)
         assert one.hints() == ["c"]
         assert [one.metric(name) for name in ("leading", "following", "pending_claims")] == [1, 1, 1]
+        assert one.writes() == [1, 0]
         assert (one.ready(), one.healthy()) == ([], True)
         for _ in range(10):
             await asyncio.sleep(10.0)
