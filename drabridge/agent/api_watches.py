@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from drabridge.evidence.apiserver_pods import PodWatch
 from drabridge.kube.api import Cluster
 from drabridge.kube.node_annotation import NodeAnnotationWatch, NodeSeen
-from drabridge.system.supervise import forever
+from drabridge.system.supervise import end, forever
 
 
 class ApiWatches:
@@ -36,9 +36,7 @@ class ApiWatches:
     async def end(self) -> None:
         """End both watches."""
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
     def notify(
         self,

@@ -21,7 +21,7 @@ from drabridge.ledger.effects import Effect, Notify, Readvertise, Released
 from drabridge.ledger.entries import Ledger
 from drabridge.ledger.events import NodeBooted
 from drabridge.system.memory import release_memory_of_start
-from drabridge.system.supervise import WakeUp, forever
+from drabridge.system.supervise import WakeUp, end, forever
 
 if TYPE_CHECKING:
     from drabridge.agent.api_watches import ApiWatches
@@ -87,9 +87,7 @@ class ServingAgent:
             log.info("stopping")
         finally:
             await self._end_watches()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end(*self._tasks)
             unsubscribe()
             await parts.endpoints.close()
             await parts.podresources.close()

@@ -39,11 +39,10 @@ from drabridge.system.http import Handler, HttpServer, Request, Response
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
 from drabridge.system.port import Port
-from drabridge.system.supervise import forever
+from drabridge.system.supervise import end, forever
 from drabridge.telemetry.metrics import Metrics, Sample
 
 if TYPE_CHECKING:
-    from deviceplugin.inotify import Subscription
     from drabridge.dra.standby_relay import Relay
 
 log = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ class Standby:
         )
         self._inventory_task: asyncio.Task[None] | None = None
         self.watcher = Watcher()
-        self._watching: Subscription | None = None
+        self._watching = self.watcher.subscribe(paths.device_plugins, lambda: None)
         self.cluster: Cluster | None = None
         self._watches: ApiWatches | None = None
         self._ready = False  # can take over, except that devices may still be unknown
@@ -115,16 +114,13 @@ class Standby:
             await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
             return waiting.result() if waiting.done() else None
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
 
     async def _get_ready(self) -> None:
         inventory = self._inventory
         self._inventory_task = asyncio.create_task(
             forever("inventory", lambda: inventory.run(lambda _: self._on_snapshot())), name="inventory"
         )
-        self._watching = self.watcher.subscribe(self._paths.device_plugins, lambda: None)
         routes: dict[tuple[str, str], Handler] = {
             ("GET", "/healthz"): lambda _: Response("ok\n"),
             ("GET", "/"): self._readyz,  # somebody may forward a port to this pod during a rollout, to see the page
@@ -212,8 +208,7 @@ class Standby:
     async def step_aside(self) -> None:
         """Close the standby's control socket; end the inventory if the agent that now serves did not take it over."""
         if self._inventory_task is not None:
-            self._inventory_task.cancel()
-            await asyncio.gather(self._inventory_task, return_exceptions=True)
+            await end(self._inventory_task)
         await self._control.close()
 
     async def retire_relay(self, claims: ClaimSide) -> None:
@@ -232,14 +227,12 @@ class Standby:
 
     async def _end_relay(self) -> None:
         if self._relay_task is not None:
-            self._relay_task.cancel()
-            await asyncio.gather(self._relay_task, return_exceptions=True)
+            await end(self._relay_task)
 
     async def close(self) -> None:
         """End the parts that the agent did not take over."""
         await self._end_relay()
-        if self._watching is not None:
-            self._watching.close()
+        self._watching.close()
         if (watches := self.take_watches()) is not None:
             await watches.end()
         await self.step_aside()

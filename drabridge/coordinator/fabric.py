@@ -101,11 +101,8 @@ class Fabric:
         taints = {d.name: unreachable(config.driver, d, failing[d.name]) for d in config.fabric if d.name in failing}
         pools = fabric_pools(config, taints)
         wanted: dict[str, dict[str, Json]] = {one["spec"]["pool"]["name"]: {} for one in actual}
-        if pools and self._features is None:
-            found = await slice_features(self._cluster, self._version, config.driver, "", next(iter(pools)))
-            self._features = found.kept
         for name, pool in pools.items():
-            wanted[name] = dict(desired_slices(pool, self._features or frozenset()).slices)
+            wanted[name] = dict(desired_slices(pool, await self._kept(name)).slices)
         # Unreadable slices are deleted: nobody knows what they offer, or keep from being offered.
         unreadable = [Write(Verb.DELETE, str(one.name), uid=one.uid or "") for one in listing.unreadable]
         refused = [error for write in unreadable if (error := await self._refusal([write]))]
@@ -115,6 +112,12 @@ class Fabric:
                 refused.append(error)
         if refused:
             raise refused[0]
+
+    async def _kept(self, pool: str) -> frozenset[Feature]:
+        """Ask once whose fields the server keeps, with a slice of ``pool`` that is not stored. Raises ClusterError."""
+        if self._features is None:
+            self._features = (await slice_features(self._cluster, self._version, self._config.driver, "", pool)).kept
+        return self._features
 
     async def _refusal(self, writes: Iterable[Write]) -> ClusterError | None:
         """Send these writes; return the error if the server refuses one, because other pools can still be written."""
@@ -137,5 +140,5 @@ class Fabric:
         if stored is not None:
             assert write.body is not None
             self._accepted[write.name] = accept(write.body, stored)
-            self._features = (self._features or frozenset()) - dropped(write.body, stored)
+            self._features = await self._kept(stored["spec"]["pool"]["name"]) - dropped(write.body, stored)
         log.info("fabric slice written", extra={"slice": write.name, "verb": write.verb.value})

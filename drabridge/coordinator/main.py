@@ -21,7 +21,7 @@ from drabridge.kube.api import Cluster, UnreachableError, backoff, resource_clai
 from drabridge.kube.leader_election import Election, lead
 from drabridge.kube.watch import follow
 from drabridge.system.port import Port
-from drabridge.system.supervise import forever
+from drabridge.system.supervise import end, forever
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Coordinator:
         self._election = election
         self._load = load
         self._leads = asyncio.Event()
-        self._beat = time.monotonic()
+        self._beat: float  # when the loop last turned
         self._pending = PendingClaims(driver, lambda pool: self._writer.changed(pool))
         self._heard_at = -math.inf  # when the API server last showed or took the Lease
         self._fabric = Fabric(clusters[0], *config, self._version) if config is not None else None
@@ -79,9 +79,7 @@ class Coordinator:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
             await self._port.close()
 
     def _started(self) -> None:

@@ -38,12 +38,13 @@ def not_ready(state: CoordinatorState) -> Iterator[str]:
     """Yield sentences why this process does not do a leader's work, or could not take it over."""
     if state.unheard_seconds > state.lease_seconds:
         yield "the API server does not show the Lease of the election"
-    if state.leads and state.unfollowed_seconds > FAULT_SECONDS:
-        yield f"the claims have not been followed for {state.unfollowed_seconds:.0f} s"
-    if state.leads and state.unwritten_seconds > FAULT_SECONDS:
-        yield f"some node's hints could not be written for {state.unwritten_seconds:.0f} s"
-    if state.leads and state.unpublished_seconds > FAULT_SECONDS:
-        yield f"fabric devices could not be published for {state.unpublished_seconds:.0f} s"
+    for fault, seconds in (
+        ("the claims have not been followed", state.unfollowed_seconds),
+        ("some node's hints could not be written", state.unwritten_seconds),
+        ("fabric devices could not be published", state.unpublished_seconds),
+    ):
+        if state.leads and seconds > FAULT_SECONDS:
+            yield f"{fault} for {seconds:.0f} s"
 
 
 class Pages:
@@ -83,5 +84,5 @@ class Pages:
     def _samples(self) -> Iterator[Sample]:
         state = self._state()
         yield "coordinator_leading", (), state.leads
-        yield "coordinator_following", (), state.leads and not state.unfollowed_seconds
+        yield "coordinator_following", (), not state.unfollowed_seconds  # they are not followed by who does not lead
         yield "coordinator_pending_claims", (), state.claims

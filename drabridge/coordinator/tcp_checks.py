@@ -40,11 +40,10 @@ class TcpChecks:
         wanted = {device.name: device.health for device in devices if device.health is not None}
         for name in [name for name, (check, _) in self._running.items() if wanted.get(name) != check]:
             self._running.pop(name)[1].cancel()
-            if name not in wanted:
-                self.failing.pop(name, None)
+            self.failing.pop(name, None)
         for name, check in wanted.items():
             if name not in self._running:
-                if name not in self.failing and (why := published.get(name, UNCHECKED)):
+                if why := published.get(name, UNCHECKED):
                     self.failing[name] = why
                 work = forever(f"check of {name}", partial(self._check, name, check))
                 self._running[name] = (check, asyncio.create_task(work))
@@ -61,7 +60,7 @@ class TcpChecks:
                     why = await _attempt(check, lookups)
                 failures = failures + 1 if why else 0
                 known = self.failing.get(name, "")
-                if why and failures >= check.failures and known in ("", UNCHECKED):
+                if failures >= check.failures and known in ("", UNCHECKED):
                     self._verdict(name, why)
                 elif not why and known:
                     self._verdict(name, "")

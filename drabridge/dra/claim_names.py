@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from drabridge.dra.concurrency import end
 from drabridge.errors import ClusterError
 from drabridge.evidence.pod_objects import are_many, claim_names
 from drabridge.kube.api import PODS, Cluster, NotFoundError
@@ -29,7 +28,7 @@ from drabridge.kube.claim_hints import (
 )
 from drabridge.kube.json_reader import Json, ObjectIdentity, ObjectView, PodFields
 from drabridge.kube.watch import follow
-from drabridge.system.supervise import WakeUp, forever
+from drabridge.system.supervise import WakeUp, end, forever
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)

@@ -54,13 +54,6 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-async def end(*tasks: asyncio.Task[None]) -> None:
-    """Cancel tasks and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _forget(tasks: dict[str, asyncio.Task[T]], key: str, task: asyncio.Task[T]) -> None:
     if tasks.get(key) is task:
         del tasks[key]

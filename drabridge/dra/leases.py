@@ -26,11 +26,9 @@ from drabridge.config import schema as config
 from drabridge.dra.allocation import allocation_here
 from drabridge.dra.claim_names import ClaimKey, ClaimNames, WaitingPod
 from drabridge.dra.claim_objects import ClaimObjects
-from drabridge.dra.concurrency import end
 from drabridge.dra.deallocation import holds_of
 from drabridge.dra.observer import LeaseEnded, LeaseOutcome, Observer
 from drabridge.errors import DrabridgeError
-from drabridge.evidence.pod_objects import ANY_CLAIM
 from drabridge.kube.api import ConflictError, InvalidError, NotFoundError, backoff
 from drabridge.kube.json_reader import Json
 from drabridge.ledger.effects import Decision, RefusalCode
@@ -38,7 +36,7 @@ from drabridge.ledger.entries import ClaimRef, Lane, Owner, WaitsFor
 from drabridge.ledger.events import ClaimAllocated, DeviceUse, LeaseDenied, LeaseGranted
 from drabridge.ledger.service import LedgerService
 from drabridge.offers.slices import lease_condition, lease_denied_condition
-from drabridge.system.supervise import WakeUp, forever
+from drabridge.system.supervise import WakeUp, end, forever
 from drabridge.system.untrusted import reading
 
 log = logging.getLogger(__name__)
@@ -47,13 +45,12 @@ FIRST_SECONDS = 0.02  # the scheduler names the node about 10 ms before it write
 AGAIN_SECONDS = 0.1  # the next delay; each further one is longer
 SHOWN_SECONDS = 5.0  # how long a denial waits for the slices before the claim is looked at again
 WATCH_ON_SECONDS = 30.0  # how long hints or pods are followed without a shared device
-TELL_TIMES = 3  # how many times a claim that was changed meanwhile is read again
+TELL_TIMES = 4  # how many times a claim that was changed meanwhile is told
 REMEMBERED = 1024  # claims whose denials are counted
-_TRANSIENT = frozenset({RefusalCode.STARTING, RefusalCode.NOT_DURABLE})
 
 
 class LeaseTo(Struct, frozen=True):
-    """An allocated claim's devices here, if some need a lease. ``shown``: for each of these, the conditions set.
+    """An allocated claim's devices here. ``shown``: for each device that needs a lease, the conditions set.
 
     The scheduler also waits for the condition of a device to which the claim has admin access, although such access
     holds nothing. That condition is set with the others, or at once if there are no others.
@@ -113,9 +110,10 @@ class Leases:
         self._serving: dict[ClaimKey, asyncio.Task[None]] = {}
         self._served: dict[ClaimKey, frozenset[str]] = {}  # settled claims -> for which reasons
         self._denials: dict[str, int] = {}  # claim UID -> number of denials
+        self._verdicts: dict[ClaimRef, tuple[LeaseOutcome, str]] = {}  # claims in work that were denied -> how and why
         self._began: dict[ClaimKey, float] = {}  # when a claim in work was first seen allocated
         self._untold: dict[ClaimKey, str] = {}  # UIDs of claims whose lease is in the ledger, but no condition yet
-        self._following: asyncio.Task[None] | None = None  # the task that follows hints or pods
+        self._following: list[asyncio.Task[None]] = []  # the task that follows hints or pods; empty if none does
 
     def wake(self) -> None:
         """Look again: the ledger, the slices or the named claims changed."""
@@ -126,9 +124,7 @@ class Leases:
     def awaited(self, claim: ClaimRef) -> bool:
         """Whether this claim is still named, and not told of its lease yet: then nobody else needs to ask about it."""
         key = claim.namespace, claim.name
-        followed = (
-            self._following is not None and not self._names.chosen.lost_because and key in self._names.chosen.claims
-        )
+        followed = not self._names.chosen.lost_because and key in self._names.chosen.claims
         return followed and self._untold.get(key) == claim.uid
 
     def denials(self, claim: ClaimRef) -> int:
@@ -146,16 +142,16 @@ class Leases:
             while True:
                 if self._needed():
                     idle_since = time.monotonic()
-                    if self._following is None:
-                        self._following = asyncio.create_task(forever("claim-names", self._names.run))
-                elif self._following is not None and time.monotonic() - idle_since > WATCH_ON_SECONDS:
-                    await end(self._following)
-                    self._following = None
+                    if not self._following:
+                        self._following = [asyncio.create_task(forever("claim-names", self._names.run))]
+                elif time.monotonic() - idle_since > WATCH_ON_SECONDS:
+                    await end(*self._following)
+                    self._following = []
                 self._serve_claims()
                 await self._look.wait(WATCH_ON_SECONDS)
         finally:
             unsubscribe()
-            await end(*self._serving.values(), *([self._following] if self._following else ()))
+            await end(*self._serving.values(), *self._following)
 
     def _needed(self) -> bool:
         entries = self._ledger_service.ledger.entries.values()
@@ -177,6 +173,7 @@ class Leases:
         self._serving.pop(key, None)
         self._untold.pop(key, None)
         self._began.pop(key, None)
+        self._verdicts = {one: why for one, why in self._verdicts.items() if (one.namespace, one.name) in self._serving}
         self._look.set()
 
     async def _serve(self, key: ClaimKey, reasons: frozenset[str]) -> None:
@@ -194,11 +191,10 @@ class Leases:
                 if self._names.chosen.comes_after_allocation:
                     self._served[key] = reasons
                     return
-                if isinstance(error, InvalidError):
+                if isinstance(error, InvalidError):  # else it is created a moment later
                     log.warning("a lease waits", extra={"claim": "/".join(key), "reason": str(error)})
-                continue  # the claim is created a moment later, or the server says why not
             except ConflictError:
-                continue  # the claim was changed meanwhile
+                pass  # the claim was changed meanwhile
             except DrabridgeError as error:
                 log.warning("a lease waits", extra={"claim": "/".join(key), "reason": str(error)})
             except Exception:
@@ -206,13 +202,11 @@ class Leases:
 
     async def _settle(self, key: ClaimKey) -> bool:
         """Look at a claim once, and take the next step. Return whether the claim is settled. Raises DrabridgeError."""
-        obj = await self._claims.get(ClaimRef("", *key))
-        with reading(f"claim {'/'.join(key)}"):
-            wanted = lease_to(obj, self._driver, self._pool)
-        if wanted is None or not wanted.uses:
-            return wanted is not None or self._names.chosen.comes_after_allocation
+        obj, wanted = await self._read(key)
+        if wanted is None:
+            return self._names.chosen.comes_after_allocation
         if any(map(wanted.is_told, (lease_condition(self._driver), lease_denied_condition(self._driver)))):
-            return True
+            return True  # or no device here needs a lease
         claim, service = wanted.claim, self._ledger_service
         self._began.setdefault(key, time.monotonic())
         pods = await self._names.chosen.pods(key, obj)
@@ -231,10 +225,10 @@ class Leases:
             return await self._deny(wanted, others, LeaseOutcome.UNSUPPORTED, why)
         self._untold[key] = claim.uid
         decision = await service.apply(ClaimAllocated(claim, wanted.uses, service.now()))
-        if not decision.accepted and await self._release_in_the_way(claim, decision):
+        if await self._release_in_the_way(claim, decision):
             decision = await service.apply(ClaimAllocated(claim, wanted.uses, service.now()))
         if not decision.accepted:
-            if any(refusal.code in _TRANSIENT for refusal in decision.refusals):
+            if any(refusal.code is RefusalCode.NOT_DURABLE for refusal in decision.refusals):
                 return False
             why = "; ".join(one.message for one in decision.refusals)
             return await self._deny(wanted, others, LeaseOutcome.HELD, why)
@@ -242,7 +236,7 @@ class Leases:
             seconds = self._rules().kubelet_seconds
             why = f"kubelet did not give it up in {seconds:g} s"
             return await self._deny(wanted, others, LeaseOutcome.TIMEOUT, why)
-        if denied := next(filter(self._is_denied, others), None):
+        if denied := min(filter(self._is_denied, others), key=self._is_free, default=None):
             return await self._deny(wanted, others, LeaseOutcome.HELD, f"claim {denied.claim} of its pod was denied")
         beside = tuple(one.claim for one in others)
         if not (await service.apply(LeaseGranted(claim, service.now(), beside))).accepted:
@@ -250,6 +244,12 @@ class Leases:
         await self._tell(wanted, lease_condition(self._driver), "Leased", "kubelet has given the device up")
         self._report(wanted, LeaseOutcome.GRANTED)
         return True
+
+    async def _read(self, key: ClaimKey) -> tuple[Json, LeaseTo | None]:
+        """Read a claim; None if it is not allocated. Raises DrabridgeError."""
+        obj = await self._claims.get(ClaimRef("", *key))
+        with reading(f"claim {'/'.join(key)}"):
+            return obj, lease_to(obj, self._driver, self._pool)
 
     def _refusal(self, pods: Sequence[WaitingPod]) -> str:
         """Say why no lease can be granted to a claim, whatever its devices are; "" if one can."""
@@ -267,12 +267,10 @@ class Leases:
         Raises DrabridgeError.
         """
         own = wanted.claim.name
-        names = {(pod.namespace, name) for pod in pods for name in pod.claims if name not in (own, ANY_CLAIM)}
+        names = {(pod.namespace, name) for pod in pods for name in pod.claims if name != own}
         found = []
         for key in sorted(names):
-            obj = await self._claims.get(ClaimRef("", *key))
-            with reading(f"claim {'/'.join(key)}"):
-                other = lease_to(obj, self._driver, self._pool)
+            _, other = await self._read(key)
             if other is None:
                 return None
             if other.holds and not other.is_told(lease_condition(self._driver)):
@@ -304,21 +302,18 @@ class Leases:
         return not holds[0] or all(holds)
 
     async def _deny(self, wanted: LeaseTo, others: Sequence[LeaseTo], outcome: LeaseOutcome, reason: str) -> bool:
-        """Deny a claim and the others of its pod all their devices: in the ledger, in the slices, then by conditions.
+        """Deny a claim all its devices: in the ledger, in the slices, then by a condition.
 
-        Claims whose devices somebody else has are told first. If the scheduler takes back only such a claim, it cannot
-        choose the same device for it again. It takes back each other claim when that claim is told.
+        The other claims of its pod are then denied as well, by their own tasks. Of all denied claims, those whose
+        devices somebody else has are told first. If the scheduler takes back only such a claim, it cannot choose the
+        same device for it again. It takes back each other claim when that claim is told.
         """
         service = self._ledger_service
-        because = f"claim {wanted.claim} of its pod was denied: {reason}"
-        denials = [(wanted, outcome, reason), *((one, LeaseOutcome.HELD, because) for one in others)]
-        news = [one for one, _, _ in denials if not self._is_denied(one)]
+        if not self._is_denied(wanted):
+            self._verdicts[wanted.claim] = outcome, reason
         if not (await service.apply(LeaseDenied(wanted.claim, wanted.uses, service.now(), reason))).accepted:
             return False
-        for one, _, why in denials[1:]:
-            if one in news:  # a claim granted meanwhile keeps its lease, for another pod that uses it
-                await service.apply(LeaseDenied(one.claim, one.uses, service.now(), why))
-        denials = [denial for denial in denials if self._is_denied(denial[0])]
+        denied = [wanted, *filter(self._is_denied, others)]
         seq = service.ledger.seq
         while self._synced_seq() < seq:
             try:
@@ -326,32 +321,34 @@ class Leases:
                     await self._changed.wait()
             except TimeoutError:
                 return False
-        for one, how, why in sorted(denials, key=lambda denial: self._is_free(denial[0])):
-            if one.is_told(lease_denied_condition(self._driver)):
-                continue
-            if one in news:
-                if len(self._denials) >= REMEMBERED:
-                    del self._denials[next(iter(self._denials))]
+        for one in sorted(denied, key=self._is_free):
+            how, why = self._verdicts.get(one.claim, (LeaseOutcome.HELD, reason))
+            if await self._tell_denied(one, why):
                 self._denials[one.claim.uid] = self._denials.pop(one.claim.uid, 0) + 1
-            await self._tell_denied(one, why)
-            self._report(one, how, why)
+                if len(self._denials) > REMEMBERED:
+                    del self._denials[next(iter(self._denials))]
+                self._report(one, how, why)
         return True
 
-    async def _tell_denied(self, wanted: LeaseTo, reason: str) -> None:
+    async def _tell_denied(self, wanted: LeaseTo, reason: str) -> bool:
         """Set the failure condition, even if the claim was changed meanwhile but has the same devices.
 
-        The scheduler changes all claims of a pod when it sees that one has failed. Raises DrabridgeError.
+        The scheduler changes all claims of a pod when it sees that one has failed. Return whether it was set now.
+        Raises DrabridgeError.
         """
         condition, one = lease_denied_condition(self._driver), wanted
         for _ in range(TELL_TIMES):
+            if one.is_told(condition):
+                return False  # by the task of another claim of its pod
             try:
-                return await self._tell(one, condition, "Denied", reason)
+                await self._tell(one, condition, "Denied", reason)
+                return True
             except ConflictError:
-                again = lease_to(await self._claims.get(wanted.claim), self._driver, self._pool)
+                _, again = await self._read((wanted.claim.namespace, wanted.claim.name))
                 if again is None or (again.claim.uid, again.uses) != (wanted.claim.uid, wanted.uses):
-                    return None
+                    return False
                 one = again
-        return await self._tell(one, condition, "Denied", reason)
+        raise ConflictError(f"claim {wanted.claim} changes all the time")
 
     def _is_free(self, wanted: LeaseTo) -> bool:
         """Whether nobody has the devices that a claim was denied."""
@@ -364,9 +361,7 @@ class Leases:
         return wanted.claim.uid in uids or wanted.is_told(lease_denied_condition(self._driver))
 
     async def _tell(self, wanted: LeaseTo, condition: str, reason: str, message: str) -> None:
-        """Set ``condition`` on every device that needs the lease, unless all have it. Raises ClusterError."""
-        if wanted.is_told(condition):
-            return
+        """Set ``condition`` on every device that needs the lease. Raises ClusterError."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         state: Json = {
             "type": condition,
@@ -396,7 +391,7 @@ class Leases:
 
 
 def lease_to(obj: Json, driver: str, pool: str) -> LeaseTo | None:
-    """Read an allocated claim's devices of ``pool``; no devices if none needs a lease.
+    """Read an allocated claim's devices of ``pool``.
 
     None: the claim is not allocated.
 
@@ -406,10 +401,10 @@ def lease_to(obj: Json, driver: str, pool: str) -> LeaseTo | None:
     if not status.get("allocation"):
         return None
     here = allocation_here(obj, driver, pool)
-    if here is None or not any(use.lease for use in here.uses):
+    if here is None:
         return LeaseTo(ClaimRef(""), (), (), "")
     shown = _conditions(status.get("devices") or (), here.uses, driver, pool)
-    return LeaseTo(here.claim, here.uses, shown, str(obj["metadata"].get("resourceVersion") or ""))
+    return LeaseTo(here.claim, here.uses, shown, str(obj["metadata"]["resourceVersion"]))
 
 
 def _conditions(

@@ -18,7 +18,7 @@ from drabridge.kube.connection import ApiServer
 from drabridge.kube.features import FeatureState
 from drabridge.ledger.entries import ClaimRef
 from drabridge.system.io_thread import IoThread
-from drabridge.system.supervise import WakeUp
+from drabridge.system.supervise import WakeUp, end
 
 if TYPE_CHECKING:
     from drabridge.dra.driver import DraDriver, DraState
@@ -177,9 +177,7 @@ class ClaimSide:
                 self.error = str(_first_cause(error))
                 raise
             finally:
-                for task in (serving, waiting):
-                    task.cancel()
-                await asyncio.gather(serving, waiting, return_exceptions=True)
+                await end(serving, waiting)
                 self._serving = False
                 self._demand.read_records()
 

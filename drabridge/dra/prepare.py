@@ -37,6 +37,7 @@ from drabridge.ledger import events
 from drabridge.ledger.effects import Decision, RefusalCode, Side
 from drabridge.ledger.entries import ClaimPhase, ClaimRef, Lane, Owner
 from drabridge.ledger.service import LedgerService
+from drabridge.system.supervise import end
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +89,7 @@ class Preparer:
 
     async def stop(self) -> None:
         """Cancel calls under way; those that are not recorded as completed are rolled back."""
-        tasks = [*self._preparing.values(), *self._unpreparing.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._preparing.values(), *self._unpreparing.values())
 
     async def prepare(self, claim: ClaimRef) -> _Devices:
         """Return the claim's devices with their CDI ids, in the order of its allocation.

@@ -23,7 +23,7 @@ from drabridge.inventory.cdi_file import FILE_BYTES_MAX, SpecError, SpecNames, d
 from drabridge.inventory.cdi_names import CdiNames, resolve
 from drabridge.system.io_thread import IoThread
 from drabridge.system.memory import release_freed_memory
-from drabridge.system.supervise import forever
+from drabridge.system.supervise import end, forever
 from drabridge.system.untrusted import Unreadable, cut
 
 LOOK_SECONDS = 1.0
@@ -190,8 +190,7 @@ class CdiIndex:
         """Stop following the files; :meth:`confirm` still looks at them."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end(task)
 
     async def use(self, kinds: frozenset[str]) -> None:
         """Look for devices of these kinds (``vendor/class``) from now on; return when they are known.

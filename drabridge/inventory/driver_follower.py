@@ -14,7 +14,7 @@ from drabridge.config.schema import Config
 from drabridge.inventory.devices import NvidiaFiles
 from drabridge.inventory.host import HostPaths
 from drabridge.system.io_thread import IoThread
-from drabridge.system.supervise import forever
+from drabridge.system.supervise import end, forever
 
 LOOK_SECONDS = 5.0
 FIRST_SECONDS = 5.0  # how long devices wait for the first look: a disk that hangs must not hold up the others
@@ -50,8 +50,7 @@ class DriverFollower:
         self._settings, self.current = None, None
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end(task)
 
     async def _run(self) -> None:
         while True:

@@ -13,7 +13,7 @@ from pathlib import Path
 from deviceplugin import ListedHealth, Observer, PluginServer, ServerState, Watcher
 from drabridge.config.schema import Config
 from drabridge.legacy.resource import LegacyContext, LegacyResource
-from drabridge.system.supervise import forever
+from drabridge.system.supervise import end, forever
 
 log = logging.getLogger(__name__)
 
@@ -175,5 +175,4 @@ class LegacyManager:
         served = self._served.pop(name)
         served.stopping = True
         await served.server.stop(grace_seconds)
-        served.task.cancel()
-        await asyncio.gather(served.task, return_exceptions=True)
+        await end(served.task)

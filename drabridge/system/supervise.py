@@ -1,4 +1,4 @@
-"""Keep tasks running: a failed task is logged and started again after a back-off; the agent goes on."""
+"""Keep tasks running, and end them: a failed one is logged and started again after a back-off; the agent goes on."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ async def forever(name: str, work: Callable[[], Awaitable[None]], stopping: Call
             pause = FIRST_SECONDS
         await asyncio.sleep(pause * random.uniform(0.8, 1.2))
         pause = min(pause * 2, MAX_SECONDS)
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class LoopErrors:

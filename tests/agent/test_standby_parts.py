@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from msgspec.structs import replace
 
+from drabridge.agent import standby
 from drabridge.agent.options import Options
 from drabridge.agent.standby import Standby
 from drabridge.agent.standby_sockets import standbys
@@ -19,13 +23,17 @@ from drabridge.config.loader import load
 from drabridge.config.schema import Config
 from drabridge.inventory.identity import KnownIdentities
 from drabridge.inventory.identity_store import IdentityStore
-from drabridge.inventory.observer import Fact, Reconciled, SourceChanged
+from drabridge.inventory.inventory import Inventory
+from drabridge.inventory.observer import EventSeen, Fact, Reconciled, SourceChanged
 from drabridge.ledger.entries import Entry, Hold, Ledger, LedgerDevice, Owner
 from drabridge.ledger.lock import LedgerLockedError, Lock
 from drabridge.ledger.store import Store
+from drabridge.sim.apiserver.server import SimApiServer
 from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
 from drabridge.system.port import Port
+from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
+from tests.dra.test_standby_relay import Active
 from tests.support.agent_process import CONFIG, IDS, fetch
 from tests.support.standby import asked
 from tests.support.waiting import short_directory, until
@@ -36,12 +44,21 @@ NODE = "node-a"
 class Beside:
     """A standby, and the lock of the agent that serves."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, api: SimApiServer | None) -> None:
+        self.root = root
         self.config: Config = load(CONFIG)
-        self.options = Options(root / "config.yaml", NODE, root, cdi=root / "cdi", cdi_specs=(root / "cdi",))
+        self.options = Options(
+            root / "config.yaml",
+            NODE,
+            root,
+            cdi=root / "cdi",
+            cdi_specs=(root / "cdi",),
+            kubeconfig=None if api is None else api.kubeconfig(root / "kubeconfig"),
+        )
         self.paths = Paths.of(self.config.driver, kubelet=root, cdi=root / "cdi", cdi_specs=(root / "cdi",))
         self.paths.state.mkdir(parents=True)
         self.paths.device_plugins.mkdir()
+        (root / "plugins_registry").mkdir()
         self.lock = Lock(self.paths.state)
         self.port = Port("127.0.0.1:0")
         self.snapshots = 0
@@ -84,21 +101,23 @@ async def free_lock(directory: Path) -> Lock:
 
 
 @contextlib.asynccontextmanager
-async def beside() -> AsyncIterator[Beside]:
+async def beside(api: SimApiServer | None = None) -> AsyncIterator[Beside]:
     with short_directory() as root:
-        one = Beside(root)
+        one = Beside(root, api)
         before = asyncio.all_tasks()
-        yield one
-        one.stop.set()
-        one.lock.close()
-        with contextlib.suppress(asyncio.CancelledError):
-            (lock,) = await asyncio.gather(one.waiting)
-            if lock is not None:
-                lock.close()
-        await one.standby.close()
-        await one.port.close()
+        try:
+            yield one
+        finally:
+            one.stop.set()
+            one.lock.close()
+            with contextlib.suppress(asyncio.CancelledError):
+                (lock,) = await asyncio.gather(one.waiting)
+                if lock is not None:
+                    lock.close()
+            await one.standby.close()
+            await one.port.close()
         assert one.sockets == []
-        assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
+        assert {task.get_name() for task in asyncio.all_tasks() - before} <= {"sim-connection"}
 
 
 async def test_it_is_ready_once_it_knows_the_devices_and_refuses_what_it_does_not_know() -> None:
@@ -128,6 +147,23 @@ async def test_it_is_ready_once_it_knows_the_devices_and_refuses_what_it_does_no
         assert not one.waiting.done()
 
 
+async def test_it_is_not_ready_while_it_looks_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_look, look = asyncio.Event(), Inventory.run
+
+    async def late(self: Inventory, on_snapshot: Any) -> None:
+        await may_look.wait()
+        await look(self, on_snapshot)
+
+    monkeypatch.setattr(Inventory, "run", late)
+    async with beside() as one:
+        one.begin()
+        await until(lambda: one.sockets and one.port.address, 30, "its sockets")
+        await asyncio.sleep(0.2)
+        assert (await one.page("/readyz"))[0] == 503
+        may_look.set()
+        await until(one.ready, 30, "the devices")
+
+
 async def test_a_dead_standby_s_socket_is_removed_and_a_live_one_s_stays() -> None:
     async with beside() as one:
         with socket.socket(socket.AF_UNIX) as dead:
@@ -154,26 +190,31 @@ async def test_it_waits_for_the_lock_and_hands_over_what_it_found() -> None:
         lock = await asyncio.wait_for(one.waiting, 10)
         assert lock is not None
         facts: list[Fact] = []
-        standby, known = one.standby, one.standby._inventory.identities()
-        assert standby.inventory_for(replace(one.config), known, lambda name: False, facts.append) is None
-        assert standby.inventory_for(one.config, KnownIdentities(), lambda name: False, facts.append) is None
+        uevent = EventSeen("udev", "mem", "add")
+        one.standby._take_fact(uevent)
+        known, inventory_for = one.standby._inventory.identities(), one.standby.inventory_for
+        assert inventory_for(replace(one.config), known, lambda name: False, facts.append) is None
+        assert inventory_for(one.config, KnownIdentities(), lambda name: False, facts.append) is None
         assert facts == []
-        inventory = standby.inventory_for(one.config, known, lambda name: name == "zero", facts.append)
+        inventory = inventory_for(one.config, known, lambda name: name == "zero", facts.append)
         assert inventory is not None
         assert {type(fact) for fact in facts} == {Reconciled, SourceChanged}
         assert {device.name for device in inventory.current.devices} == set(IDS)
+        assert uevent not in facts, "it was counted when it came"
         told = len(facts)
         inventory.refresh()
         await until(lambda: len(facts) > told, 10, "a new look")
-        assert standby._held("zero")
-        assert standby.take_inventory_task(object()) is None  # type: ignore[arg-type]
-        task = standby.take_inventory_task(inventory)
+        assert one.standby._held("zero")
+        assert one.standby.take_inventory_task(object()) is None  # type: ignore[arg-type]
+        task = one.standby.take_inventory_task(inventory)
         assert task is not None
-        await standby.step_aside()
+        await one.standby.step_aside()
         assert one.sockets == []
         assert not task.done(), "it goes on for the agent"
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await asyncio.wait_for(one.standby.retire_relay(object()), 10)  # type: ignore[arg-type]  # it has none
+        assert "ledger-lock" not in {thread.name for thread in threading.enumerate()}
         lock.close()
 
 
@@ -220,6 +261,40 @@ async def test_one_that_is_told_to_end_gets_no_lock_and_leaves_it_to_others() ->
         assert await asyncio.wait_for(one.waiting, 10) is None
         one.lock.close()
         (await free_lock(one.paths.state)).close()
+
+
+async def test_it_follows_the_node_and_its_pods_before_it_takes_over_and_hands_that_on() -> None:
+    async with SimApiServer() as api, beside(api) as one:
+        one.begin()
+        await until(one.ready, 30, "the devices")
+        await until(lambda: {"nodes", "pods"} <= {it.resource for it in api.requests if it.verb == "watch"}, 10)
+        watches = one.standby.take_watches()
+        assert watches is not None
+        assert one.standby.take_watches() is None
+        await watches.end()
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.1])
+async def test_it_is_ready_once_kubelet_would_call_it_or_after_a_while(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout then ends the agent that serves: kubelet's next call must find somebody."""
+    monkeypatch.setattr(standby, "REGISTER_SECONDS", seconds)
+    async with contextlib.AsyncExitStack() as stack:
+        one = await stack.enter_async_context(beside(await stack.enter_async_context(SimApiServer())))
+        await stack.enter_async_context(Active("pool").served(one.root))
+        one.begin()
+        state, inventory = one.paths.state, one.standby._inventory
+        await until(lambda: inventory.current.complete and [*state.glob("dra-*.sock")], 30, "its endpoint")
+        if seconds > 1.0:
+            await asyncio.sleep(0.3)
+            assert (await one.page("/readyz"))[0] == 503
+            (path,) = state.glob("dra-*.sock")
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"unix://{path}"))
+            request = health_v1_pb2.NodeWatchResourcesRequest()
+            stream: Any = health_v1_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(request)
+            assert (await stream.read()).devices[0].device.pool_name == "pool"
+        await until(one.ready, 30, "the standby")
 
 
 @pytest.mark.parametrize("listen", ["taken", ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from typing import Any
@@ -30,7 +31,9 @@ async def test_names_that_nobody_resolves_delay_no_other_check(monkeypatch: pyte
         port = listening.getsockname()[1]
 
         def device(name: str) -> FabricDevice:
-            return FabricDevice(name=name, health=TcpCheck(host=f"{name}.example", port=port, timeout_seconds=1))
+            return FabricDevice(
+                name=name, health=TcpCheck(host=f"{name}.example", port=port, timeout_seconds=1, every_seconds=1)
+            )
 
         checks = TcpChecks(lambda: None)
         dead = [f"dead-{n}" for n in range(40)]
@@ -40,6 +43,10 @@ async def test_names_that_nobody_resolves_delay_no_other_check(monkeypatch: pyte
             checks.follow(map(device, [*dead, "here"]), {})
             await until(lambda: "here" not in checks.failing, 5, "a check of a name that is known")
             assert checks.failing.keys() == set(dead)
+            await asyncio.sleep(2.5)
+            silent = [host for host in asked if host.startswith("dead-")]
+            assert len(silent) == len(set(silent)), "a name server that is silent is not asked again"
         finally:
             answer.set()
             checks.stop()
+    await until(lambda: not [it for it in threading.enumerate() if it.name.startswith("lookup-")], 10, "threads")

@@ -172,7 +172,7 @@ class Node:
     """One node, from :meth:`open` to :meth:`close`."""
 
     def __init__(self, root: Path, world: World, dice: random.Random) -> None:
-        self._root = root
+        self.root = root
         self._world = world
         self.trouble = Trouble(dice)
         self.wire = Wire(lambda: dice.uniform(0.0005, 0.002) + (dice.random() < 0.05) * dice.uniform(0.0, 0.1))
@@ -235,7 +235,7 @@ class Node:
         """Register another plugin for a resource, with these ids, unless one runs or kubelet is away."""
         if self._plugin is not None or not self.kubelet.is_running:
             return
-        self._plugin = plugin = CompetingPlugin(self._root / NODE, "vendor.sock", map(device, ids), resource)
+        self._plugin = plugin = CompetingPlugin(self.root / NODE, "vendor.sock", map(device, ids), resource)
         self.promises.theirs = {(resource, one) for one in ids}
         await plugin.serve()
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -251,9 +251,7 @@ class Node:
     def start_agent(self) -> None:
         """Start an agent; beside another one it is its standby."""
         process = Process(f"agent {len(self.agents)}")
-        options = Options(
-            self._config, NODE, self._root / NODE, cdi=self._root / "cdi", listen="", boot_id=self._boot_id
-        )
+        options = Options(self._config, NODE, self.root / NODE, cdi=self.root / "cdi", listen="", boot_id=self._boot_id)
 
         async def run() -> None:
             agent = Agent(options, now=time.time)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from tests.glue import processes  # isort: skip  # first: it brings the clock
+from drabridge.config.loader import load
 from drabridge.coordinator.main import Coordinator
 from drabridge.errors import ClusterError
 from drabridge.kube.claim_hints import hints_name, hints_object
@@ -33,7 +37,10 @@ class _Pages(Port):
     def __init__(self) -> None:
         super().__init__("")
         self.routes: dict[tuple[str, str], Any] = {}
-        self.closed = False
+        self.has_bound = self.closed = False
+
+    async def bind(self) -> None:
+        self.has_bound = True
 
     def serve(self, routes: dict[tuple[str, str], Any]) -> None:
         self.routes = routes
@@ -49,6 +56,34 @@ class _Connection(Connection):
     has_dra = True
     reads = 0
 
+    def __init__(self, objects: Any, trouble: Trouble) -> None:
+        super().__init__(objects, trouble)
+        self.lists: Counter[str] = Counter()
+        self.replaced = 0  # objects
+        self.questions = 0  # writes that are not stored
+        self.before_delete: Callable[[], None] = lambda: None
+        self.admit: Callable[[Json], None] = lambda body: None  # what a webhook changes in what is written
+
+    async def list(self, kind: Any, **more: Any) -> Any:
+        self.lists[kind.plural] += 1
+        return await super().list(kind, **more)
+
+    async def create(self, kind: Any, body: Any, *, namespace: str = "", dry_run: bool = False) -> Json:
+        self.questions += dry_run
+        body = copy.deepcopy(body)
+        self.admit(body)
+        return await super().create(kind, body, namespace=namespace, dry_run=dry_run)
+
+    async def replace(self, kind: Any, body: Any, *, namespace: str = "", dry_run: bool = False) -> Json:
+        body = copy.deepcopy(body)
+        self.admit(body)
+        self.replaced += 1
+        return await super().replace(kind, body, namespace=namespace, dry_run=dry_run)
+
+    async def delete(self, *given: Any, **more: Any) -> None:
+        self.before_delete()
+        await super().delete(*given, **more)
+
     async def read(self, path: str) -> Json:
         self.reads += 1
         return await super().read(path) if self.has_dra else {"versions": [{"version": "v1alpha1"}]}
@@ -62,8 +97,10 @@ class _Connection(Connection):
 class Life:
     """A coordinator, its election and its API server."""
 
-    def __init__(self, dice: random.Random) -> None:
-        self.objects, self.trouble, self.pages = SimApiServer().objects, Trouble(dice), _Pages()
+    def __init__(self, dice: random.Random, file: Path | None = None) -> None:
+        """``file``: a configuration with fabric devices."""
+        self.api, self.trouble, self.pages = SimApiServer(), Trouble(dice), _Pages()
+        self.objects = self.api.objects
         self.connection = _Connection(self.objects, self.trouble)
         self.started: Callable[[], None]
         self.healthy: Callable[[], bool]
@@ -72,7 +109,9 @@ class Life:
         self.stop: Callable[[], None]
         self.begun: list[asyncio.Task[Any]] = []
         connections: Any = (self.connection,)
-        self.coordinator = Coordinator(connections, DRIVER, Election("lock", CONTROL, "one"), lambda: self, self.pages)
+        config = None if file is None else (file, load(file))
+        election = Election("lock", CONTROL, "one")
+        self.coordinator = Coordinator(connections, DRIVER, election, lambda: self, self.pages, config)
 
     async def lead(self, election: Election, load: Any, started: Any, healthy: Any, heard: Any) -> None:
         """In place of the client library's election, in a thread of its own."""
@@ -103,10 +142,14 @@ class Life:
         return [] if answer.status == 200 else text.replace("not ready: ", "").splitlines()
 
     def metric(self, name: str) -> float:
-        text = _text(self.pages.routes["GET", "/metrics"](Request("GET", "/metrics", {}, {})).body)
-        return float(
-            next(line for line in text.splitlines() if line.startswith(f"drabridge_coordinator_{name} ")).split()[1]
-        )
+        answer = self.pages.routes["GET", "/metrics"](Request("GET", "/metrics", {}, {}))
+        assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
+        lines = _text(answer.body).splitlines()
+        return float(next(line for line in lines if line.startswith(f"drabridge_coordinator_{name} ")).split()[1])
+
+    def writes(self) -> list[float]:
+        """How many writes of hints went well, and how many did not."""
+        return [self.metric(f'hint_writes_total{{result="{result}"}}') for result in ("OK", "failed")]
 
     def waits(self, name: str) -> None:
         """A claim is allocated and waits for its lease."""
@@ -137,11 +180,11 @@ def _text(body: bytes | str) -> str:
     return body if isinstance(body, str) else body.decode()
 
 
-def play(script: Callable[[Life], Awaitable[None]]) -> None:
+def play(script: Callable[[Life], Awaitable[None]], file: Path | None = None) -> None:
     """Run a script beside a coordinator; at the end it leaves nothing behind."""
 
     async def whole(dice: random.Random) -> None:
-        one = Life(dice)
+        one = Life(dice, file)
         before = asyncio.all_tasks()
         await one.run()
         await script(one)
@@ -149,7 +192,9 @@ def play(script: Callable[[Life], Awaitable[None]]) -> None:
             one.stops[0]()
         with contextlib.suppress(LostLeadershipError):
             await asyncio.wait_for(one.task, 10.0)
+        await asyncio.sleep(0)
         assert asyncio.all_tasks() == before
+        assert one.pages.has_bound
         assert one.pages.closed
 
     processes.run(1, whole)
@@ -170,6 +215,7 @@ def test_one_that_does_not_lead_writes_nothing_and_is_well() -> None:
         one.heard()
         assert one.ready() == []
         assert [one.metric(name) for name in ("leading", "following", "pending_claims")] == [0, 0, 0]
+        assert one.writes() == [0, 0]
 
     play(script)
 
@@ -181,6 +227,7 @@ def test_the_leader_names_claims_and_says_that_it_follows_them() -> None:
         await asyncio.sleep(2.0)
         assert one.hints() == ["c"]
         assert [one.metric(name) for name in ("leading", "following", "pending_claims")] == [1, 1, 1]
+        assert one.writes() == [1, 0]
         assert (one.ready(), one.healthy()) == ([], True)
         for _ in range(10):
             await asyncio.sleep(10.0)
