@@ -44,7 +44,7 @@ deep: $(VENV)/.dev system  ## the tests that take minutes each: the ledger's lar
 lowest: $(VENV)/.lowest  ## the wire's, both libraries' and the core's tests again, with the oldest packages allowed
 	$(VENV)/lowest/bin/python -m pytest -q -p no:cacheprovider $(WORKERS) $(addprefix tests/,wire podresources \
 		deviceplugin config offers $(addprefix inventory/test_,udev_device.py topology.py \
-		attribute_values.py events.py tracker.py) ledger/test_store.py ledger/test_store_writer.py \
+		attribute_values.py events.py snapshots.py) ledger/test_store.py ledger/test_store_writer.py \
 		ledger/test_service.py ledger/test_clock_stamps.py)
 
 cluster: $(VENV)/.dev system  ## the cluster tests on KUBECONFIG's cluster, else on real nodes, which it makes: RELEASE=1.34 NODES=3

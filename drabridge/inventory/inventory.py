@@ -34,9 +34,9 @@ from drabridge.inventory.fallbacks import Fallbacks
 from drabridge.inventory.host import Host, HostPaths
 from drabridge.inventory.identity import Key, KnownIdentities, name_of
 from drabridge.inventory.named_resources import NamedResources
-from drabridge.inventory.nvml import NvmlClient
+from drabridge.inventory.nvml_process import NvmlClient
 from drabridge.inventory.observer import EventSeen, MonitorRestarted, OnFact, Reconciled, ReconcileFailed, SourceChanged
-from drabridge.inventory.tracker import TOMBSTONE_SECONDS, DeviceTracker
+from drabridge.inventory.snapshots import TOMBSTONE_SECONDS, DeviceTracker
 from drabridge.inventory.udev import Monitor, Udev
 from drabridge.inventory.udev_cache import UdevCache
 from drabridge.inventory.udev_device import UdevDevice

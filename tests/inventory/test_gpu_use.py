@@ -13,7 +13,7 @@ from drabridge.config.nvidia import Nvidia
 from drabridge.inventory import gpu_use
 from drabridge.inventory.devices import PCI_BUS_ID, Device
 from drabridge.inventory.gpu_use import GpuUse, container_of
-from drabridge.inventory.nvml import NvmlClient, Timing
+from drabridge.inventory.nvml_process import NvmlClient, Timing
 from drabridge.inventory.nvml_report import DeviceUse, Process, Use
 from drabridge.inventory.nvml_worker import NODE_PROCESSES
 from drabridge.ledger.entries import Ledger

@@ -15,9 +15,9 @@ import pynvml
 import pytest
 
 from drabridge.config.nvidia import Nvidia
-from drabridge.inventory import nvidia, nvml, nvml_library
+from drabridge.inventory import nvidia, nvml_library, nvml_process
 from drabridge.inventory.nvidia import FailureKind, NvidiaFacts
-from drabridge.inventory.nvml import NvmlClient, Timing
+from drabridge.inventory.nvml_process import NvmlClient, Timing
 from drabridge.inventory.observer import Fact, NvmlChanged, XidSeen
 from tests.support import machines
 from tests.support.hardware import loops, watching
@@ -450,7 +450,7 @@ async def test_a_process_that_writes_nonsense_is_ended(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, why = PROGRAMS[program]
-    monkeypatch.setattr(nvml, "PROGRAM", source)
+    monkeypatch.setattr(nvml_process, "PROGRAM", source)
     async with client(StandIn(tmp_path)) as here:
         assert why in here.problem
         assert here.facts is nvidia.NOTHING

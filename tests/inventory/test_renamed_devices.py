@@ -15,7 +15,7 @@ from drabridge.inventory.builder import BuildResult, DeviceBuilder
 from drabridge.inventory.devices import Device, Presence
 from drabridge.inventory.identity import Key
 from drabridge.inventory.nvidia import NOTHING
-from drabridge.inventory.tracker import DeviceTracker
+from drabridge.inventory.snapshots import DeviceTracker
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.udev_scope import UdevScope, scope_of, union
 from tests.support.hardware import MemoryHost, config, record, watching

@@ -11,7 +11,7 @@ from drabridge.inventory.identity import name_of
 from drabridge.inventory.mig import with_instances
 from drabridge.inventory.named_resources import NamedResources
 from drabridge.inventory.nvidia import NOTHING
-from drabridge.inventory.tracker import DeviceTracker
+from drabridge.inventory.snapshots import DeviceTracker
 from drabridge.inventory.udev_device import UdevDevice
 from drabridge.inventory.vfio import with_twins
 from drabridge.ledger.apply_event import step

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drabridge.inventory.nvml import NvmlClient
+from drabridge.inventory.nvml_process import NvmlClient
 from tests.support import machines
 from tests.support.waiting import until
 

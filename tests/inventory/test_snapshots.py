@@ -7,7 +7,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from drabridge.inventory.devices import Collision, Device, Presence, Snapshot
-from drabridge.inventory.tracker import DeviceTracker
+from drabridge.inventory.snapshots import DeviceTracker
 
 
 def device(name: str, **more: object) -> Device:
