@@ -33,7 +33,7 @@ from drabridge.system.io_thread import IoThread
 from drabridge.system.paths import Paths
 from drabridge.system.port import Port
 from drabridge.wire import health_v1_pb2, health_v1_pb2_grpc
-from tests.dra.test_standby_relay import Active
+from tests.support.active_dra import Active
 from tests.support.agent_process import CONFIG, IDS, fetch
 from tests.support.standby import asked
 from tests.support.waiting import short_directory, until

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.glue.test_coordinator import Life, play  # isort: skip  # first: it brings the clock
+from tests.glue.coordinator_life import Life, play  # isort: skip  # first: it brings the clock
 from drabridge.offers.slices import slice_name
 from tests.glue.worlds import DRIVER
 

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from tests.glue.node import Node
+from tests.glue.small_story import ask_for, phase, play
 from tests.glue.story import Story
-from tests.glue.test_small_stories import ask_for, phase, play
 from tests.glue.worlds import DEVICE, DRIVER, NAMESPACE, NODE, SHARED
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from drabridge.coordinator.hint_writer import MANAGER, HintWriter
@@ -16,59 +15,13 @@ from drabridge.ledger.entries import Owner
 from drabridge.ledger.events import ClaimDeallocated
 from drabridge.sim.apiserver.objects import Objects, Writer
 from drabridge.sim.apiserver.server import SimApiServer
-from drabridge.sim.cluster import RUN_SECONDS_ANNOTATION
 from drabridge.sim.kubelet.faults import ListFault
 from tests.glue import processes
 from tests.glue.api_connection import Connection, Trouble
 from tests.glue.node import Node
-from tests.glue.story import CLASS, Story
-from tests.glue.worlds import CONTROL, COORDINATOR, DRIVER, NAMESPACE, NODE, SHARED, World
-from tests.support.waiting import short_directory
-
-Script = Callable[[Node, Story], Awaitable[None]]
-
-
-def play(script: Script, world: World = SHARED) -> None:
-    """Run a script on a node whose agent serves; what is promised must hold all the time."""
-
-    async def whole(dice: random.Random) -> None:
-        story.dice, story._began = dice, 0.0
-        node = story.node = Node(root, world, dice)
-        try:
-            await node.open()
-            await node.cluster.apply(CLASS)
-            node.start_agent()
-            await asyncio.sleep(20.0)
-            await script(node, story)
-            assert [*node.runtime.conflicts, *node.promises.broken, *node.faults()] == []
-        finally:
-            await node.close()
-
-    story = Story(world, 1, 0)
-    with short_directory() as root:
-        processes.run(1, whole)
-
-
-def claim(node: Node, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = node.cluster.api.objects.get("resourceclaims", name, NAMESPACE)
-    return found
-
-
-def device_of(node: Node, name: str) -> str:
-    results = claim(node, name)["status"].get("allocation", {}).get("devices", {}).get("results", ())
-    return str(next((one["device"] for one in results), ""))
-
-
-def phase(node: Node, name: str) -> str:
-    found = node.cluster.api.objects.find("pods", name, NAMESPACE)
-    return str(found["status"].get("phase")) if found else ""
-
-
-async def ask_for(story: Story, name: str, *, limits: bool = False, count: int = 1) -> None:
-    """Create a pod that runs until it is deleted."""
-    pod = story._pod(name, {"example.com/device": count}, ()) if limits else story._pod(name, {}, [name])
-    pod["metadata"]["annotations"].pop(RUN_SECONDS_ANNOTATION, None)
-    await story._apply(*([] if limits else [story._claim(name, count)]), pod)
+from tests.glue.small_story import ask_for, claim, device_of, phase, play
+from tests.glue.story import Story
+from tests.glue.worlds import CONTROL, COORDINATOR, DRIVER, NAMESPACE, NODE
 
 
 def test_no_lease_is_told_of_an_allocation_that_came_after_it() -> None:
