@@ -555,6 +555,7 @@ class Cluster:
             "enforceNodeAllocatable": ["pods"],
             "containerRuntimeEndpoint": f"unix://{SOCKET}",
             "failSwapOn": False,
+            "resolvConf": "",  # the host's may lead to /run, as Ubuntu's does, and there is no network anyway
             "readOnlyPort": 0,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
