@@ -24,3 +24,8 @@ def test_an_agent_serves_every_device_of_an_example(example: str) -> None:
 )
 def test_a_file_of_nvidias_plugin_is_served_with_the_labels_of_gfd(bed: str) -> None:
     run_under_umockdev(bed)
+
+
+@pytest.mark.parametrize("bed", [pytest.param("tests.agent.umockdev_kubevirt", marks=needs_umockdev, id="kubevirt")])
+def test_kubevirt_finds_the_functions_of_its_machines(bed: str) -> None:
+    run_under_umockdev(bed)

@@ -43,14 +43,19 @@ def pack(folder: Path, python: str, of: str, programs: Mapping[str, str]) -> lis
     with tempfile.TemporaryDirectory(prefix="pack", dir=folder) as directory:
         work = Path(directory)
         place = work / "drabridge/node"
-        for one in build.built(release(of), build.tell):
-            shutil.copytree(one, place / one.name, symlinks=True, ignore=shutil.ignore_patterns(*FOREIGN))
-        _tools(place / "tools", programs)
+        lay_out(place, of, programs)
         archives = [_archive(work, folder / f"{one.name}.tar.xz", [one]) for one in sorted(place.iterdir())]
         archives.append(_archive(ROOT, folder / "stubs.tar.xz", _stubs()))
         _wheels(work / "wheels", python)
         archives += [Path(shutil.copy(one, folder)) for one in (work / "wheels").iterdir()]
     return _pieces(folder, archives)
+
+
+def lay_out(place: Path, of: str, programs: Mapping[str, str]) -> None:
+    """Copy a node's programs, and what a machine may lack beside them, to a folder as that of ``build.cache``."""
+    for one in build.built(release(of), build.tell):
+        shutil.copytree(one, place / one.name, symlinks=True, ignore=shutil.ignore_patterns(*FOREIGN))
+    _tools(place / "tools", programs)
 
 
 def _archive(root: Path, path: Path, content: Sequence[Path]) -> Path:

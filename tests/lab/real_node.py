@@ -35,7 +35,7 @@ done
 ip address add 10.0.2.15/24 dev "$card"
 ip link set "$card" up
 ip route add default via 10.0.2.2
-touch /etc/resolv.conf /etc/hosts
+touch /etc/hosts
 """
 
 

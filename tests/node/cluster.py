@@ -19,13 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.node import build, images
-from tests.node.certificates import Authority
 from tests.node.errors import NodeError
 from tests.node.machine import Machine, Network, ip
 from tests.node.releases import DEFAULT, Release, release
+
+if TYPE_CHECKING:
+    from tests.node.certificates import Authority
 
 Json = dict[str, Any]
 
@@ -148,7 +150,7 @@ class Cluster:
             cls.open(folder).clean()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        cluster = cls(folder, Spec(_free_network(), of, dict(gates or {}), runtime_config))
+        cluster = cls(folder, Spec(free_network(), of, dict(gates or {}), runtime_config))
         cluster.save()
         try:
             cluster._begin(say)
@@ -167,7 +169,7 @@ class Cluster:
         half.rename(self.folder / "cluster.json")
 
     def _begin(self, say: Callable[[str], None]) -> None:
-        authority = Authority(self.folder / "pki")
+        authority = self._authority()
         names = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost")
         hosts = (*names, self.control.address, SERVICE, "127.0.0.1")
         authority.issue("apiserver", "kube-apiserver", hosts=hosts)
@@ -194,6 +196,11 @@ class Cluster:
         self._wait_api()
         for program in ("kcm", "scheduler"):  # the first gives up if nobody answers for a while
             self.start(self.control, program)
+
+    def _authority(self) -> Authority:
+        from tests.node.certificates import Authority  # needs a package that a node without an API server does not
+
+        return Authority(self.folder / "pki")
 
     def _wait_api(self) -> None:
         self._wait("the API server", API_SECONDS, lambda: self.get("/readyz") is not None, self.control, "apiserver")
@@ -308,7 +315,7 @@ class Cluster:
 
     def admit(self, name: str) -> None:
         """Write the certificate and kubeconfig of a node of this name."""
-        authority = Authority(self.folder / "pki")
+        authority = self._authority()
         authority.issue(name, f"system:node:{name}", "system:nodes")
         authority.kubeconfig(name, self.server)
 
@@ -539,8 +546,12 @@ class Cluster:
         return ["containerd", "--config", str(config)]
 
     def kubelet_words(self, spec: NodeSpec, machine: Machine) -> list[str]:
-        """Write kubelet's configuration below the machine's folder; return its command line."""
+        """Write kubelet's configuration below the machine's folder; return its command line.
+
+        A node that was not admitted has no API server.
+        """
         pki = self.folder / "pki"
+        kubeconfig = pki / f"{spec.name}.kubeconfig"
         config: Json = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -555,6 +566,7 @@ class Cluster:
             "enforceNodeAllocatable": ["pods"],
             "containerRuntimeEndpoint": f"unix://{SOCKET}",
             "failSwapOn": False,
+            "resolvConf": "",  # the host's may lead to /run, as Ubuntu's does, and there is no network anyway
             "readOnlyPort": 0,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
@@ -565,8 +577,14 @@ class Cluster:
         path.write_text(json.dumps(config, indent=1))
         labels = ",".join(f"{key}={value}" for key, value in spec.labels.items())
         return [
-            *("kubelet", f"--config={path}", f"--kubeconfig={pki}/{spec.name}.kubeconfig"),
-            *(f"--hostname-override={spec.name}", f"--node-ip={machine.address}", "--v=4"),
+            *(
+                "kubelet",
+                f"--config={path}",
+                f"--hostname-override={spec.name}",
+                f"--node-ip={machine.address}",
+                "--v=4",
+            ),
+            *([f"--kubeconfig={kubeconfig}"] if kubeconfig.exists() else []),
             *([f"--node-labels={labels}"] if labels else []),
         ]
 
@@ -602,7 +620,7 @@ def check_host() -> None:
         raise NodeError("There are no control groups below /sys/fs/cgroup: nodes need them, version 1 or 2.")
 
 
-def _free_network() -> int:
+def free_network() -> int:
     """Make the bridge of a network that nobody uses; return its number."""
     for number in range(NETWORKS):
         network = Network(number)

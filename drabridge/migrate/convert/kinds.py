@@ -130,8 +130,8 @@ _NOTES: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         KUBEVIRT_VMS,
-        "needs KubeVirt's feature gates GPUsWithDRA and HostDevicesWithDRA (alpha in 1.6, beta in 1.9), and "
-        "devices that are bound to VFIO",
+        "needs KubeVirt 1.8.3 or newer, with the feature gates GPUsWithDRA and HostDevicesWithDRA in 1.8, and devices "
+        "that are bound to VFIO",
     ),
     _NIM: "draResources of a NIMService that is there cannot change: delete it and create it again",
     "Job": "the pod template of a Job that is there cannot change: delete the Job and create it again",
