@@ -2,8 +2,8 @@
 
 ``/dev/nvidiaN`` are not udev devices; udev sees the PCI function only. Minor number, UUID and model are in
 ``/proc/driver/nvidia/gpus/<address>/information``, which any process can read without touching the hardware.
-NVML adds more: ``nvml.py`` runs the process that asks it, and ``nvml_report.py`` adds its answers. Without NVML only
-the fields that it adds are empty.
+NVML adds more: ``nvml_process.py`` runs the process that asks it, and ``nvml_report.py`` adds its answers. Without NVML
+only the fields that it adds are empty.
 
 The files appear when the driver is loaded. A UUID may read ``GPU-????????-...`` until the GPU was initialised: fields
 stay empty until then, and the next event or enumeration finds them. MIG instances become devices in ``mig.py``.

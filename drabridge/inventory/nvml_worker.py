@@ -1,7 +1,7 @@
 """Ask NVIDIA's management library (NVML) about the node's GPUs, in a process of its own.
 
-A driver that hangs or a library that crashes ends this process, not the agent. ``nvml.py`` starts it, reads what it
-writes to standard output, and starts another when it ends or falls silent.
+A driver that hangs or a library that crashes ends this process, not the agent. ``nvml_process.py`` starts it, reads
+what it writes to standard output, and starts another when it ends or falls silent.
 
 Its arguments: the seconds between two looks, where proc is mounted, and paths of libnvidia-ml.so.1, of which the first
 that exists is used; without one, the dynamic linker looks for the library. Each line that it writes is a JSON object

@@ -23,6 +23,7 @@ from drabridge.inventory.devices import Device, Presence
 from drabridge.lanes.plan import packing_order
 from drabridge.ledger import events
 from drabridge.ledger.effects import Decision
+from drabridge.ledger.entries import Entry
 from drabridge.ledger.service import LedgerService, PendingStep
 from drabridge.legacy.ids import KubeletIds
 from drabridge.offers.device_list import legacy_list, of_resource, surplus
@@ -74,6 +75,7 @@ class LegacyResource:
         self._ids = KubeletIds()
         self._refused: set[str] = set()  # units refused while nothing can be granted, as on a full disk
         self._units: tuple[Unit, ...] = ()
+        self._last_given = frozenset[str]()  # the units of the last Allocate that was answered
         self._hook = asyncio.Lock()  # so that a hook never runs twice at once
 
     @property
@@ -146,11 +148,11 @@ class LegacyResource:
         self._require_granted(decision, units)
         devices, writing = begun or self._begin(units)
         if self._inject != "cdi":
-            return _by_nodes(devices)
+            return self._given(units, _by_nodes(devices))
         if writing is None or not writing.over(PATIENCE_SECONDS):
             return self._allocate_slowly(pending, units)
         try:
-            return _by_cdi(writing.result(), devices)
+            return self._given(units, _by_cdi(writing.result(), devices))
         except HostError as error:
             raise self._unavailable(error, units) from error
 
@@ -165,7 +167,7 @@ class LegacyResource:
         try:
             devices = self._look_at(units)
             if self._inject != "cdi":
-                return _by_nodes(devices)
+                return self._given(units, _by_nodes(devices))
             if any(device.cdi_devices for device in devices):
                 try:
                     await self._agent.confirm_cdi([name for device in devices for name in device.cdi_devices])
@@ -174,9 +176,14 @@ class LegacyResource:
                         [name for device in self._look_at(units) for name in device.cdi_devices]
                     )
                 devices = self._look_at(units)  # the node may have changed: waiting for the disk may take long
-            return _by_cdi(await self._agent.cdi.thread.promptly(lambda: self._write_cdi(devices)), devices)
+            names = await self._agent.cdi.thread.promptly(lambda: self._write_cdi(devices))
+            return self._given(units, _by_cdi(names, devices))
         except HostError as error:
             raise self._unavailable(error, units) from error
+
+    def _given(self, units: Mapping[str, Sequence[str]], answer: ContainerAllocation) -> ContainerAllocation:
+        self._last_given = frozenset(unit for some in units.values() for unit in some)
+        return answer
 
     def _allowed(self, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """Return device name -> its units among ``ids``. Raises AllocationError.
@@ -229,32 +236,28 @@ class LegacyResource:
         """
         must, policy = frozenset(must_include), ReplicaPolicy(self.config.replicas.policy)
         leaving = {unit for unit in available if self._leaving(unit)} - must
-        in_use = self._given_last(available) - must
+        in_use = self._may_be_in_use(available) - must
         for late in (leaving | in_use, in_use, leaving, set[str]()):
             first = [unit for unit in available if unit not in late]
             if len(first) >= size:
                 return prefer(self._units, first, must, size, policy)
         return ()
 
-    def _given_last(self, available: Iterable[str]) -> set[str]:
-        """Return the units of ``available`` that are held in the ledger, and of these the ones that were given last.
+    def _may_be_in_use(self, units: Iterable[str]) -> set[str]:
+        """Return the units that the last Allocate gave and that the ledger still holds.
 
         Kubelet forgets that it has given a device if somebody asks for its List during the Allocate, just after another
-        pod has ended (kubernetes/kubernetes#137534). It knows it again when it next frees the devices of a pod. So all
-        other units that it takes for free were given earlier.
+        pod has ended (kubernetes/kubernetes#137534). It knows it again when it next frees the devices of a pod. So it
+        can only have forgotten what was given last.
         """
-        entries, given = self._agent.ledger_service.ledger.entries, dict[str, float]()
-        for name in {self._ids.owner.get(unit, "") for unit in available}:
-            entry = entries.get(name)
-            if entry is not None and entry.hold is not None:
-                given |= dict.fromkeys(entry.hold.units, entry.hold.allocated_at)
-        held = given.keys() & set(available)
-        last = max((given[unit] for unit in held), default=0.0)
-        return {unit for unit in held if given[unit] == last}
+        return {unit for unit in self._last_given.intersection(units) if (entry := self._entry(unit)) and entry.hold}
 
     def _leaving(self, unit: str) -> bool:
-        entry = self._agent.ledger_service.ledger.entries.get(self._ids.owner.get(unit, ""))
+        entry = self._entry(unit)
         return entry is not None and entry.move is not None
+
+    def _entry(self, unit: str) -> Entry | None:
+        return self._agent.ledger_service.ledger.entries.get(self._ids.owner.get(unit, ""))
 
     @property
     def pre_start_required(self) -> bool:

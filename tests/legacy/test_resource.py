@@ -303,9 +303,13 @@ async def test_what_was_given_last_is_preferred_last_while_it_is_held(
     place.devices = {radio.name: radio for radio in radios}
     await ledger_service.apply(Discovered(tuple(map(LedgerDevice.of, radios)), 1.0))
     place.resource.follow_inventory()
-    await ledger_service.apply(Allocate({"radio-0": ("R0",)}, 2.0, RESOURCE.name))
-    await ledger_service.apply(Allocate({"radio-1": ("R1",), "radio-2": ("R2",)}, 3.0, RESOURCE.name))
+    await place.allocate("R0")
+    await place.allocate("R1", "R2")
     assert place.resource.prefer(["R0", "R1", "R2"], [], 1) == ["R0"]
     assert place.resource.prefer(["R0", "R1"], ["R1"], 1) == ["R1"]  # an init container's
     assert place.resource.prefer(["R1", "R2"], [], 1) == ["R2"]  # kubelet has no others
     assert place.resource.prefer(["R0", "R2"], [], 2) == ["R2", "R0"]
+    place.fault = HostError("no node")
+    with pytest.raises(AllocationError):
+        await place.allocate("R0")
+    assert place.resource.prefer(["R0", "R1"], [], 1) == ["R0"]  # its pod was refused

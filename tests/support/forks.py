@@ -257,6 +257,7 @@ def run(option: str, what: str, *words: str) -> int:
     try:
         if option == "-m":
             sys.argv = [what, *words]
+            sys.modules.pop(what, None)  # an earlier one in this process may have imported it
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         else:
             sys.argv = [option, *words]
