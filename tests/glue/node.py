@@ -333,11 +333,13 @@ async def _lead(
 ) -> None:
     """In place of the client library's election: there is one coordinator, and it renews its Lease."""
     body: dict[str, Any] = {"metadata": {"name": election.name, "namespace": election.namespace}}
+    leads = False
     for turn in itertools.count():
         with contextlib.suppress(DrabridgeError):
             spec = {"holderIdentity": election.identity, "renewTime": str(turn)}
             await load().apply(LEASES, {**body, "spec": spec}, manager="election", namespace=election.namespace)
             heard()
-            if turn == 0:
+            if not leads:
+                leads = True
                 started()
         await asyncio.sleep(election.retry_seconds)
