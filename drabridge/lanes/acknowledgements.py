@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -41,6 +41,9 @@ class DevicePluginLists(Protocol):
 
     async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
         """Wait until kubelet has read the current list of each resource; return False if that takes too long."""
+
+    def healthy_ids(self) -> Mapping[str, frozenset[str]]:
+        """Return resource -> the Healthy ids of the list that was sent, where kubelet takes all of it."""
 
     @property
     def busy_ids(self) -> frozenset[str]:
@@ -80,11 +83,12 @@ class KubeletAcknowledgements(Struct, frozen=True):
     async def fetch(self, revoked: Sequence[Entry]) -> float:
         """Ask kubelet about revoked devices; return the seconds until the next attempt.
 
-        The first question is which devices kubelet would still give out. If an Allocate of a device is open before or
-        after the answer, kubelet has not given that device up. The second question is which devices pods have, for
-        example pods of an earlier plugin. It is asked only if a device passed the first question, because a List may
-        make kubelet count wrongly (see :mod:`drabridge.evidence.kubelet`). If kubelet shows a pod on the device,
-        evidence makes that pod the holder.
+        The first question is which devices kubelet would still give out. A slow kubelet may answer from an older list
+        that also lacked the device, and then read a list that has it. So the answer must equal the list that was sent
+        last. If an Allocate of a device is open before or after the answer, kubelet has not given that device up. The
+        second question is which devices pods have, for example pods of an earlier plugin. It is asked only if a device
+        passed the first question, because a List may make kubelet count wrongly (see
+        :mod:`drabridge.evidence.kubelet`). If kubelet shows a pod on the device, evidence makes that pod the holder.
         """
         since = self.ledger_service.ledger.seq
         resources = list({entry.device.resource for entry in revoked})  # one unread list delays no other
@@ -96,6 +100,8 @@ class KubeletAcknowledgements(Struct, frozen=True):
         offered = await self.kubelet.allocatable()
         if offered is None:
             return RETRY_SECONDS
+        sent = self.lists.healthy_ids()
+        heard -= {name for name in sent if sent[name] != {unit for resource, unit in offered if resource == name}}
         healthy = {(resource, device_id_of(unit)) for resource, unit in offered}
         open_ids = set(map(device_id_of, (*busy, *self.lists.busy_ids)))  # includes ids of former replicas
         given_up = [

@@ -52,6 +52,7 @@ class Kubelet(Struct):
     deaf_to: frozenset[str] = frozenset()  # resources whose lists it does not take
     offers: frozenset[ev.Unit] | None = frozenset()
     shows: frozenset[ev.Unit] | None = frozenset()
+    sent: dict[str, frozenset[str]] = field(default_factory=dict)  # the Healthy ids of the last lists
     busy: list[str] = field(default_factory=list)
     while_asked: dict[str, Callable[[], object]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
@@ -63,6 +64,9 @@ class Kubelet(Struct):
     async def delivered(self, resources: Iterable[str], timeout_seconds: float) -> bool:
         self._ask("delivered")
         return self.deaf_to.isdisjoint(resources)
+
+    def healthy_ids(self) -> dict[str, frozenset[str]]:
+        return self.sent
 
     @property
     def busy_ids(self) -> frozenset[str]:
@@ -91,8 +95,10 @@ async def asked(kubelet: Kubelet) -> tuple[list[Any], float, int]:
     return service.events, await subject.fetch([entry]), len(hurries)
 
 
-async def test_kubelet_has_given_up_what_it_neither_offers_nor_shows_nor_asks_for() -> None:
-    events, pause, hurries = await asked(Kubelet())
+@pytest.mark.parametrize("others", [frozenset(), frozenset({"GPU-1"})])
+async def test_kubelet_has_given_up_what_it_neither_offers_nor_shows_nor_asks_for(others: frozenset[str]) -> None:
+    kubelet = Kubelet(offers=frozenset(("r", other) for other in others), sent={"r": others})
+    events, pause, hurries = await asked(kubelet)
     assert [(type(one), one.device) for one in events] == [(ev.WithdrawnFromKubelet, "gpu-0")]
     assert (pause, hurries) == (acknowledgements.RETRY_SECONDS, 0)
 
@@ -103,11 +109,20 @@ async def test_kubelet_has_given_up_what_it_neither_offers_nor_shows_nor_asks_fo
         Kubelet(deaf_to=frozenset({"r"})),
         Kubelet(offers=None),
         Kubelet(offers=frozenset({UNIT})),
+        Kubelet(sent={"r": frozenset({"GPU-1"})}),
         Kubelet(shows=None),
         Kubelet(busy=["GPU-0"]),
         Kubelet(busy=["GPU-0::1"]),
     ],
-    ids=["no list taken", "no answer", "offered", "no List", "in an Allocate", "a share in an Allocate"],
+    ids=[
+        "no list taken",
+        "no answer",
+        "offered",
+        "an older list",
+        "no List",
+        "in an Allocate",
+        "a share in an Allocate",
+    ],
 )
 async def test_in_doubt_kubelet_is_asked_again_soon(kubelet: Kubelet) -> None:
     events, pause, hurries = await asked(kubelet)
