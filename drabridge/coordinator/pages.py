@@ -84,5 +84,5 @@ class Pages:
     def _samples(self) -> Iterator[Sample]:
         state = self._state()
         yield "coordinator_leading", (), state.leads
-        yield "coordinator_following", (), not state.unfollowed_seconds  # they are not followed by who does not lead
+        yield "coordinator_following", (), not state.unfollowed_seconds  # only the leader follows claims
         yield "coordinator_pending_claims", (), state.claims

@@ -23,6 +23,8 @@ import h11
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from drabridge.system.supervise import end
+
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 16 * 1024  # request line and headers: ten times what Prometheus or kubelet's probes send
@@ -206,9 +208,7 @@ class HttpServer:
         if self._path is not None and self._in_place():
             self._path.unlink(missing_ok=True)
         await close_servers(self._servers)
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await end(*self._connections)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Record the connection at once, so that :meth:`close` also ends one whose task has not run yet."""
